@@ -1,0 +1,33 @@
+"""Durations as people write them: `5s`, `250ms`, `2m`, `inf`."""
+
+import math
+import re
+
+from exegpt.errors import InputError
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`; `inf` is math.inf. Raises InputError for anything that is not a positive duration."""
+    if text.strip().lower() == "inf":
+        return math.inf
+    match = _FORM.fullmatch(text.strip().lower())
+    if not match:
+        raise InputError(f"'{text}' is not a duration: write a number and a unit, like 5s, 250ms, 2m, or inf.")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds <= 0:
+        raise InputError(f"'{text}' is not a usable duration: it must be longer than zero.")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` in the form that `parse_duration` reads, to three digits."""
+    if math.isinf(seconds):
+        return "inf"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g}ms"
+    if seconds < 120:
+        return f"{seconds:.3g}s"
+    return f"{seconds / 60:.3g}m"

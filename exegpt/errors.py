@@ -1,0 +1,17 @@
+"""The two ways an answer can be no: the question was wrong, or the bound can't be met."""
+
+
+class InputError(ValueError):
+    """A bad input. The message is one sentence: what was wrong, with the value, and the way out. Exit code 2."""
+
+
+class Infeasible(Exception):
+    """No schedule meets the bound. Exit code 3.
+
+    `lowest_latency_s` is the lowest latency that any searched schedule reaches, in seconds, or None where not
+    even one sequence fits in memory.
+    """
+
+    def __init__(self, message: str, lowest_latency_s: float | None):
+        super().__init__(message)
+        self.lowest_latency_s = lowest_latency_s

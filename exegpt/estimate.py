@@ -1,0 +1,38 @@
+"""Estimate: what a schedule will give, or gave: throughput, latencies, memory, utilisation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Binding = Literal["memory", "latency", "encoding", "decoding"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds, sequences and output tokens per second, bytes. None: not known, or infinite."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    throughput_seq_s: float
+    throughput_tok_s: float
+    latency_s: float | None
+    """At the asked bound's meaning."""
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    ttft_s: float | None
+    """Mean time to first token."""
+    tpot_s: float | None
+    """Mean over requests of (finish - first token) / (output tokens - 1), those of one token left out."""
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    latency_from: Literal["start", "arrival"] = "start"
+    """`start`: the moment the encoding batch that holds the request begins."""
+    memory_bytes: tuple[float, ...] = ()
+    """Peak per rank."""
+    utilisation: tuple[float, ...] = ()
+    """Busy fraction per rank."""
+    binding: Binding | None = None
+    """What keeps the throughput from being higher."""
+    feasible: bool = True
+    violations: tuple[str, ...] = ()
+    extrapolated: tuple[str, ...] = ()
+    """Tables of the profile that were asked outside their grid."""

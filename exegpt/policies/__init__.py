@@ -1,0 +1,44 @@
+"""Policies: what to do next. Each file decides one policy's next iteration from a ledger; the event simulator and the
+runner both follow it.
+"""
+
+from typing import Protocol
+
+from exegpt.errors import InputError
+from exegpt.policies.blocks import BlockPool
+from exegpt.policies.chunked import ChunkedPolicy
+from exegpt.policies.ledger import Ledger, Sequence, Step
+from exegpt.policies.orca import OrcaPolicy
+from exegpt.policies.rra import RRAPolicy
+from exegpt.policies.static import StaticPolicy
+from exegpt.schedule import Schedule
+
+__all__ = ["BlockPool", "Ledger", "Policy", "Sequence", "Step", "make_ledger", "make_policy"]
+
+
+class Policy(Protocol):
+    """Decides the next iteration."""
+
+    early_termination: bool
+
+    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+        """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
+
+
+def make_policy(schedule: Schedule) -> Policy:
+    """The policy that a schedule names, with its control variables; InputError for one that doesn't run on one rank."""
+    match schedule.policy:
+        case "static":
+            return StaticPolicy(schedule.encode_batch or 0)
+        case "orca":
+            return OrcaPolicy(schedule.max_num_seqs or 0, schedule.prefills_per_step or 0)
+        case "chunked":
+            return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
+        case "rra":
+            return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0)
+    raise InputError(f"Policy '{schedule.policy}' can't be run yet: static, orca, chunked and rra can.")
+
+
+def make_ledger(schedule: Schedule, policy: Policy) -> Ledger:
+    """An empty ledger over the schedule's KV blocks."""
+    return Ledger(BlockPool(schedule.kv_blocks, schedule.block_size), policy.early_termination)

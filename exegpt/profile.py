@@ -1,0 +1,162 @@
+"""Profile: how long one layer, the embedding, the head and the engine take, as tables over a measured grid."""
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from exegpt.errors import InputError
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Table:
+    """Seconds over a rectangular grid, linear between its points.
+
+    `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
+    `spread` their relative interquartile ranges, where they were measured. Beyond the grid the outermost cell's slope
+    goes on; `covers` tells whether a query needed that.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    axes: tuple[str, ...]
+    points: tuple[tuple[float, ...], ...]
+    values: tuple[float, ...]
+    spread: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        size = int(np.prod([len(p) for p in self.points])) if self.points else 0
+        if len(self.axes) != len(self.points) or size != len(self.values) or not size:
+            raise InputError(f"A table over {self.axes} needs {size} values on its grid (got {len(self.values)}).")
+        if any(b <= a for p in self.points for a, b in itertools.pairwise(p)):
+            raise InputError(f"The grid of a table over {self.axes} must increase along every axis.")
+        if not np.isfinite(self.values).all() or min(self.values) < 0:
+            raise InputError(f"A table over {self.axes} holds times that are negative or not finite.")
+
+    @functools.cached_property
+    def _grid(self) -> tuple[tuple[Array, ...], Array]:
+        points = tuple(np.asarray(p, dtype=np.float64) for p in self.points)
+        return points, np.asarray(self.values, dtype=np.float64).reshape([len(p) for p in points])
+
+    def __call__(self, *at: Any) -> Any:
+        """Seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
+        points, values = self._grid
+        if len(points) == 1 and len(points[0]) > 1:
+            return self._line(np.asarray(at[0], dtype=np.float64))
+        lower, fraction = [], []
+        for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
+            if len(p) == 1:  # an axis with one point: constant along it
+                lower.append(np.zeros(x.shape, dtype=np.intp))
+                fraction.append(np.zeros(x.shape))
+                continue
+            i = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 2)
+            lower.append(i)
+            fraction.append((x - p[i]) / (p[i + 1] - p[i]))
+        total: Any = 0.0
+        for corner in itertools.product((0, 1), repeat=len(points)):
+            weight: Any = 1.0
+            index = []
+            for axis, up in enumerate(corner):
+                weight = weight * (fraction[axis] if up else 1.0 - fraction[axis])
+                index.append(np.minimum(lower[axis] + up, len(points[axis]) - 1))
+            total = total + weight * values[tuple(index)]
+        return np.maximum(total, 0.0)
+
+    def _line(self, x: Array) -> Any:
+        (p,), v = self._grid
+        y = np.interp(x, p, v)
+        if x.size and (x.max() > p[-1] or x.min() < p[0]):
+            y = np.where(x > p[-1], v[-1] + (x - p[-1]) * (v[-1] - v[-2]) / (p[-1] - p[-2]), y)
+            y = np.where(x < p[0], v[0] + (x - p[0]) * (v[1] - v[0]) / (p[1] - p[0]), y)
+        return np.maximum(y, 0.0)
+
+    def covers(self, *at: Any) -> bool:
+        """Whether every query lies within the grid."""
+        for p, x in zip(self.points, at, strict=True):
+            a = np.asarray(x)
+            if len(p) > 1 and a.size and (a.min() < p[0] - 1e-9 or a.max() > p[-1] + 1e-9):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class LayerTables:
+    """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
+
+    Attention over a batch of unequal lengths costs the mean of what batches of each length would.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    rest: Table
+    """[tokens]: norms, matrix products, activation, and the all-reduces where `tp` > 1."""
+    encode_attention: Table
+    """[batch, length]: `batch` whole prompts of `length` tokens."""
+    chunk_attention: Table
+    """[chunk, past]: `chunk` tokens of one prompt of which `past` are already in the cache."""
+    decode_attention: Table
+    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, the new one included."""
+
+
+@dataclass(frozen=True)
+class DegreeTables:
+    """Everything that depends on the tensor-parallel degree `tp` (seconds)."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    tp: int
+    decoder: LayerTables
+    embedding: Table
+    """[tokens]"""
+    head: Table
+    """[rows]: final norm, output head and sampling for `rows` sequences."""
+    encoder: LayerTables | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a device, or a group of them, needs for each part of an iteration, and where that knowledge comes from."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    version: int
+    source: str
+    """`measured`, `operators` or `roofline`."""
+    model: str
+    """Fingerprint of the ModelSpec."""
+    dtype: str
+    device: str
+    degrees: tuple[DegreeTables, ...]
+    overhead: Table
+    """[batch]: the engine's own time per iteration, whatever the layers: bookkeeping, batch assembly, results."""
+    send: Table
+    """[bytes]: point to point between neighbouring stages of one node."""
+    send_between_nodes: Table
+    """[bytes]: point to point between nodes."""
+    provenance: dict[str, str] = field(default_factory=dict)
+    """Hardware and software that was measured, or the rates that were assumed."""
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != Profile.VERSION:
+            raise InputError(f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again.")
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits of the tables' content."""
+        from exegpt.document import fingerprint
+
+        return fingerprint(self)
+
+    def degree(self, tp: int) -> DegreeTables:
+        """The tables of a tensor-parallel degree; InputError where it was not profiled."""
+        for tables in self.degrees:
+            if tables.tp == tp:
+                return tables
+        have = ", ".join(str(d.tp) for d in self.degrees)
+        raise InputError(f"This profile has no tensor-parallel degree {tp}: it has {have}.")
