@@ -1,0 +1,38 @@
+"""Request and Result: what comes in and what goes out, one JSON line each (docs: the commands' files)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue, greedily."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    ignore_eos: bool = False
+    arrival_s: float = 0.0
+    """Seconds since the run began."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a request. Times in seconds since the run began."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    id: str
+    prompt_tokens: int
+    output_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    arrival_s: float
+    start_s: float | None
+    """When the encoding batch that holds the request began."""
+    first_token_s: float | None
+    finish_s: float
+    text: str | None = None
