@@ -144,7 +144,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         if self.version != Profile.VERSION:
-            raise InputError(f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again.")
+            raise InputError(
+                f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
+            )
 
     @functools.cached_property
     def fingerprint(self) -> str:

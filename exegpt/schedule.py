@@ -98,7 +98,9 @@ class Schedule:
             )
         for name in _REQUIRED[self.policy]:
             if (getattr(self, name) or 0) < 1:
-                raise InputError(f"A schedule of policy {self.policy} needs {name} of at least 1 (got {getattr(self, name)}).")
+                raise InputError(
+                    f"A schedule of policy {self.policy} needs {name} of at least 1 (got {getattr(self, name)})."
+                )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
 

@@ -38,7 +38,10 @@ def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
 def latencies(served: Sequence[Served], since: str) -> dict[str, np.ndarray]:
     """`latency` and `ttft` [n] since `start` or `arrival`, `tpot` [requests of more than one token], in seconds."""
     columns = np.array(
-        [(s.start_s if since == "start" else s.arrival_s, s.first_token_s, s.finish_s, s.output_tokens) for s in served],
+        [
+            (s.start_s if since == "start" else s.arrival_s, s.first_token_s, s.finish_s, s.output_tokens)
+            for s in served
+        ],
         dtype=np.float64,
     ).reshape(-1, 4)
     origin, first, finish, tokens = columns.T
