@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.errors import InputError
+from exegpt.noun import Noun
 
 
 @dataclass(frozen=True)
-class DeviceSpec:
+class DeviceSpec(Noun):
     """One device: its memory, and the rates its data sheet promises."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     kind: str
     memory_bytes: float
@@ -29,20 +28,16 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True)
-class LinkSpec:
+class LinkSpec(Noun):
     """A link between two devices, as its user sees it."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     bandwidth_bytes_s: float
     latency_s: float = 10e-6
 
 
 @dataclass(frozen=True)
-class ClusterSpec:
+class ClusterSpec(Noun):
     """`nodes` machines with `devices_per_node` equal devices each."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     name: str
     nodes: int

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from exegpt.noun import Noun
+
 Binding = Literal["memory", "latency", "encoding", "decoding"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Noun):
     """Seconds, sequences and output tokens per second, bytes. None: not known, or infinite."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     throughput_seq_s: float
     throughput_tok_s: float

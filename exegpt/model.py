@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exegpt.errors import InputError
+from exegpt.noun import Noun
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -16,10 +17,8 @@ BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Noun):
     """Sizes of one dense transformer. A decoder-only model has `encoder_layers` 0."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     name: str
     architecture: Architecture

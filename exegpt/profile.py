@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from exegpt.errors import InputError
+from exegpt.noun import Noun
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Noun):
     """Seconds over a rectangular grid, linear between its points.
 
     `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
     `spread` their relative interquartile ranges, where they were measured. Beyond the grid the outermost cell's slope
     goes on; `covers` tells whether a query needed that.
     """
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     axes: tuple[str, ...]
     points: tuple[tuple[float, ...], ...]
@@ -84,13 +83,11 @@ class Table:
 
 
 @dataclass(frozen=True)
-class LayerTables:
+class LayerTables(Noun):
     """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
 
     Attention over a batch of unequal lengths costs the mean of what batches of each length would.
     """
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     rest: Table
     """[tokens]: norms, matrix products, activation, and the all-reduces where `tp` > 1."""
@@ -103,10 +100,8 @@ class LayerTables:
 
 
 @dataclass(frozen=True)
-class DegreeTables:
+class DegreeTables(Noun):
     """Everything that depends on the tensor-parallel degree `tp` (seconds)."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     tp: int
     decoder: LayerTables
@@ -118,10 +113,8 @@ class DegreeTables:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Noun):
     """What a device, or a group of them, needs for each part of an iteration, and where that knowledge comes from."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     version: int
     source: str

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from exegpt.noun import Noun
+
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Noun):
     """One prompt to continue, greedily."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -21,10 +21,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Noun):
     """What became of a request. Times in seconds since the run began."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     id: str
     prompt_tokens: int

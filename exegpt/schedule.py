@@ -6,6 +6,7 @@ from typing import Literal
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.noun import Noun
 from exegpt.workload import Workload
 
 PolicyName = Literal["static", "hybrid", "orca", "chunked", "rra", "waa-c", "waa-m"]
@@ -16,10 +17,8 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Noun):
     """One pipeline stage: `tp` devices that hold a range of layers. Ranges are zero-based and half-open."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     devices: tuple[int, ...]
     """Global ranks in replica 0."""
@@ -30,30 +29,24 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class ProfileReference:
+class ProfileReference(Noun):
     """Which profile a schedule stands on."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     source: str
     fingerprint: str
 
 
 @dataclass(frozen=True)
-class ModelReference:
+class ModelReference(Noun):
     """The model that a schedule is for: its whole spec and the spec's fingerprint."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     spec: ModelSpec
     fingerprint: str
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Noun):
     """What the scheduler found and the runner enforces. A variable that a policy doesn't have is None."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     version: int
     policy: PolicyName

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from exegpt.errors import InputError
+from exegpt.noun import Noun
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class LengthDistribution:
+class LengthDistribution(Noun):
     """A law over lengths in tokens: `lengths` (increasing, at least 1) with their `probabilities` (summing to 1)."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     lengths: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -126,7 +125,7 @@ def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | Non
 
 
 @dataclass(frozen=True)
-class RequestLengths:
+class RequestLengths(Noun):
     """One request of a trace: tokens in, tokens out, and when it arrives in seconds since the first."""
 
     input: int
@@ -142,13 +141,11 @@ class RequestLengths:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Noun):
     """The laws of input and output length, and where known the requests themselves and their rate of arrival.
 
     The analysis takes the two laws as independent; `requests` keeps the pairs for a replay.
     """
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     name: str
     input: LengthDistribution

@@ -51,7 +51,6 @@ def median_seconds(call: Callable[[], object], repeats: int = 7) -> float:
 def matrix_flops_s(size: int = 2048) -> float:
     """FLOP/s of a large float32 matrix product through the linear kernel that the runner uses."""
     import torch
-
     from exegpt.kernels.linear import PackedLinear
 
     product = PackedLinear(torch.randn(size, size))
