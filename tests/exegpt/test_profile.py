@@ -1,0 +1,60 @@
+"""Tables interpolate exactly on their grid, linearly between, and say when they are asked beyond."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.interpolate import RegularGridInterpolator
+
+from exegpt.errors import InputError
+from exegpt.profile import Table
+
+AXIS = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True).map(sorted)
+
+
+@given(AXIS, AXIS, st.integers(0, 2**32 - 1))
+def test_two_axes_agree_with_scipy_inside_the_grid_and_beyond(xs, ys, seed):
+    rng = np.random.default_rng(seed)
+    values = 100.0 + rng.random((len(xs), len(ys)))  # far from zero: the floor at zero is tested apart
+    table = Table(("batch", "length"), (tuple(xs), tuple(ys)), tuple(values.ravel()))
+    oracle = RegularGridInterpolator((xs, ys), values, bounds_error=False, fill_value=None)
+    x = rng.uniform(xs[0], xs[-1], 20)
+    y = rng.uniform(ys[0], ys[-1], 20)
+    assert table(x, y) == pytest.approx(oracle(np.stack([x, y], axis=1)))
+    beyond = xs[-1] + (xs[-1] - xs[-2]) / 2
+    assert table(beyond, y) == pytest.approx(oracle(np.stack([np.full(20, beyond), y], axis=1)))
+
+
+@given(AXIS, st.integers(0, 2**32 - 1))
+def test_one_axis_goes_through_its_points_and_on_with_the_last_slope(xs, seed):
+    values = 100.0 + np.random.default_rng(seed).random(len(xs))
+    table = Table(("tokens",), (tuple(xs),), tuple(values))
+    assert table(np.array(xs)) == pytest.approx(values)
+    slope = (values[-1] - values[-2]) / (xs[-1] - xs[-2])
+    assert float(table(xs[-1] + 1)) == pytest.approx(values[-1] + slope)
+
+
+def test_time_is_never_negative_and_a_single_point_is_constant():
+    assert float(Table(("tokens",), ((10.0, 20.0),), (1.0, 5.0))(1)) == 0.0
+    assert float(Table(("batch",), ((1.0,),), (0.25,))(99)) == 0.25
+
+
+def test_covers_tells_whether_a_query_left_the_grid():
+    table = Table(("batch", "length"), ((1.0, 8.0), (16.0, 64.0)), (1.0, 2.0, 3.0, 4.0))
+    assert table.covers(np.array([1, 8]), 64)
+    assert not table.covers(9, 64)
+    assert not table.covers(4, np.array([15, 20]))
+
+
+@pytest.mark.parametrize(
+    ("points", "values", "message"),
+    [
+        (((1.0, 2.0),), (1.0,), "needs 2 values"),
+        (((2.0, 1.0),), (1.0, 2.0), "must increase"),
+        (((1.0, 2.0),), (1.0, float("nan")), "not finite"),
+        (((1.0, 2.0),), (1.0, -1.0), "negative"),
+    ],
+)
+def test_a_broken_table_is_refused(points, values, message):
+    with pytest.raises(InputError, match=message):
+        Table(("tokens",), points, values)
