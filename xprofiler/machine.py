@@ -2,12 +2,10 @@
 
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
+from xprofiler.timing import timed
 
 
 def processor() -> str:
@@ -37,17 +35,6 @@ def provenance() -> dict[str, str]:
     }
 
 
-def median_seconds(call: Callable[[], object], repeats: int = 7) -> float:
-    """Median wall time of `call` after one warm-up."""
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def matrix_flops_s(size: int = 2048) -> float:
     """FLOP/s of a large float32 matrix product through the linear kernel that the runner uses."""
     import torch
@@ -55,7 +42,7 @@ def matrix_flops_s(size: int = 2048) -> float:
 
     product = PackedLinear(torch.randn(size, size))
     x = torch.randn(size, size)
-    return 2.0 * size**3 / median_seconds(lambda: product(x))
+    return 2.0 * size**3 / timed(lambda: product(x)).seconds
 
 
 def read_bandwidth_bytes_s(size: int = 2**28) -> float:
@@ -63,7 +50,7 @@ def read_bandwidth_bytes_s(size: int = 2**28) -> float:
     import torch
 
     values = torch.ones(size // 4)
-    return size / median_seconds(lambda: values.sum())
+    return size / timed(lambda: values.sum()).seconds
 
 
 def measured(cluster: ClusterSpec) -> ClusterSpec:

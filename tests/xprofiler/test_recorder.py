@@ -1,0 +1,58 @@
+"""The recorder keeps what was measured, through an interruption too."""
+
+import itertools
+
+import pytest
+
+from xprofiler.recorder import Grid, Recorder
+from xprofiler.timing import Timing, timed
+
+GRID = Grid("rest", ("tokens", "past"), ((1, 2, 4), (0, 8)))
+
+
+def record_all(recorder, limit=99):
+    measured = []
+    for number, at in enumerate(itertools.product(*GRID.points)):
+        if number == limit:
+            raise KeyboardInterrupt
+
+        def measure(at=at):
+            measured.append(at)
+            return Timing(at[0] * 10.0 + at[1], 0.1)
+
+        recorder.record(GRID.table, at, measure)
+    return measured
+
+
+def test_the_table_holds_every_point_scaled_to_one_layer():
+    recorder = Recorder()
+    record_all(recorder)
+    table = recorder.compiled(GRID, scale=2.0)
+    assert float(table(4, 8)) == pytest.approx((40 + 8) / 2)
+    assert table.spread == (0.1,) * 6
+
+
+def test_an_interrupted_profile_goes_on_and_a_torn_line_is_measured_again(tmp_path):
+    path = tmp_path / "points.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        record_all(Recorder(path), limit=3)
+    path.write_text(path.read_text() + '{"table": "rest", "at": [2, 8], "sec')
+    rest = record_all(Recorder(path))
+    assert rest == [(2, 8), (4, 0), (4, 8)]
+    assert record_all(Recorder(path)) == []
+
+
+def test_progress_hears_of_every_point_and_forget_removes_the_file(tmp_path):
+    heard = []
+    recorder = Recorder(tmp_path / "points.jsonl", heard.append)
+    record_all(recorder)
+    assert heard == ["rest"] * len(GRID)
+    recorder.forget()
+    assert not list(tmp_path.iterdir())
+
+
+def test_timing_warms_up_and_repeats():
+    calls = []
+    timing = timed(lambda: calls.append(1), budget_s=10.0, least=2, most=5)
+    assert len(calls) == 6
+    assert timing.seconds >= 0

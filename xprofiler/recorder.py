@@ -1,0 +1,72 @@
+"""Measured points, kept as they come, so that an interrupted profile goes on where it stopped."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt.profile import Table
+from xprofiler.timing import Timing
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points at which one table is measured: increasing coordinates along each axis."""
+
+    table: str
+    axes: tuple[str, ...]
+    points: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(list(itertools.product(*self.points)))
+
+
+class Recorder:
+    """Records points of grids and appends each to `path` (JSON lines); those already there are not measured again.
+
+    `progress` is called after every point with the name of its table.
+    """
+
+    def __init__(self, path: Path | None = None, progress: Callable[[str], None] | None = None):
+        self._path = path
+        self._progress = progress or (lambda table: None)
+        self._points: dict[tuple[str, tuple[int, ...]], Timing] = {}
+        if path and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            for line in text.splitlines():
+                self._load(line)
+            if text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
+                path.write_text(text + "\n", encoding="utf-8")
+
+    def _load(self, line: str) -> None:
+        try:
+            row = json.loads(line)
+            self._points[row["table"], tuple(row["at"])] = Timing(float(row["seconds"]), float(row["spread"]))
+        except (ValueError, KeyError, TypeError):
+            return  # a line torn by the interruption: its point is measured again
+
+    def record(self, table: str, at: tuple[int, ...], measure: Callable[[], Timing]) -> None:
+        """Measure the point `at` of a table, unless it is known."""
+        if (table, at) not in self._points:
+            timing = self._points[table, at] = measure()
+            if self._path:
+                row = {"table": table, "at": at, "seconds": timing.seconds, "spread": timing.spread}
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+        self._progress(table)
+
+    def compiled(self, grid: Grid, scale: float = 1.0) -> Table:
+        """The grid's points as a Table, every time divided by `scale` (layers that one call ran through)."""
+        timings = [self._points[grid.table, at] for at in itertools.product(*grid.points)]
+        return Table(
+            axes=grid.axes,
+            points=tuple(tuple(float(x) for x in axis) for axis in grid.points),
+            values=tuple(t.seconds / scale for t in timings),
+            spread=tuple(t.spread for t in timings),
+        )
+
+    def forget(self) -> None:
+        """Remove the file: the profile is complete."""
+        if self._path:
+            self._path.unlink(missing_ok=True)
