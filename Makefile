@@ -1,0 +1,40 @@
+# Two commands for newcomers: `make demo` and `make test`. Both set up .venv first; the second call finds it ready.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+DEV_INSTALLED := .venv/installed-dev
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/exegpt demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow"
+
+test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+lint: $(DEV_INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(DEV_INSTALLED)
+	for table in benchmarks/*.py; do $(BIN)/python $$table || exit 1; done
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# torch goes in first: later requirements are then met by it, and none asks for another build of it.
+$(INSTALLED): setup.py constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(DEV_INSTALLED): $(INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

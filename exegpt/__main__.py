@@ -1,0 +1,7 @@
+"""`python -m exegpt` is the command `exegpt`."""
+
+import sys
+
+from exegpt.cli import main
+
+sys.exit(main())

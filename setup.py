@@ -1,0 +1,55 @@
+"""What is packaged and what it needs. Tools are configured in pyproject.toml, tested versions in constraints.txt."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "exegpt/__init__.py").read_text(encoding="utf-8"))[1]
+
+REQUIRED = [
+    "torch>=2.8",  # the layers
+    "numpy>=1.26",  # tables, laws, replay
+    "scipy>=1.11",  # fitting the laws of lengths
+    "numba>=0.61",  # CPU kernels without a compiler
+    "safetensors>=0.4.3",  # weights
+    "tokenizers>=0.20",  # text to ids and back
+    "pydantic>=2.8",  # reading documents strictly
+    "pyyaml>=6.0",  # cluster files
+    "pyarrow>=15",  # Parquet traces
+    "optuna>=4.0",  # the black-box search beside branch and bound
+    "typer>=0.15",  # the command line
+    "rich>=13.7",  # its tables and progress bars
+]
+
+EXTRAS = {
+    "gpu": ["triton>=3.4; platform_system == 'Linux'"],
+    "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20"],
+    "gpu-data": ["aiconfigurator==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"],
+    "dev": [
+        "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+        "hypothesis>=6.100",
+        "mypy>=1.11",
+        "ruff>=0.8",
+    ],
+}
+
+setup(
+    name="exegpt",
+    version=VERSION,
+    description="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10,<3.14",
+    packages=[
+        *find_packages(include=["exegpt*", "xprofiler*", "xsimulator*", "xscheduler*", "xrunner*"]),
+    ],
+    # The kernels stand at the root, without an __init__.py: transformers must not take them for a package it looks for.
+    package_dir={"exegpt.kernels": "kernels"},
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["exegpt = exegpt.cli:main"]},
+)

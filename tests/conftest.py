@@ -1,0 +1,14 @@
+"""Set before anything heavy is imported: one thread, no hub, and kernels for GPUs interpreted where there is none."""
+
+import os
+import shutil
+
+from hypothesis import settings
+
+settings.register_profile("exegpt", deadline=None)  # a busy machine is no failure
+settings.load_profile("exegpt")
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,0 +1,146 @@
+"""Traces in every form, and every way in which one can be wrong."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt import trace
+from exegpt.errors import InputError
+from exegpt.workload import RequestLengths
+
+
+def write_csv(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("input", "output"), list(zip(trace.COLUMNS["input"], trace.COLUMNS["output"], strict=False)))
+def test_columns_are_known_by_their_names(tmp_path, input, output):
+    path = write_csv(tmp_path / "t.csv", f"other,{output},{input}\nx,7,3\ny,9,4\n")
+    assert trace.read_trace(path) == [RequestLengths(3, 7), RequestLengths(4, 9)]
+
+
+@pytest.mark.parametrize("suffix", trace.SUFFIXES)
+@given(lengths=st.lists(st.tuples(st.integers(1, 9999), st.integers(1, 9999)), min_size=1, max_size=5))
+def test_all_forms_give_what_was_written(tmp_path_factory, suffix, lengths):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path_factory.mktemp("trace") / f"t{suffix}"
+    if suffix == ".csv":
+        write_csv(path, "input,output\n" + "".join(f"{i},{o}\n" for i, o in lengths))
+    elif suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"input": i, "output": o}) + "\n" for i, o in lengths))
+    else:
+        parquet.write_table(pyarrow.table({"input": [i for i, _ in lengths], "output": [o for _, o in lengths]}), path)
+    assert trace.read_trace(path) == [RequestLengths(i, o) for i, o in lengths]
+
+
+def test_dates_become_seconds_since_the_earliest(tmp_path):
+    text = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16T18:15:45.6805900Z,1,1
+"""
+    rows = trace.read_trace(write_csv(tmp_path / "azure.csv", text))
+    assert [r.arrival_s for r in rows] == pytest.approx([1.0, 5.314579, 0.0], abs=1e-5)
+
+
+def test_seconds_are_made_relative(tmp_path):
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", "arrival_s,input,output\n10,1,1\n12.5,1,1\n"))
+    assert [r.arrival_s for r in rows] == [0.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no input column .*only 'a', 'b'.*--columns"),
+        ("input,b\n1,2\n", "no output column"),
+        ("input,output\n", "no requests"),
+        ("", "no requests"),
+        ("input,output\n5,-3\n", "row 2, column 'output': '-3'"),
+        ("input,output\n5,3\n0,3\n", "row 3, column 'input': '0'"),
+        ("input,output\n5,\n", "row 2, column 'output': ''"),
+        ("input,output\n5\n", "row 2, column 'output': None"),
+        ("input,output\nfive,3\n", "'five'"),
+        ("input,output\n5,2.5\n", "'2.5'"),
+        ("input,output\n5,nan\n", "'nan'"),
+        ("input,output\n5,inf\n", "'inf'"),
+        ("input,output\n5,99999999999\n", "'99999999999'"),
+        ("arrival_s,input,output\nsoon,5,2\n", "'soon' is not an arrival"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        trace.read_trace(write_csv(tmp_path / "t.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl", b'{"input": 1, "output": 2}\n{"inp', "row 2: not valid JSON"),
+        ("t.jsonl", b"[1, 2]\n", "row 1: .* not a JSON object"),
+        ("t.jsonl", b'{"input": true, "output": 2}\n', "True is not a length"),
+        ("t.jsonl", b"\xff\xfe", "not in UTF-8"),
+        ("t.csv", b"input,output\n\xff,2\n", "not a CSV file in UTF-8"),
+        ("t.parquet", b"PAR1 not really", "not a readable Parquet"),
+        ("t.txt", b"", "must end in"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        trace.read_trace(path)
+
+
+def test_too_many_rows_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "MAX_ROWS", 2)
+    with pytest.raises(InputError, match="more than 2 rows"):
+        trace.read_trace(write_csv(tmp_path / "t.csv", "input,output\n" + "1,1\n" * 3))
+
+
+def test_workloads_are_tasks_lengths_and_files(tmp_path):
+    assert trace.parse_workload("C1").p99_output == 137
+    fixed = trace.parse_workload("2048/256", rate=3.0)
+    assert (fixed.input.mean, fixed.output.mean, fixed.arrival_rate) == (2048, 256, 3.0)
+    path = write_csv(tmp_path / "t.csv", "en,de\n1,2\n3,4\n")
+    workload = trace.parse_workload(str(path), trace.parse_columns("input=en,output=de"))
+    assert (workload.input.mean, workload.output.mean, workload.name) == (2.0, 3.0, "t.csv")
+
+
+@pytest.mark.parametrize("text", ["X", "0/5", "5/0", "5", "missing.csv", ""])
+def test_other_workloads_are_refused(text):
+    with pytest.raises(InputError, match=re.escape(f"'{text}'")):
+        trace.parse_workload(text)
+
+
+@pytest.mark.parametrize("text", ["5", "0/s", "-1/s", "x/s", "5/h"])
+def test_rates_need_a_number_and_a_unit(text):
+    with pytest.raises(InputError, match="5/s"):
+        trace.parse_rate(text)
+
+
+def test_rates_are_per_second_or_minute():
+    assert trace.parse_rate("5/s") == 5.0
+    assert trace.parse_rate("90 / m") == 1.5
+
+
+@pytest.mark.parametrize("text", ["foo=bar", "input", "input="])
+def test_columns_need_a_name(text):
+    with pytest.raises(InputError, match="input=NAME"):
+        trace.parse_columns(text)
+
+
+def test_poisson_arrivals_have_the_rate():
+    rows = trace.with_poisson_arrivals([RequestLengths(1, 1)] * 20_000, rate=4.0, seed=0)
+    gaps = np.diff([r.arrival_s for r in rows])
+    assert rows[0].arrival_s == 0 and gaps.min() >= 0
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() == pytest.approx(0.25, rel=0.03)
+    assert not math.isclose(rows[1].arrival_s, rows[2].arrival_s)
