@@ -1,0 +1,135 @@
+"""Requests as people write them, and every way in which one can be wrong."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.builtin_models import builtin_model
+from exegpt.errors import InputError
+from exegpt.request import Request
+from exegpt.workload import RequestLengths
+from xrunner.requests import is_trace, random_requests, read_requests
+
+GPT2 = builtin_model("gpt2")  # vocabulary 50257, context 1024
+
+
+def write(path, *lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def test_requests_are_read_with_text_and_ids(tmp_path):
+    source = write(
+        tmp_path / "r.jsonl",
+        {"id": "a", "prompt": "hi", "max_tokens": 3},
+        "",
+        {"id": "b", "prompt_ids": [5, 9], "max_tokens": 1, "ignore_eos": True, "arrival_s": 1.5, "temperature": 0},
+    )
+    requests, rejected = read_requests(source, GPT2, encode)
+    assert requests == [Request("a", (104, 105), 3), Request("b", (5, 9), 1, True, 1.5)]
+    assert rejected == []
+
+
+def test_requests_come_from_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"id": "a", "prompt_ids": [1], "max_tokens": 2}\n'))
+    assert read_requests("-", GPT2, None)[0] == [Request("a", (1,), 2)]
+
+
+GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{", "line 1 is not valid JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+        ({"prompt_ids": [1], "max_tokens": 2}, "line 1 has no id"),
+        (GOOD | {"id": 7}, "line 1 has no id"),
+        (GOOD | {"id": ""}, "line 1 has no id"),
+        (GOOD | {"max_tokens": -1}, "'a' has max_tokens = -1"),
+        (GOOD | {"max_tokens": 0}, "'a' has max_tokens = 0"),
+        (GOOD | {"max_tokens": "x"}, "'a' has max_tokens = 'x'"),
+        ({"id": "a", "prompt_ids": [1]}, "'a' has max_tokens = None"),
+        (GOOD | {"prompt_ids": []}, "'a' has an empty prompt"),
+        (GOOD | {"prompt_ids": [50257]}, "'a' has the token id 50257"),
+        (GOOD | {"prompt_ids": [-1]}, "'a' has the token id -1"),
+        (GOOD | {"prompt_ids": [1.5]}, "'a' has prompt_ids"),
+        (GOOD | {"prompt_ids": [1] * 1023}, "'a' needs 1025 tokens .* context is 1024"),
+        (GOOD | {"prompt": "x"}, "'a' needs either"),
+        ({"id": "a", "max_tokens": 2}, "'a' needs either"),
+        ({"id": "a", "prompt": 5, "max_tokens": 2}, "'a' has a prompt that is not text"),
+        (GOOD | {"temperature": 0.7}, "'a' has temperature = 0.7"),
+        (GOOD | {"top_q": 1}, "'a' has the unknown key 'top_q'"),
+        (GOOD | {"arrival_s": -1}, "'a' has arrival_s = -1"),
+        (GOOD | {"ignore_eos": "no"}, "'a' has ignore_eos"),
+    ],
+)
+def test_a_wrong_request_is_named_or_skipped(tmp_path, entry, message):
+    source = write(tmp_path / "r.jsonl", entry, GOOD | {"id": "b"})
+    with pytest.raises(InputError, match=message):
+        read_requests(source, GPT2, encode)
+    requests, rejected = read_requests(source, GPT2, encode, skip_invalid=True)
+    assert [r.id for r in requests] == ["b"]
+    assert [(r.result.id, r.result.finish_reason) for r in rejected] in ([("a", "error")], [("line 1", "error")])
+
+
+def test_double_ids_are_named(tmp_path):
+    source = write(tmp_path / "r.jsonl", GOOD, GOOD)
+    with pytest.raises(InputError, match=r"'a' \(line 2\) has the id of an earlier one"):
+        read_requests(source, GPT2, None)
+    requests, rejected = read_requests(source, GPT2, None, skip_invalid=True)
+    assert len(requests) == 1
+    assert rejected[0].result.id == "line 2"
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"'a' .*no tokenizer\.json"):
+        read_requests(write(tmp_path / "r.jsonl", {"id": "a", "prompt": "x", "max_tokens": 1}), GPT2, None)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_requests_is_refused(tmp_path, content):
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(InputError, match="has no requests"):
+        read_requests(str(tmp_path / "r.jsonl"), GPT2, None)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(InputError, match=r"'gone\.jsonl'"):
+        read_requests("gone.jsonl", GPT2, None)
+
+
+def test_a_trace_becomes_requests_of_its_lengths(tmp_path):
+    source = write(tmp_path / "t.jsonl", {"input": 3, "output": 4}, {"input": 5, "output": 1})
+    assert is_trace(source)
+    assert not is_trace(write(tmp_path / "r.jsonl", GOOD))
+    requests, _ = read_requests(source, GPT2, None, seed=1)
+    assert [(r.id, len(r.prompt_ids), r.max_tokens, r.ignore_eos) for r in requests] == [
+        ("0", 3, 4, True),
+        ("1", 5, 1, True),
+    ]
+
+
+def test_a_trace_longer_than_the_context_is_refused_by_id(tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n5,5\n1000,25\n")
+    with pytest.raises(InputError, match="Request '1' needs 1025 tokens"):
+        read_requests(str(tmp_path / "t.csv"), GPT2, None)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50), st.floats(0, 9)), max_size=9),
+    seed=st.integers(0),
+)
+def test_random_requests_have_their_lengths_and_are_reproducible(lengths, seed):
+    rows = [RequestLengths(*row) for row in lengths]
+    requests = random_requests(rows, 100, seed)
+    assert requests == random_requests(rows, 100, seed)
+    assert [(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in requests] == lengths
+    assert all(0 <= token < 100 for r in requests for token in r.prompt_ids)

@@ -1,0 +1,71 @@
+"""The results file: whole at the end, resumable in the middle."""
+
+import pytest
+
+from exegpt.errors import InputError
+from exegpt.request import Result
+from xrunner.results import ResultFile, read_results
+
+
+def result(name):
+    return Result(name, 3, (1, 2), "length", 0.0, 0.1, 0.2, 0.3, text="ab")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(path, *names, torn=""):
+    with pytest.raises(Interrupted), ResultFile(path, "run1") as file:
+        for name in names:
+            file.append(result(name))
+        raise Interrupted
+    with open(f"{path}.partial", "a") as partial:
+        partial.write(torn)
+
+
+def test_a_finished_run_leaves_the_file_alone(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with ResultFile(path, "run1") as file:
+        file.append(result("a"))
+        assert not path.exists()
+        assert (tmp_path / "r.jsonl.partial").read_text().count("\n") == 1  # flushed at once
+        file.append(result("b"))
+    assert read_results(path) == [result("a"), result("b")]
+    assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+@pytest.mark.parametrize("torn", ["", '{"id": "c", "prom'])
+def test_an_interrupted_run_goes_on(tmp_path, torn):
+    path = tmp_path / "r.jsonl"
+    interrupted(path, "a", "b", torn=torn)
+    with ResultFile(path, "run1", resume=True) as file:
+        assert file.done == {"a": result("a"), "b": result("b")}
+        file.append(result("c"))
+    assert [r.id for r in read_results(path)] == ["a", "b", "c"]
+
+
+def test_another_runs_results_are_not_mixed_in(tmp_path):
+    path = tmp_path / "r.jsonl"
+    interrupted(path, "a")
+    with pytest.raises(InputError, match="of another run"):
+        ResultFile(path, "run2", resume=True)
+    with pytest.raises(InputError, match="--resume"):
+        ResultFile(path, "run2")
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(InputError, match="run without --resume"):
+        ResultFile(tmp_path / "r.jsonl", "run1", resume=True)
+
+
+def test_a_broken_middle_line_is_refused(tmp_path):
+    path = tmp_path / "r.jsonl"
+    interrupted(path, "a", torn="nonsense\n")
+    with pytest.raises(InputError, match=r"partial', line 2, is broken"):
+        ResultFile(path, "run1", resume=True)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(InputError, match="no folder"):
+        ResultFile(tmp_path / "gone" / "r.jsonl", "run1")

@@ -1,0 +1,182 @@
+"""Requests from JSONL files, standard input or traces: all are read and checked before any work begins."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.request import Request, Result
+from exegpt.trace import COLUMNS, read_trace
+from exegpt.workload import RequestLengths
+
+Encode = Callable[[str], Sequence[int]]
+"""From text to token ids."""
+
+_KEYS = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s", "temperature")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A request that can't be run: the result it ends with, and why."""
+
+    result: Result
+    reason: str
+
+
+def random_requests(lengths: Iterable[RequestLengths], vocab: int, seed: int) -> list[Request]:
+    """Requests of the given lengths, named by their place: prompts at random, outputs of exactly their length."""
+    rng = np.random.default_rng(seed)
+    return [
+        Request(str(i), tuple(rng.integers(0, vocab, size=row.input).tolist()), row.output, True, row.arrival_s)
+        for i, row in enumerate(lengths)
+    ]
+
+
+def read_requests(
+    source: str,
+    model: ModelSpec,
+    encode: Encode | None,
+    *,
+    seed: int = 0,
+    columns: dict[str, str] | None = None,
+    skip_invalid: bool = False,
+) -> tuple[list[Request], list[Rejected]]:
+    """Requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
+
+    `encode` is the model's tokenizer, None where it has none. InputError names the first request that is wrong; with
+    `skip_invalid` those are returned beside the others instead.
+    """
+    entries: Iterable[tuple[str, str | Request]]
+    if is_trace(source):
+        drawn = random_requests(read_trace(source, columns), model.vocab, seed)
+        entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
+    else:
+        entries = _lines(source)
+    requests: list[Request] = []
+    rejected: list[Rejected] = []
+    seen: set[str] = set()
+    for where, entry in entries:
+        try:
+            request = entry if isinstance(entry, Request) else _parse(entry, where, encode)
+            if request.id in seen:
+                raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")
+            check_request(request, model)
+        except InputError as error:
+            if not skip_invalid:
+                raise
+            rejected.append(Rejected(_failed(entry, where, seen), str(error)))
+            seen.add(rejected[-1].result.id)
+            continue
+        seen.add(request.id)
+        requests.append(request)
+    if not seen:
+        raise InputError(f"'{source}' has no requests: write one JSON object per line.")
+    return requests, rejected
+
+
+def check_request(request: Request, model: ModelSpec) -> None:
+    """InputError, naming the id, unless `model` can run this request."""
+    name = f"Request '{request.id}'"
+    if not request.prompt_ids:
+        raise InputError(f"{name} has an empty prompt: it needs at least one token.")
+    if request.max_tokens < 1:
+        raise InputError(f"{name} has max_tokens = {request.max_tokens}: it must be at least 1.")
+    outside = next((i for i in request.prompt_ids if not 0 <= i < model.vocab), None)
+    if outside is not None:
+        raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
+    tokens = len(request.prompt_ids) + request.max_tokens
+    if tokens > model.context:
+        raise InputError(
+            f"{name} needs {tokens} tokens ({len(request.prompt_ids)} of prompt, {request.max_tokens} of output), but"
+            f" the model's context is {model.context}: shorten it, or run the others with --skip-invalid."
+        )
+
+
+def is_trace(source: str) -> bool:
+    """Whether a file holds lengths alone: CSV and Parquet do, JSONL does when its first object has no prompt."""
+    path = Path(source)
+    if source == "-" or path.suffix != ".jsonl":
+        return path.suffix in (".csv", ".parquet")
+    for _, line in _lines(source):
+        try:
+            first = json.loads(line)
+        except json.JSONDecodeError:
+            return False
+        known = {name for names in COLUMNS.values() for name in names}
+        return isinstance(first, dict) and not {"prompt", "prompt_ids"} & first.keys() and bool(known & first.keys())
+    return False
+
+
+def _lines(source: str) -> Iterator[tuple[str, str]]:
+    """(where, text) of every line that isn't blank."""
+    if source != "-" and not Path(source).is_file():
+        raise InputError(f"There is no request file '{source}'.")
+    try:
+        with sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"line {number}", line
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{source}' is not in UTF-8: {error}.") from None
+
+
+def _parse(line: str, where: str, encode: Encode | None) -> Request:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"The request in {where} is not valid JSON: {error.msg}.") from None
+    if not isinstance(entry, dict):
+        raise InputError(f"The request in {where} is not a JSON object: {line.strip()[:60]!r}.")
+    if not isinstance(entry.get("id"), str) or not entry["id"]:
+        raise InputError(f"The request in {where} has no id: every request needs its own, a string.")
+    name = f"Request '{entry['id']}'"
+    unknown = next((key for key in entry if key not in _KEYS), None)
+    if unknown:
+        raise InputError(f"{name} has the unknown key '{unknown}': the keys are {', '.join(_KEYS)}.")
+    if entry.get("temperature"):
+        raise InputError(f"{name} has temperature = {entry['temperature']}: decoding is greedy, leave it out or at 0.")
+    if not _is_int(entry.get("max_tokens")):
+        raise InputError(f"{name} has max_tokens = {entry.get('max_tokens')!r}: it must be a whole number.")
+    if not isinstance(entry.get("ignore_eos", False), bool):
+        raise InputError(f"{name} has ignore_eos = {entry['ignore_eos']!r}: it must be true or false.")
+    arrival = entry.get("arrival_s", 0.0)
+    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival < math.inf:
+        raise InputError(f"{name} has arrival_s = {arrival!r}: it must be seconds of at least 0.")
+    ids = tuple(_prompt_ids(entry, name, encode))
+    return Request(entry["id"], ids, entry["max_tokens"], entry.get("ignore_eos", False), float(arrival))
+
+
+def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:
+    if ("prompt" in entry) == ("prompt_ids" in entry):
+        raise InputError(f"{name} needs either prompt or prompt_ids, and not both.")
+    if "prompt" not in entry:
+        if not isinstance(entry["prompt_ids"], list) or not all(map(_is_int, entry["prompt_ids"])):
+            raise InputError(f"{name} has prompt_ids that are not a list of whole numbers.")
+        return entry["prompt_ids"]
+    if not isinstance(entry["prompt"], str):
+        raise InputError(f"{name} has a prompt that is not text: {entry['prompt']!r}.")
+    if encode is None:
+        raise InputError(f"{name} has a prompt of text, but the model has no tokenizer.json: give prompt_ids.")
+    return encode(entry["prompt"])
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _failed(entry: str | Request, where: str, seen: set[str]) -> Result:
+    """The result of a request that isn't run, under its own id where it has a usable one."""
+    try:
+        given = entry.id if isinstance(entry, Request) else json.loads(entry)["id"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        given = None
+    name = given if isinstance(given, str) and given and given not in seen else where
+    tokens = len(entry.prompt_ids) if isinstance(entry, Request) else 0
+    return Result(name, tokens, (), "error", 0.0, None, None, 0.0)

@@ -1,0 +1,89 @@
+"""The results file: finished requests are appended as they come, and an interrupted run can be resumed."""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+from exegpt.document import dumps, from_dict, to_dict, write_text
+from exegpt.errors import InputError
+from exegpt.request import Result
+
+
+class ResultFile:
+    """One JSON line per result, flushed to `FILE.partial` and renamed to `FILE` at the end.
+
+        open ──append──► FILE.partial (beside it FILE.partial.run, the run's fingerprint) ──complete──► FILE
+
+    `fingerprint` stands for model, schedule and requests. InputError where another run's partial file is in the way.
+    """
+
+    def __init__(self, path: str | Path, fingerprint: str, resume: bool = False):
+        self.path = Path(path)
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._run = self.path.with_name(self.path.name + ".partial.run")
+        self.done: dict[str, Result] = {}
+        """Results of the run that is resumed, by id."""
+        if not self.path.parent.is_dir():
+            raise InputError(f"There is no folder '{self.path.parent}' to write '{self.path.name}' to.")
+        if resume:
+            self._take_up(fingerprint)
+        elif self._partial.exists():
+            raise InputError(f"'{self._partial}' is left of an interrupted run: pass --resume to go on, or remove it.")
+        write_text(self._run, fingerprint + "\n")
+        self._file = self._partial.open("a", encoding="utf-8")
+
+    def __enter__(self) -> "ResultFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None:
+            self._complete()
+
+    def append(self, result: Result) -> None:
+        """Write one result so that it survives whatever comes next."""
+        self._file.write(dumps(to_dict(result), indent=None) + "\n")
+        self._file.flush()
+
+    def _complete(self) -> None:
+        os.replace(self._partial, self.path)
+        self._run.unlink()
+
+    def _take_up(self, fingerprint: str) -> None:
+        """Read what the interrupted run left, and cut off a torn last line."""
+        if not self._partial.exists():
+            raise InputError(f"There is no '{self._partial}' to resume: run without --resume.")
+        left = self._run.read_text(encoding="utf-8").strip() if self._run.exists() else "unknown"
+        if left != fingerprint:
+            raise InputError(
+                f"'{self._partial}' is of another run ({left}, this one is {fingerprint}): model, schedule and "
+                "requests must be the same; remove the file to run from the start."
+            )
+        data = self._partial.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise InputError(f"'{self._partial}', line {number}, is broken ({error}): remove the file.") from None
+            result = from_dict(Result, entry, f"'{self._partial}', line {number},")
+            self.done[result.id] = result
+        if len(whole) < len(data):
+            os.truncate(self._partial, len(whole))
+
+
+def read_results(path: str | Path) -> list[Result]:
+    """The results in a finished file, in order of completion."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"There is no result file '{path}'.")
+    results = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            results.append(from_dict(Result, json.loads(line), f"'{path}', line {number},"))
+        except json.JSONDecodeError as error:
+            raise InputError(f"'{path}', line {number}, is not valid JSON: {error.msg}.") from None
+    return results
