@@ -140,7 +140,8 @@ def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpe
         cluster = ClusterSpec(text, int(match[1] or 1), int(match[2]), device, intra, inter)
     else:
         raise InputError(
-            f"'{text}' is not a cluster: write local, DEVICESxKIND (4xA40), NODESxDEVICESxKIND (2x8xA100-80GB), or a YAML file."
+            f"'{text}' is not a cluster: write local, DEVICESxKIND (4xA40), NODESxDEVICESxKIND (2x8xA100-80GB), "
+            "or a YAML file."
         )
     if memory_fraction is None:
         return cluster

@@ -1,8 +1,8 @@
-"""ModelSpec: the sizes of a transformer, and what follows from them: parameters, FLOPs, bytes. Knows nothing of time."""
+"""ModelSpec: the sizes of a transformer, and what follows from them: parameters, FLOPs, bytes, but no times."""
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,13 @@ class ModelSpec(Noun):
             raise InputError(
                 f"Model '{self.name}' has {self.heads} heads, which its {self.kv_heads} KV heads do not divide."
             )
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits of the sizes; two models that differ in name alone have the same."""
+        from exegpt.document import fingerprint
+
+        return fingerprint(replace(self, name=""))
 
     @property
     def _biased(self) -> bool:

@@ -120,7 +120,7 @@ class Profile(Noun):
     source: str
     """`measured`, `operators` or `roofline`."""
     model: str
-    """Fingerprint of the ModelSpec."""
+    """`ModelSpec.fingerprint` of the model it is for."""
     dtype: str
     device: str
     degrees: tuple[DegreeTables, ...]

@@ -38,7 +38,7 @@ class ProfileReference(Noun):
 
 @dataclass(frozen=True)
 class ModelReference(Noun):
-    """The model that a schedule is for: its whole spec and the spec's fingerprint."""
+    """The model that a schedule is for: its whole spec and `ModelSpec.fingerprint`."""
 
     spec: ModelSpec
     fingerprint: str

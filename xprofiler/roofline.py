@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exegpt.cluster import ClusterSpec, LinkSpec
-from exegpt.document import fingerprint
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
@@ -111,7 +110,7 @@ def roofline_profile(
     return Profile(
         version=Profile.VERSION,
         source="roofline",
-        model=fingerprint(model),
+        model=model.fingerprint,
         dtype=dtype,
         device=device.kind,
         degrees=tuple(_degree(model, rates, tp) for tp in degrees or model.tp_degrees(cluster.devices_per_node)),

@@ -95,8 +95,8 @@ class Ledger:
             need = self.pool.blocks_for(sequence.tokens_needed)
             if need > self.pool.total:
                 raise InputError(
-                    f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} + {sequence.max_output}"
-                    f" tokens, and the cache has {self.pool.total}: shorten it or give the cache more memory."
+                    f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
+                    f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the cache more memory."
                 )
             bisect.insort(self.waiting, sequence, key=self.order)
 
