@@ -1,0 +1,213 @@
+"""Attention over a paged cache on the processor, compiled by numba.
+
+Both halves of attention are products of a narrow tile with one block of the cache: the scores of 16 tokens are
+`q [rows, head_size] · K [head_size, block]`, the output is `p [rows, block] · V [block, head_size]`. Keys are stored
+transposed so that both read the block as contiguous vectors and sum along registers, never across one. The product is
+written in LLVM's vector types because its accumulators must stay in registers, which loops over arrays don't achieve.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from exegpt.kernels.exponential import exp
+
+_FLOAT = ir.FloatType()
+_REGISTERS = 256
+"""Floats that one tile accumulates at a time: half of AVX-512's registers."""
+_AHEAD = 2
+"""Blocks between the one that is prefetched and the one that is used."""
+_ROWS = 8
+"""Rows of a tile of prompt tokens: their K and V are read once for all of them."""
+
+
+def _splat(builder: Any, vector: Any, value: Any) -> Any:
+    """A vector whose lanes all hold `value`."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
+
+
+def _emit_tile(builder: Any, rows: int, depth: int, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
+    """LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
+
+    `a` and `c` are lists of pointers to rows, `b` a pointer to a contiguous [depth, columns] matrix. With few rows the
+    depth is split over independent accumulators, since one chain of additions waits for itself.
+    """
+    vector = ir.VectorType(_FLOAT, columns)
+    zero = ir.Constant(vector, [0.0] * columns)
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{columns}f32"
+    )
+    split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
+    targets = [builder.bitcast(pointer, vector.as_pointer()) for pointer in c]
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(split)] for _ in range(rows)]
+    for r in range(rows):
+        builder.store(builder.load(targets[r], align=4) if accumulate else zero, sums[r][0])
+        for extra in sums[r][1:]:
+            builder.store(zero, extra)
+    index = ir.IntType(64)
+    with cgutils.for_range(builder, index(depth // split)) as loop:
+        for n in range(split):
+            k = builder.add(builder.mul(loop.index, index(split)), index(n))
+            line = builder.bitcast(builder.gep(b, [builder.mul(k, index(columns))]), vector.as_pointer())
+            line = builder.load(line, align=4)
+            for r in range(rows):
+                factor = _splat(builder, vector, builder.load(builder.gep(a[r], [k])))
+                builder.store(builder.call(fma, [factor, line, builder.load(sums[r][n])]), sums[r][n])
+    for r in range(rows):
+        total = builder.load(sums[r][0])
+        for extra in sums[r][1:]:
+            total = builder.fadd(total, builder.load(extra))
+        builder.store(total, targets[r], align=4)
+
+
+@intrinsic(prefer_literal=True)
+def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, b_start, c, c_start, c_stride):  # type: ignore[no-untyped-def]
+    """c[c_start + r·c_stride + n] (+)= Σ_k a[a_start + r·a_stride + k] · b[b_start + k·columns + n], float32.
+
+    `rows`, `depth`, `columns` and `accumulate` are compile-time constants; starts and strides count floats from the
+    arrays' first.
+    """
+    sizes = (rows, depth, columns, accumulate)
+    if not all(isinstance(size, types.IntegerLiteral) for size in sizes):
+        return None
+    tall, deep, wide, adds = (size.literal_value for size in sizes)
+    signature = types.void(*sizes, a, a_start, a_stride, b, b_start, c, c_start, c_stride)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(place: int) -> Any:
+            array = context.make_array(sig.args[place])(context, builder, args[place])
+            return builder.gep(array.data, [args[place + 1]])
+
+        def row(base: Any, stride: Any, r: int) -> Any:
+            return builder.gep(base, [builder.mul(stride, stride.type(r))])
+
+        base_a, base_b, base_c = pointer(4), pointer(7), pointer(9)
+        step = max(1, _REGISTERS // wide)
+        for first in range(0, tall, step):
+            some = range(first, min(tall, first + step))
+            lines_a, lines_c = ([row(base, args[p], r) for r in some] for base, p in ((base_a, 6), (base_c, 11)))
+            _emit_tile(builder, len(some), deep, wide, bool(adds), lines_a, base_b, lines_c)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
+    """Ask for `count` (a compile-time constant) floats of an array from `start` on: blocks lie scattered in memory, so
+    the hardware can't guess where the next one is."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    floats = count.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        base = builder.gep(context.make_array(sig.args[1])(context, builder, args[1]).data, [args[2]])
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        for offset in range(0, floats, 16):
+            line = builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte)
+            builder.call(fetch, [line, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(count, array, start), codegen
+
+
+@njit(fastmath=True, error_model="numpy")
+def _softmax(scores, count):  # type: ignore[no-untyped-def]
+    """Softmax of the first `count` scores in place, zeros after them."""
+    top = np.float32(-np.inf)
+    for t in range(count):
+        top = max(top, scores[t])
+    total = np.float32(0)
+    for t in range(count):
+        e = exp(scores[t] - top)
+        scores[t] = e
+        total += e
+    scale = np.float32(1) / total
+    for t in range(count):
+        scores[t] *= scale
+    scores[count:] = 0
+
+
+@njit
+def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
+    """[tiles, 4]: sequence, first query, queries (at most `tokens`), and the context of the first query."""
+    count = 0
+    for s in range(len(contexts)):
+        count += -(-(offsets[s + 1] - offsets[s]) // tokens)
+    tiles = np.empty((count, 4), np.int64)
+    tile = 0
+    for s in range(len(contexts)):
+        for first in range(offsets[s], offsets[s + 1], tokens):
+            tiles[tile, 0] = s
+            tiles[tile, 1] = first
+            tiles[tile, 2] = min(tokens, offsets[s + 1] - first)
+            tiles[tile, 3] = contexts[s] - (offsets[s + 1] - first) + 1
+            tile += 1
+    return tiles
+
+
+_SIGNATURE = (
+    "void(float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int32[:, :], int32[::1], int32[::1],"
+    " float64, float32[:, :, ::1])"
+)
+"""Fixed, so that no layout of an argument compiles the kernel again in the midst of a run."""
+
+
+@functools.cache
+def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callable[..., None]:
+    """The kernel for `group` query heads per KV head: attend(q, keys, values, tables, offsets, contexts, scale, out).
+
+    See `attention.attention` for the arguments. Compiled once for these sizes and kept on disk.
+    """
+    tokens = 1 if decode else max(1, _ROWS // group)
+    rows = tokens * group
+    size = head_size * block_size
+
+    @njit([_SIGNATURE], parallel=True, cache=True, error_model="numpy")
+    def attend(q, keys, values, tables, offsets, contexts, scale, out):  # type: ignore[no-untyped-def]
+        kv_heads = keys.shape[1]
+        tiles = _tiles(offsets, contexts, tokens)
+        # Heads outermost: neighbouring tiles of a prompt differ in cost, and threads take contiguous shares.
+        for item in prange(kv_heads * len(tiles)):
+            head, tile = item // len(tiles), item % len(tiles)
+            sequence, first, queries, context = tiles[tile]
+            table = tables[sequence]
+            blocks = -(-(context + queries - 1) // block_size)
+            width = blocks * block_size
+            x = np.zeros((rows, head_size), np.float32)
+            scores = np.empty((rows, width), np.float32)
+            for r in range(queries * group):
+                for d in range(head_size):
+                    x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
+            for j in range(blocks):
+                ahead = table[min(j + _AHEAD, blocks - 1)]
+                _prefetch(size, keys, (ahead * kv_heads + head) * size)
+                block = (table[j] * kv_heads + head) * size
+                _tile_product(
+                    rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, j * block_size, width
+                )
+            for r in range(rows):
+                _softmax(scores[r], context + min(r // group, queries - 1))
+            x[:] = 0
+            for j in range(blocks):
+                ahead = table[min(j + _AHEAD, blocks - 1)]
+                _prefetch(size, values, (ahead * kv_heads + head) * size)
+                block = (table[j] * kv_heads + head) * size
+                _tile_product(
+                    rows, block_size, head_size, 1, scores, j * block_size, width, values, block, x, 0, head_size
+                )
+            for r in range(queries * group):
+                for d in range(head_size):
+                    out[first + r // group, head * group + r % group, d] = x[r, d]
+
+    return attend

@@ -1,0 +1,47 @@
+"""Writing new keys and values into the paged cache."""
+
+import torch
+from numba import njit, prange
+
+from exegpt.kernels.threads import compiled
+
+
+def kv_write(
+    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Store k and v, each [tokens, kv_heads, head_size], at their tokens' slots, int64 [tokens].
+
+    Slot s is place s mod block_size of block s // block_size. `keys` is [blocks, kv_heads, head_size, block_size],
+    `values` [blocks, kv_heads, block_size, head_size].
+    """
+    if not compiled(k):
+        kv_write_reference(k, v, keys, values, slots)
+        return
+    _kv_write(k.numpy(), v.numpy(), keys.numpy(), values.numpy(), slots.numpy())
+
+
+def kv_write_reference(
+    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """`kv_write` in plain PyTorch."""
+    block_size = values.shape[2]
+    block, place = slots // block_size, slots % block_size
+    keys[block, :, :, place] = k.to(keys.dtype)
+    values[block, :, place] = v.to(values.dtype)
+
+
+@njit(
+    ["void(float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int64[::1])"],
+    parallel=True,
+    cache=True,
+    error_model="numpy",
+)
+def _kv_write(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
+    block_size = values.shape[2]
+    for token in prange(len(slots)):
+        block, place = slots[token] // block_size, slots[token] % block_size
+        for head in range(k.shape[1]):
+            for d in range(k.shape[2]):
+                keys[block, head, d, place] = k[token, head, d]
+            for d in range(k.shape[2]):
+                values[block, head, place, d] = v[token, head, d]

@@ -1,0 +1,42 @@
+"""Rotary position embedding (RoPE), in the convention that pairs dimension d with d + head_size/2."""
+
+import torch
+from numba import njit, prange
+
+from exegpt.kernels.threads import compiled
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """Rotate x [tokens, heads, head_size] in place, by its tokens' positions, int64 [tokens].
+
+    `cosines` and `sines` are float32 [context, head_size / 2].
+    """
+    if not compiled(x):
+        rotate_reference(x, positions, cosines, sines)
+        return
+    _rotate(x.numpy(), positions.numpy(), cosines.numpy(), sines.numpy())
+
+
+def rotate_reference(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """`rotate` in plain PyTorch."""
+    cos, sin = cosines[positions].unsqueeze(1), sines[positions].unsqueeze(1)
+    a, b = x.float().chunk(2, dim=-1)
+    x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+
+
+@njit(
+    ["void(float32[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1])"],
+    parallel=True,
+    cache=True,
+    fastmath=True,
+    error_model="numpy",
+)
+def _rotate(x, positions, cosines, sines):  # type: ignore[no-untyped-def]
+    half = x.shape[2] // 2
+    for token in prange(x.shape[0]):
+        cos, sin = cosines[positions[token]], sines[positions[token]]
+        for head in range(x.shape[1]):
+            for d in range(half):
+                a, b = x[token, head, d], x[token, head, half + d]
+                x[token, head, d] = a * cos[d] - b * sin[d]
+                x[token, head, half + d] = b * cos[d] + a * sin[d]

@@ -1,0 +1,22 @@
+"""One number of threads for torch's operators and for the kernels that numba compiles."""
+
+import numba
+import torch
+
+# OpenMP's threads stay awake between two calls: a call costs a microsecond, where numba's own pool takes seventy.
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+def follow_torch() -> None:
+    """Let numba use as many threads as torch does (at most the processors that numba found)."""
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if numba.get_num_threads() != threads:
+        numba.set_num_threads(threads)
+
+
+def compiled(x: torch.Tensor) -> bool:
+    """Whether the kernels compiled by numba take this tensor: float32 on the processor. Makes the threads agree."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    follow_torch()
+    return True
