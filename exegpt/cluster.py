@@ -53,7 +53,8 @@ class ClusterSpec(Noun):
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices_per_node < 1:
             raise InputError(
-                f"Cluster '{self.name}' has {self.nodes} nodes of {self.devices_per_node} devices: both must be at least 1."
+                f"Cluster '{self.name}' has {self.nodes} nodes of {self.devices_per_node} devices: both must "
+                "be at least 1."
             )
         if not 0 < self.memory_fraction <= 1:
             raise InputError(f"The memory fraction {self.memory_fraction} is not usable: it must be in (0, 1].")

@@ -96,7 +96,8 @@ class Ledger:
             if need > self.pool.total:
                 raise InputError(
                     f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
-                    f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the cache more memory."
+                    f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the "
+                    "cache more memory."
                 )
             bisect.insort(self.waiting, sequence, key=self.order)
 
