@@ -3,6 +3,7 @@
 import torch
 from numba import njit, prange
 
+from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import compiled
 
 _PIECE = 512
@@ -10,7 +11,7 @@ _PIECE = 512
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first place of every row's greatest value: [rows, vocab] → int64 [rows]."""
+    """The place of every row's greatest value, the first where several are equal: [rows, vocab] → int64 [rows]."""
     if not compiled(logits):
         return argmax_reference(logits)
     out = torch.empty(len(logits), dtype=torch.int64)
@@ -23,14 +24,6 @@ def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-@njit(fastmath=True)
-def _greatest(values):  # type: ignore[no-untyped-def]
-    top = values[0]
-    for value in values:
-        top = max(top, value)
-    return top
-
-
 @njit(["void(float32[:, ::1], int64[::1])"], parallel=True, cache=True)
 def _argmax(logits, out):  # type: ignore[no-untyped-def]
     # The greatest of each piece in vector registers, then the place in the winning piece alone.
@@ -38,7 +31,7 @@ def _argmax(logits, out):  # type: ignore[no-untyped-def]
         line = logits[row]
         top, first = line[0], 0
         for start in range(0, len(line), _PIECE):
-            value = _greatest(line[start : start + _PIECE])
+            value = greatest(line[start : start + _PIECE])
             if value > top:
                 top, first = value, start
         while first < len(line) - 1 and line[first] != top:

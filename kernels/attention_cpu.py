@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from exegpt.kernels.exponential import exp
+from exegpt.kernels.greatest import greatest
 
 _FLOAT = ir.FloatType()
 _REGISTERS = 256
@@ -124,9 +125,7 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
 @njit(fastmath=True, error_model="numpy")
 def _softmax(scores, count):  # type: ignore[no-untyped-def]
     """Softmax of the first `count` scores in place, zeros after them."""
-    top = np.float32(-np.inf)
-    for t in range(count):
-        top = max(top, scores[t])
+    top = greatest(scores[:count])
     total = np.float32(0)
     for t in range(count):
         e = exp(scores[t] - top)
