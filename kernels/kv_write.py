@@ -6,9 +6,7 @@ from numba import njit, prange
 from exegpt.kernels.threads import compiled
 
 
-def kv_write(
-    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
-) -> None:
+def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
     """Store k and v, each [tokens, kv_heads, head_size], at their tokens' slots, int64 [tokens].
 
     Slot s is place s mod block_size of block s // block_size. `keys` is [blocks, kv_heads, head_size, block_size],

@@ -1,0 +1,150 @@
+"""Model directories with random weights, in the Hugging Face layout: config, safetensors, a byte-level tokenizer."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from exegpt.document import dumps
+from exegpt.errors import InputError
+from exegpt.model import BYTES, ModelSpec
+from exegpt.models import gpt2, llama
+from exegpt.models.weights import RandomWeights, torch_dtype
+
+_BYTES = 256
+_END = "<|endoftext|>"
+"""The token that ends a text; its id follows the bytes'."""
+
+_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def create_model(
+    directory: str | Path,
+    arch: Literal["llama", "gpt2"] = "llama",
+    layers: int = 8,
+    hidden: int = 512,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    vocab: int = 32000,
+    context: int = 1024,
+    dtype: str = "fp32",
+    seed: int = 0,
+    shards: int = 1,
+) -> ModelSpec:
+    """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read; returns its spec.
+
+    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written whole or not at all;
+    InputError where it exists already or sizes don't fit together.
+    """
+    target = Path(directory)
+    if target.exists():
+        raise InputError(f"'{target}' exists already: choose another directory or remove it.")
+    if vocab <= _BYTES:
+        raise InputError(f"A vocabulary of {vocab} is too small: 256 bytes and an end of text need at least 257.")
+    if not 1 <= shards <= layers:
+        raise InputError(f"{layers} layers can't be split into {shards} shards: choose 1 to {layers}.")
+    config = _config(arch, layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, context)
+    config["dtype"] = _NAMES.get(dtype, dtype)
+    spec = ModelSpec.from_config(config, target.resolve().name)
+    if spec.heads * spec.head_size != hidden or spec.head_size % 2:
+        raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")
+    weights = RandomWeights(torch_dtype(dtype), seed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        os.chmod(making, 0o755)
+        (making / "config.json").write_text(dumps(config) + "\n", encoding="utf-8")
+        _write_weights(making, spec, weights, shards)
+        _write_tokenizer(making, context)
+        os.replace(making, target)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return spec
+
+
+def _config(
+    arch: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
+) -> dict[str, Any]:
+    if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
+        raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
+    ends = {"vocab_size": vocab, "bos_token_id": _BYTES, "eos_token_id": _BYTES}
+    if arch == "llama":
+        return ends | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "intermediate_size": ffn,
+            "max_position_embeddings": context,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+        }
+    if arch == "gpt2":
+        if kv_heads != heads:
+            raise InputError(f"GPT-2 has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
+        return ends | {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_layer": layers,
+            "n_embd": hidden,
+            "n_head": heads,
+            "n_inner": ffn,
+            "n_positions": context,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        }
+    raise InputError(f"There is no architecture '{arch}' to create: llama and gpt2 are.")
+
+
+def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:
+    """One file, or `shards` files of neighbouring layers with an index; the last also has what is outside of them."""
+    from safetensors.torch import save_file
+
+    family = gpt2 if spec.architecture == "gpt2" else llama
+    where: dict[str, str] = {}
+    for shard in range(shards):
+        own = range(shard * spec.layers // shards, (shard + 1) * spec.layers // shards)
+        shapes = {name: shape for layer in own for name, shape in family.layer_shapes(spec, layer).items()}
+        if shard == shards - 1:
+            shapes |= family.outer_shapes(spec)
+        tensors = {name: weights.get(name, shape) for name, shape in shapes.items()}
+        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(tensors, file)
+    if shards > 1:
+        index = {"metadata": {"total_size": spec.parameters * BYTES[_dtype(weights)]}, "weight_map": where}
+        (directory / "model.safetensors.index.json").write_text(dumps(index) + "\n", encoding="utf-8")
+
+
+def _dtype(weights: RandomWeights) -> str:
+    return "bf16" if weights.dtype == torch.bfloat16 else "fp32"
+
+
+def _write_tokenizer(directory: Path, context: int) -> None:
+    """Every byte is a token; ids from 257 on have no text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(_END, special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _END,
+        "eos_token": _END,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(dumps(settings) + "\n", encoding="utf-8")

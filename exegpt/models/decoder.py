@@ -1,0 +1,141 @@
+"""Model: a decoder-only transformer as its layers and what comes before and after them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from exegpt.errors import InputError
+from exegpt.kernels.argmax import argmax
+from exegpt.kernels.attention import attention
+from exegpt.kernels.kv_write import kv_write
+from exegpt.model import ModelSpec, read_config
+from exegpt.models import gpt2, llama
+from exegpt.models.batch import Batch
+from exegpt.models.cache import KVCache
+from exegpt.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
+
+
+class Layer(Protocol):
+    """One layer in two halves; between them its keys and values are cached and the attention kernel runs."""
+
+    def before_attention(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [tokens, hidden] → q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size]."""
+
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden], attended [tokens, heads, head_size] → the layer's output [tokens, hidden]."""
+
+
+class Ends(Protocol):
+    """What comes before the first layer and after the last."""
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens], int64 [tokens] → [tokens, hidden]."""
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, vocab]."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer. `layers` may hold fewer than `spec.layers`: the profiler needs one."""
+
+    spec: ModelSpec
+    dtype: str
+    layers: tuple[Layer, ...]
+    ends: Ends
+    eos: frozenset[int]
+    """Tokens that end an output."""
+
+    def new_cache(self, blocks: int, block_size: int) -> KVCache:
+        """An empty KV cache for this model's layers."""
+        return KVCache.allocate(self.spec, len(self.layers), blocks, block_size, self.dtype)
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The attention kernel alone, over a batch whose keys and values are in the cache: [tokens, heads, head_size]."""
+        attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for part in batch.attention:
+            own = slice(part.begin, part.end)
+            attention(q[own], keys, values, part.tables, part.offsets, part.contexts, attended[own])
+        return attended
+
+    def sample(self, x: torch.Tensor) -> torch.Tensor:
+        """Final norm, head and greedy choice: [rows, hidden] → int64 [rows]."""
+        return argmax(self.ends.logits(x))
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """One iteration: caches the batch's tokens and returns the final states [rows, hidden] that need a token."""
+        x = self.ends.embed(batch.tokens, batch.positions)
+        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+            q, k, v = layer.before_attention(x, batch.positions)
+            kv_write(k, v, keys, values, batch.slots)
+            x = layer.after_attention(x, self.attend(q, keys, values, batch))
+        return x if batch.rows is None else x[batch.rows]
+
+    @torch.inference_mode()
+    def step(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """`forward`, then the next token of every row: int64 [rows]."""
+        x = self.forward(batch, cache)
+        return self.sample(x) if len(x) else torch.empty(0, dtype=torch.int64)
+
+
+def load_model(directory: str | Path, dtype: str = "fp32") -> Model:
+    """The model of a directory in the Hugging Face layout; InputError for what can't be run or read."""
+    config = read_config(directory)
+    spec = ModelSpec.from_directory(directory)
+    weights = SafetensorsWeights(directory, torch_dtype(dtype))
+    return _build(spec, config, weights, dtype, spec.layers, _eos(Path(directory), config))
+
+
+def random_model(spec: ModelSpec, layers: int | None = None, dtype: str = "fp32", seed: int = 0) -> Model:
+    """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
+    weights = RandomWeights(torch_dtype(dtype), seed)
+    return _build(spec, {}, weights, dtype, spec.layers if layers is None else layers, frozenset())
+
+
+def runnable(spec: ModelSpec) -> bool:
+    """Whether models of this architecture can be run, and not only planned for."""
+    return spec.architecture in ("llama", "mistral", "gpt2")
+
+
+@torch.inference_mode()
+def _build(
+    spec: ModelSpec, config: dict[str, Any], weights: Weights, dtype: str, layers: int, eos: frozenset[int]
+) -> Model:
+    if not runnable(spec):
+        raise InputError(
+            f"Model '{spec.name}' is of architecture '{spec.architecture}', which can't be run yet: llama, mistral and "
+            f"gpt2 can."
+        )
+    if spec.architecture == "gpt2":
+        gpt2.check_config(config, spec.name)
+        ends: Ends = gpt2.GPT2Ends(spec, config, weights)
+        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i) for i in range(layers)]
+    else:
+        llama.check_config(config, spec.name)
+        tables = llama.rotary_tables(config, spec)
+        ends = llama.LlamaEnds(spec, config, weights)
+        made = [llama.LlamaLayer(spec, config, weights, i, tables) for i in range(layers)]
+    return Model(spec, dtype, tuple(made), ends, eos)
+
+
+def _eos(directory: Path, config: dict[str, Any]) -> frozenset[int]:
+    """End-of-text tokens: generation_config.json's where it has any (as `generate` does), else the config's."""
+    path = directory / "generation_config.json"
+    value = None
+    if path.is_file():
+        try:
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+            raise InputError(f"'{path}' is not valid JSON: {error}.") from None
+    if value is None:
+        value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) for v in values):
+        raise InputError(f"eos_token_id of the model in '{directory}' is {value!r}: it must be an integer or a list.")
+    return frozenset(values)

@@ -1,0 +1,126 @@
+"""GPT-2: LayerNorm, learned positions, biases everywhere, GELU in its tanh form."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from exegpt.errors import InputError
+from exegpt.kernels.linear import PackedLinear
+from exegpt.model import ModelSpec
+from exegpt.models.weights import Weights
+
+Shapes = dict[str, tuple[int, ...]]
+
+_PREFIX = "transformer."
+
+
+def check_config(config: dict[str, Any], name: str) -> None:
+    """InputError for what these layers don't compute, by the config's key."""
+    refused = {
+        "activation_function": config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": not config.get("scale_attn_weights", True),
+        "scale_attn_by_inverse_layer_idx": bool(config.get("scale_attn_by_inverse_layer_idx")),
+        "add_cross_attention": bool(config.get("add_cross_attention")),
+    }
+    for key, bad in refused.items():
+        if bad:
+            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
+
+
+def outer_shapes(spec: ModelSpec) -> Shapes:
+    """Names and shapes of the tensors outside the layers."""
+    shapes: Shapes = {
+        f"{_PREFIX}wte.weight": (spec.vocab, spec.hidden),
+        f"{_PREFIX}wpe.weight": (spec.context, spec.hidden),
+        f"{_PREFIX}ln_f.weight": (spec.hidden,),
+        f"{_PREFIX}ln_f.bias": (spec.hidden,),
+    }
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
+    return shapes
+
+
+def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
+    """Names and shapes of one layer's tensors; matrices are stored [inputs, outputs]."""
+    shapes: Shapes = {}
+    matrices = {
+        "attn.c_attn": (spec.hidden, 3 * spec.hidden),
+        "attn.c_proj": (spec.hidden, spec.hidden),
+        "mlp.c_fc": (spec.hidden, spec.ffn),
+        "mlp.c_proj": (spec.ffn, spec.hidden),
+    }
+    for name, shape in matrices.items():
+        shapes[f"{name}.weight"] = shape
+        shapes[f"{name}.bias"] = shape[1:]
+    for name in ("ln_1", "ln_2"):
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (spec.hidden,)
+    return {f"{_PREFIX}h.{layer}.{name}": shape for name, shape in shapes.items()}
+
+
+def _get(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor by its full name, or without the prefix, as the first checkpoints were published."""
+    short = name.removeprefix(_PREFIX)
+    return weights.get(name if name in weights or short not in weights else short, shape)
+
+
+class GPT2Layer:
+    """One decoder layer. Its attention kernel is called between its two halves."""
+
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int):
+        shapes = layer_shapes(spec, layer)
+
+        def get(name: str) -> torch.Tensor:
+            full = f"{_PREFIX}h.{layer}.{name}"
+            return _get(weights, full, shapes[full])
+
+        def linear(name: str, **options: Any) -> PackedLinear:
+            return PackedLinear(get(f"{name}.weight").t().contiguous(), get(f"{name}.bias"), **options)
+
+        self.spec = spec
+        self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
+        self.input_norm = get("ln_1.weight"), get("ln_1.bias")
+        self.qkv = linear("attn.c_attn")
+        self.output = linear("attn.c_proj")
+        self.attention_norm = get("ln_2.weight"), get("ln_2.bias")
+        self.up = linear("mlp.c_fc", activation="gelu_tanh")
+        self.down = linear("mlp.c_proj")
+
+    def before_attention(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [tokens, hidden] → q, k and v, each [tokens, heads, head_size]."""
+        normed = F.layer_norm(x, (self.spec.hidden,), *self.input_norm, self.epsilon)
+        q, k, v = self.qkv(normed).view(len(x), 3, self.spec.heads, self.spec.head_size).unbind(1)
+        return q, k, v
+
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
+        x = self.output(attended.flatten(1), residual=x)
+        normed = F.layer_norm(x, (self.spec.hidden,), *self.attention_norm, self.epsilon)
+        return self.down(self.up(normed), residual=x)
+
+
+class GPT2Ends:
+    """What comes before the first layer and after the last."""
+
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights):
+        shapes = outer_shapes(spec)
+
+        def get(name: str) -> torch.Tensor:
+            return _get(weights, f"{_PREFIX}{name}", shapes[f"{_PREFIX}{name}"])
+
+        self.spec = spec
+        self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
+        self.embedding, self.position_embedding = get("wte.weight"), get("wpe.weight")
+        self.norm = get("ln_f.weight"), get("ln_f.bias")
+        tied = spec.tied_embeddings
+        self.head = PackedLinear(self.embedding if tied else weights.get("lm_head.weight", shapes["lm_head.weight"]))
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens], int64 [tokens] → [tokens, hidden]."""
+        return F.embedding(tokens, self.embedding) + F.embedding(positions, self.position_embedding)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, vocab]."""
+        return self.head(F.layer_norm(x, (self.spec.hidden,), *self.norm, self.epsilon))

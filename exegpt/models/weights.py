@@ -1,0 +1,120 @@
+"""Where a model's tensors come from: safetensors files, or a random generator of the same shapes."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from exegpt.errors import InputError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The dtypes that models run in."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name; InputError for one that models don't run in."""
+    if name not in DTYPES:
+        raise InputError(f"Models can't run in dtype '{name}' here: use {' or '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+class Weights(Protocol):
+    """Gives tensors by name."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor of that name, which must have that shape."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+
+
+class SafetensorsWeights:
+    """Tensors of a model directory, read one by one from `model.safetensors` or the shards that its index names."""
+
+    def __init__(self, directory: str | Path, dtype: torch.dtype):
+        self.directory = Path(directory)
+        self.dtype = dtype
+        self._files: dict[str, Any] = {}
+        self._where = self._index()
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor in this source's dtype; InputError names the file or tensor that is missing, torn or misshapen."""
+        from safetensors import SafetensorError
+
+        if name not in self._where:
+            raise InputError(f"The weights in '{self.directory}' lack the tensor '{name}'.")
+        path = self.directory / self._where[name]
+        try:
+            tensor = self._open(path).get_tensor(name)
+        except SafetensorError as error:
+            raise InputError(f"Tensor '{name}' can't be read from '{path}': {error}.") from None
+        if tuple(tensor.shape) != shape:
+            raise InputError(
+                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, and the config asks for {list(shape)}."
+            )
+        if not tensor.is_floating_point():
+            raise InputError(f"Tensor '{name}' in '{path}' is of type {tensor.dtype}: only plain floats are supported.")
+        return tensor.to(self.dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def _index(self) -> dict[str, str]:
+        index = self.directory / "model.safetensors.index.json"
+        if not index.is_file():
+            path = self.directory / "model.safetensors"
+            return dict.fromkeys(self._open(path).keys(), path.name)
+        try:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            plain = all(isinstance(file, str) and Path(file).name == file for file in where.values())
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise InputError(f"'{index}' is not an index of safetensors files: it needs a weight_map.") from None
+        if not plain:
+            raise InputError(f"'{index}' names files outside of its directory: only plain file names are allowed.")
+        return where
+
+    def _open(self, path: Path) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if path.name not in self._files:
+            if not path.is_file():
+                raise InputError(f"There is no weights file '{path}'.")
+            try:
+                self._files[path.name] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"'{path}' is not a whole safetensors file: {error}.") from None
+        return self._files[path.name]
+
+
+class RandomWeights:
+    """Tensors drawn at random, so scaled that every layer changes its input and greedy output doesn't degenerate."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 0):
+        self.dtype = dtype
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Norms are one, biases small; matrices keep their input's scale, the embeddings and head give it 1 and 3."""
+        if len(shape) == 1:
+            if name.endswith("bias"):
+                return (torch.randn(shape, generator=self._generator) * 0.02).to(self.dtype)
+            return torch.ones(shape, dtype=self.dtype)
+        # A head times a normalised state gives logits of deviation 3. A tied one serves as embedding as well.
+        deviation = 3.0 / math.sqrt(shape[-1]) if name.endswith(_HEADS) else 1 / math.sqrt(_inputs(name, shape))
+        return torch.empty(shape).normal_(0, deviation, generator=self._generator).to(self.dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+
+_HEADS = ("lm_head.weight", "wte.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wpe.weight")
+
+
+def _inputs(name: str, shape: tuple[int, ...]) -> int:
+    """What a matrix sums over: nothing for an embedding; GPT-2 stores its matrices [inputs, outputs]."""
+    if name.endswith(_EMBEDDINGS):
+        return 1
+    return shape[0] if ".c_" in name else shape[1]
