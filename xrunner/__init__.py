@@ -1,0 +1,1 @@
+"""The engine that enforces a schedule."""
