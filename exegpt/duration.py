@@ -26,8 +26,5 @@ def format_duration(seconds: float) -> str:
     """`seconds` in the form that `parse_duration` reads, to three digits."""
     if math.isinf(seconds):
         return "inf"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g}ms"
-    if seconds < 120:
-        return f"{seconds:.3g}s"
-    return f"{seconds / 60:.3g}m"
+    unit = "ms" if seconds < 1 else "s" if seconds < 120 else "m"
+    return f"{float(f'{seconds / _SECONDS[unit]:.3g}'):g}{unit}"  # twice: to three digits, then without an exponent

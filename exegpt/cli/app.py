@@ -1,0 +1,31 @@
+"""The commands by name. Their modules import what they need when they are called, so that `--help` is quick."""
+
+import typer
+
+from exegpt.cli import bench, demo, listing, model, profile, run, show, simulate, tune
+
+app = typer.Typer(
+    help="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (demo.demo, tune.tune, run.run, bench.bench, simulate.simulate, profile.profile, show.show):
+    app.command()(command)
+app.command("list")(listing.list_)
+
+_model = typer.Typer(help="Model directories.", no_args_is_help=True, rich_markup_mode=None)
+_model.command("create")(model.create)
+app.add_typer(_model, name="model")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and end.")) -> None:
+    if version:
+        from exegpt import __version__
+
+        print(__version__)
+        raise typer.Exit

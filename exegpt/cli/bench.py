@@ -1,0 +1,139 @@
+"""`exegpt bench`: predicted against measured, policy by policy, on the same requests."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exegpt.cli import options
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from exegpt.report.comparison import Comparison
+    from exegpt.request import Request
+    from exegpt.schedule import Schedule
+
+
+def bench(
+    schedule: options.REQUIRED_SCHEDULE,
+    model: options.MODEL_DIRECTORY,
+    requests: Annotated[str | None, typer.Option("--requests", "-r", help="A JSONL or trace file.")] = None,
+    workload: options.WORKLOAD = None,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Requests drawn from --workload.")] = 64,
+    profile: options.PROFILE = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Run these policies' best schedules too, or `all`.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median one is reported.")] = 3,
+    columns: options.COLUMNS = None,
+    rate: options.RATE = None,
+    seed: options.SEED = 0,
+    threads: options.THREADS = None,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """Run requests under a schedule, and under other policies' best ones, beside what was predicted for them.
+
+    Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
+    """
+    from exegpt.cli import inputs, output
+    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
+    from exegpt.cli.run import write_report
+    from exegpt.model import ModelSpec
+
+    directory = inputs.model_directory(model)
+    output.check_output(report)
+    inputs.set_threads(threads)
+    given = inputs.read_schedule(schedule)
+    spec = ModelSpec.from_directory(directory)
+    given.check_model(spec)
+    wanted, notes = _requests(spec, directory, requests, workload or given.workload, num, columns, rate, seed)
+    setting = inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype)
+    schedules = [given, *other_schedules(setting, given, policy)]
+    done = compare_policies(directory, schedules, setting, wanted, repeats)
+    if report:
+        write_report(report, f"{spec.name}: predicted beside measured", setting, done)
+    if json:
+        return output.emit(
+            {
+                "policies": [{"policy": c.schedule.policy, **c.document()} for c in done],
+                "assumptions": [*setting.assumptions, *notes],
+                "provenance": output.provenance(setting.profile, seed),
+            }
+        )
+    for text in (*setting.assumptions, *notes):
+        output.note(f"· {text}")
+    output.table(COMPARISON_COLUMNS, comparison_rows(done))
+    print(f"{len(wanted)} requests, the median of {repeats} runs each.")
+
+
+def _requests(
+    spec: Any, directory: Path, source: str | None, workload: Any, num: int, columns: Any, rate: Any, seed: int
+) -> "tuple[list[Request], list[str]]":
+    """The requests of a file, or `num` drawn from a workload's lengths, and what was assumed about them."""
+    from exegpt.cli import inputs
+    from exegpt.cli.run import load_tokenizer
+    from exegpt.trace import parse_columns, parse_rate, parse_workload, with_poisson_arrivals
+    from xrunner.requests import random_requests, read_requests
+
+    named = parse_columns(columns) if columns else None
+    if source:
+        tokenizer = load_tokenizer(directory)
+        encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+        return read_requests(source, spec, encode, seed=seed, columns=named)[0], []
+    load = parse_workload(workload, named) if isinstance(workload, str) else workload
+    load, notes = inputs.fit_context(load, spec)
+    lengths = draw(load, num, seed, spec.context)
+    if rate:
+        lengths = with_poisson_arrivals(lengths, parse_rate(rate), seed)
+    return random_requests(lengths, spec.vocab, seed), [f"{num} requests of workload {load.name}", *notes]
+
+
+def draw(workload: Any, num: int, seed: int, context: int) -> Any:
+    """`num` lengths of a workload, all there from the start."""
+    from dataclasses import replace
+
+    return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, context))
+
+
+def other_schedules(setting: "Setting", given: "Schedule", policy: str | None) -> "list[Schedule]":
+    """The best schedules of the asked policies (`all`: of every other one) under the given schedule's bound."""
+    import math
+
+    from exegpt.cli import inputs
+    from exegpt.cli.tune import search_schedule
+
+    if policy is None:
+        return []
+    names = [n for n in inputs.policy_names(None if policy == "all" else policy) if n != given.policy]
+    if not names:
+        return []
+    bound_s = math.inf if given.latency_bound_s is None else given.latency_bound_s
+    answer = search_schedule(setting, bound_s, bound=given.bound, policies=tuple(names))
+    return [a.schedule for a in answer.alternatives if a.schedule]
+
+
+def compare_policies(
+    directory: Path, schedules: "list[Schedule]", setting: "Setting", requests: "list[Request]", repeats: int
+) -> "list[Comparison]":
+    """Each schedule's median run; the runs take turns, so that a slow moment doesn't fall on one schedule alone."""
+    from exegpt.cli import output
+    from exegpt.cli.execute import execute
+    from exegpt.models import load_model
+    from exegpt.report.comparison import median
+
+    loaded = load_model(directory)
+    runs: list[list[Comparison]] = [[] for _ in schedules]
+    total = len(schedules) * repeats * len(requests)
+    with output.progress("running requests") as progress:
+        finished = 0
+
+        def on_finish(_: Any) -> None:
+            nonlocal finished
+            finished += 1
+            progress(finished, total)
+
+        for _ in range(repeats):
+            for mine, schedule in zip(runs, schedules, strict=True):
+                mine.append(execute(loaded, schedule, setting.profile, requests, on_finish))
+    return [median(mine) for mine in runs]

@@ -1,0 +1,204 @@
+"""`exegpt demo`: the whole way once, on this machine, with nothing else needed."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exegpt.cli import INFEASIBLE, options
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from exegpt.report.comparison import Comparison
+    from exegpt.request import Request
+    from xscheduler.tune import Tuned
+
+BUDGET_S = 60.0
+"""What all runs together may take, as predicted: the number of requests follows from it."""
+
+
+def demo(
+    trace: Annotated[str | None, typer.Option("--trace", help="Take the lengths from this trace.")] = None,
+    workload: options.WORKLOAD = None,
+    latency_bound: Annotated[
+        str | None,
+        typer.Option(
+            "--latency-bound", "-l", help=options.LATENCY_BOUND_HELP + " Default: in the middle of the frontier."
+        ),
+    ] = None,
+    num: Annotated[
+        int | None, typer.Option("--num", "-n", min=1, help="Requests. Default: as a minute allows.")
+    ] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Where everything goes.")] = Path("exegpt-demo"),
+    columns: options.COLUMNS = None,
+    seed: options.SEED = 0,
+    threads: options.THREADS = None,
+    json: options.JSON = False,
+) -> int:
+    """Make a small model, profile it, tune under a bound, run requests, and print predicted beside measured.
+
+    Example: exegpt demo
+    """
+    from exegpt import document
+    from exegpt.cli import inputs, output
+    from exegpt.cli.bench import compare_policies
+    from exegpt.cli.tune import answer_document, infeasible_text, search_schedule
+    from exegpt.duration import parse_duration
+
+    inputs.set_threads(threads)
+    asked_bound = parse_duration(latency_bound) if latency_bound else None
+    directory.mkdir(parents=True, exist_ok=True)
+    model = _model(directory, seed)
+    setting = _setting(model, trace or workload or "T", columns)
+    frontier = _frontier(setting)
+    bound_s = asked_bound or _middle(frontier)
+    answer = search_schedule(setting, bound_s)
+    _print_search(setting, [*frontier, answer], bound_s)
+    if answer.schedule is None:
+        if json:
+            output.emit(answer_document(answer, setting))
+        output.note(infeasible_text(answer, bound_s))
+        return INFEASIBLE
+    ranked = sorted((a for a in answer.alternatives if a.schedule), key=lambda a: -a.estimate.throughput_tok_s)
+    schedules = [a.schedule for a in ranked]
+    requests = _requests(setting, schedules, num, seed)
+    done = compare_policies(model, schedules, setting, requests, repeats=1)
+    document.write(directory / "schedule.json", answer.schedule)
+    _leave(directory, setting, [*frontier, answer], done)
+    if json:
+        output.emit(
+            answer_document(answer, setting)
+            | {"policies": [{"policy": c.schedule.policy, **c.document()} for c in done], "directory": str(directory)}
+        )
+    else:
+        _print_runs(done, directory)
+    return 0
+
+
+def _model(directory: Path, seed: int) -> Path:
+    """The demo's model, made unless an earlier demo has made it."""
+    from exegpt.cli import output
+    from exegpt.models.create import create_model
+
+    path = directory / f"model-{seed}"
+    if not path.is_dir():
+        output.note("1. Making a model: Llama, 8 layers, 58 million random weights …")
+        create_model(
+            path,
+            arch="llama",
+            layers=8,
+            hidden=512,
+            heads=8,
+            kv_heads=4,
+            ffn=1408,
+            vocab=32000,
+            context=1024,
+            dtype="float32",
+            seed=seed,
+            shards=1,
+        )
+    return path
+
+
+def _setting(model: Path, workload: str, columns: str | None) -> "Setting":
+    """The model on this machine with a measured profile: the stored one, else a new one."""
+    from exegpt.cli import inputs, output
+    from exegpt.model import ModelSpec
+    from xprofiler import machine, store
+    from xprofiler.measure import measure_profile
+
+    spec = ModelSpec.from_directory(model)
+    if store.find(spec, "fp32", machine.provenance()) is None:
+        output.note("2. Measuring its layers on this machine …")
+        with output.progress("measuring layers") as progress:
+            measure_profile(model, dtype="fp32", progress=progress)
+    setting = inputs.find_setting(str(model), "local", workload, dtype="fp32", columns=columns)
+    for text in setting.assumptions:
+        output.note(f"· {text}")
+    return setting
+
+
+def _frontier(setting: "Setting") -> "list[Tuned]":
+    from exegpt.cli.tune import frontier_bounds, search_schedule
+
+    return [search_schedule(setting, bound_s) for bound_s in frontier_bounds(setting)]
+
+
+def _middle(frontier: "list[Tuned]") -> float:
+    """The geometric middle between the lowest reachable latency and that of the unbounded optimum, to two digits."""
+    last = frontier[-1]
+    if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
+        return math.inf
+    return float(f"{math.sqrt(last.lowest_latency_s * last.estimate.latency_s):.2g}")
+
+
+def _print_search(setting: "Setting", answers: "list[Tuned]", bound_s: float) -> None:
+    from exegpt.cli import output
+    from exegpt.cli.tune import policy_rows, print_plot
+    from exegpt.duration import format_duration
+
+    answer = answers[-1]
+    title = f"The best schedule of each policy under {format_duration(bound_s)}, workload {setting.workload.name}"
+    output.table(["policy", "req/s", "tok/s", "latency", "schedule"], policy_rows(answer), title)
+    print_plot(answers, bound_s)
+    s = answer.search
+    print(f"\nSearch: {s.evaluations} of {s.space} schedules simulated in {s.seconds:.2f} s ({s.method}).\n")
+
+
+def _requests(setting: "Setting", schedules: list[Any], num: int | None, seed: int) -> "list[Request]":
+    """Requests with the workload's lengths: `num`, or as many as all schedules together serve within the budget."""
+    from exegpt.cli import output
+    from exegpt.cli.bench import draw
+    from xrunner.requests import random_requests
+    from xsimulator.replay import replay
+
+    context = setting.model.context
+    if num is None:
+        num = 512
+        while (
+            num > 32
+            and sum(replay(s, setting.profile, draw(setting.workload, num, seed, context)).seconds for s in schedules)
+            > BUDGET_S
+        ):
+            num //= 2
+    output.note(f"3. Running {num} requests under each of {len(schedules)} schedules …")
+    return random_requests(draw(setting.workload, num, seed, context), setting.model.vocab, seed)
+
+
+def _leave(directory: Path, setting: "Setting", answers: "list[Tuned]", done: "list[Comparison]") -> None:
+    """Write report.html and trace.json."""
+    from exegpt import document
+    from exegpt.cli.tune import frontier, report_facts, schedule_text
+    from exegpt.report.html import Report, page
+    from exegpt.timeline import chrome_trace
+
+    best = done[0]
+    facts = (*report_facts(setting), ("schedule", schedule_text(best.schedule)))
+    report = Report(
+        "exegpt demo: predicted beside measured",
+        facts,
+        setting.workload,
+        frontier(answers),
+        best.schedule.latency_bound_s,
+        tuple(done),
+    )
+    document.write_text(directory / "report.html", page(report))
+    timelines = [best.predicted_timeline, best.measured_timeline]
+    document.write_text(directory / "trace.json", document.dumps(chrome_trace(timelines), indent=None))
+
+
+def _print_runs(done: "list[Comparison]", directory: Path) -> None:
+    from exegpt.cli import output
+    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
+    from exegpt.duration import format_duration
+
+    output.table(COMPARISON_COLUMNS, comparison_rows(done), "Predicted for these very requests, and measured")
+    best = done[0]
+    if best.holds_bound is not None:
+        word = "holds" if best.holds_bound else "misses"
+        bound = format_duration(best.schedule.latency_bound_s or math.inf)
+        print(
+            f"{best.schedule.policy} {word} the bound of {bound}: measured {output.seconds(best.measured.latency_s)}."
+        )
+    print(f"Left in {directory}/: report.html (open it in a browser), schedule.json, trace.json (for ui.perfetto.dev).")

@@ -1,0 +1,85 @@
+"""Running requests under a schedule and laying what happened beside what was predicted for them."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from exegpt.profile import Profile
+from exegpt.report.comparison import Comparison
+from exegpt.request import Request, Result
+from exegpt.schedule import Schedule
+from exegpt.served import summarise
+from exegpt.workload import RequestLengths
+
+if TYPE_CHECKING:
+    from xrunner.engine import RunReport
+
+
+def execute(
+    model: Any,
+    schedule: Schedule,
+    profile: Profile,
+    requests: Sequence[Request],
+    on_finish: Callable[[Result], None] | None = None,
+) -> Comparison:
+    """Run `requests` on a loaded model, then predict the very same ones."""
+    from xrunner.engine import Engine
+
+    return compare(schedule, profile, Engine(model, schedule).run(requests, on_finish))
+
+
+def compare(schedule: Schedule, profile: Profile, report: "RunReport") -> Comparison:
+    """A finished run beside the replay of its requests, with the output lengths that they turned out to have."""
+    import xsimulator
+    from xsimulator.replay import replay
+
+    done = sorted(report.served, key=lambda s: s.index)
+    predicted = replay(schedule, profile, [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done])
+    busy = sum(span.end_s - span.start_s for span in report.timeline.spans)
+    return Comparison(
+        schedule=schedule,
+        measured=summarise(
+            report.served,
+            report.seconds,
+            schedule.bound,
+            utilisation=(busy / report.seconds if report.seconds else 0.0,),
+        ),
+        predicted=predicted.estimate,
+        steady=xsimulator.estimate(schedule, profile),
+        results=tuple(report.results),
+        served=tuple(report.served),
+        seconds=report.seconds,
+        measured_timeline=report.timeline,
+        predicted_timeline=predicted.timeline,
+    )
+
+
+def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """A table's rows: for each figure and policy, predicted, measured and error."""
+    from exegpt.cli import output
+
+    rows = []
+    for c in comparisons:
+        error = c.error()
+        for key, name, text in (
+            ("throughput_tok_s", "output tokens/s", output.number),
+            ("latency_s", "latency of the bound", output.seconds),
+            ("ttft_s", "time to first token", output.seconds),
+            ("tpot_s", "time per output token", output.seconds),
+        ):
+            figures = (getattr(c.predicted, key), getattr(c.measured, key))
+            rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
+        predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
+        for phase in sorted(predicted.keys() & measured.keys()):
+            one, two = predicted[phase], measured[phase]
+            rows.append(
+                [
+                    f"{c.schedule.policy:8} {phase} iteration",
+                    output.seconds(one),
+                    output.seconds(two),
+                    output.share((two - one) / two if two else None),
+                ]
+            )
+    return rows
+
+
+COMPARISON_COLUMNS = ("", "predicted", "measured", "error")

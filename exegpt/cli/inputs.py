@@ -1,0 +1,166 @@
+"""What people type, made into nouns: model, cluster, workload and profile, with what was assumed on the way."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.errors import InputError
+from exegpt.model import BYTES, ModelSpec
+from exegpt.profile import Profile
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a schedule is searched for."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+    kv_dtype: str
+    assumptions: tuple[str, ...]
+
+
+def find_model(text: str) -> ModelSpec:
+    """The spec of a built-in model or of a model directory."""
+    from exegpt.builtin_models import builtin_model
+
+    return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
+
+
+def model_directory(text: str) -> Path:
+    """The directory of a model whose weights are needed."""
+    if not Path(text).is_dir():
+        raise InputError(f"There is no model directory '{text}': `exegpt model create {text}` makes one.")
+    return Path(text)
+
+
+def read_schedule(path: Path) -> Schedule:
+    """A schedule from its file; another version is refused before anything else is looked at."""
+    from exegpt import document
+
+    data = document.read_json(path)
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != Schedule.VERSION:
+        raise InputError(
+            f"'{path}' is not a schedule of version {Schedule.VERSION} (its version is {version!r}): tune again."
+        )
+    return document.from_dict(Schedule, data, f"'{path}'")
+
+
+def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
+    """InputError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
+
+
+def policy_names(text: str | None) -> tuple[str, ...]:
+    """The policies in a comma-separated list; all that can be searched where there is none."""
+    from xscheduler.tune import POLICIES
+
+    if text is None:
+        return POLICIES
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        check_choice(name, POLICIES, "Policy")
+    return names
+
+
+def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
+    """The workload scaled to the model's context where its 99th percentile doesn't fit, and a sentence that says so.
+
+    T5's positions are relative, so it has no longest sequence.
+    """
+    if model.architecture == "t5":
+        return workload, []
+    scaled, factor, clipped = workload.scaled_to(model.context)
+    if factor == 1.0:
+        return workload, []
+    text = f"lengths of workload {workload.name} times {factor:.3g}, to fit the context of {model.context} tokens"
+    return scaled, [f"{text}; {clipped:.2%} of the requests are longer still and are clipped"]
+
+
+def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype: str) -> tuple[Profile, str]:
+    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is."""
+    if text is not None and text != "roofline":
+        return _profile_from_file(text, model, dtype), f"profile: '{text}'"
+    from xprofiler import machine, store
+    from xprofiler.roofline import roofline_profile
+
+    if cluster.is_cpu and text is None:
+        stored = store.find(model, dtype, machine.provenance())
+        if stored:
+            return stored, f"profile: measured on this machine ({stored.fingerprint})"
+    known = machine.measured(cluster) if cluster.is_cpu else cluster
+    why = "" if text else ", none that was measured fits this model, cluster and dtype"
+    return roofline_profile(model, known, dtype), f"profile: roofline{why}"
+
+
+def _profile_from_file(path: str, model: ModelSpec, dtype: str) -> Profile:
+    from exegpt import document
+
+    profile = document.read(Profile, path)
+    if profile.model != model.fingerprint:
+        raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
+    if profile.dtype != dtype:
+        raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")
+    return profile
+
+
+def find_setting(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    profile: str | None = None,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    memory_fraction: float | None = None,
+    columns: str | None = None,
+    rate: str | None = None,
+) -> Setting:
+    """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
+    this machine; the assumptions say so.
+    """
+    from exegpt.trace import parse_columns, parse_rate, parse_workload
+
+    assumptions: list[str] = []
+    if model is None:
+        model = "opt-13b"
+        assumptions.append("model: opt-13b, the default")
+    spec = find_model(model)
+    if cluster is None:
+        cluster = "local" if Path(model).is_dir() else "4xA40"
+        assumptions.append(f"cluster: {cluster}, the default")
+    if workload is None:
+        workload = "S"
+        assumptions.append("workload: task S (summarization), the default")
+    where = parse_cluster(cluster, memory_fraction)
+    if isinstance(workload, str):
+        named = parse_columns(columns) if columns else None
+        workload = parse_workload(workload, named, parse_rate(rate) if rate else None)
+    load, scaling = fit_context(workload, spec)
+    if load.correlation is not None:
+        scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+    if dtype is None:
+        dtype = "fp32" if where.is_cpu else "fp16"
+        assumptions.append(f"dtype: {dtype}, the default")
+    for value, option in ((dtype, "--dtype"), (kv_dtype or dtype, "--kv-dtype")):
+        check_choice(value, tuple(BYTES), option)
+    found, which = find_profile(profile, spec, where, dtype)
+    return Setting(spec, where, load, found, kv_dtype or dtype, (*assumptions, *scaling, which))
+
+
+def with_profile(setting: Setting, profile: Profile, which: str) -> Setting:
+    """The same setting standing on another profile."""
+    return replace(setting, profile=profile, assumptions=(*setting.assumptions[:-1], which))
+
+
+def set_threads(threads: int | None) -> None:
+    """Use so many processor threads; None leaves torch's own choice, one per core."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)

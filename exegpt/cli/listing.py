@@ -1,0 +1,100 @@
+"""`exegpt list`: what is built in."""
+
+from typing import Annotated
+
+import typer
+
+from exegpt.cli import options
+from exegpt.errors import InputError
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="models, devices, tasks or policies")], json: options.JSON = False
+) -> None:
+    """What is built in: models, devices, tasks, policies.
+
+    Example: exegpt list models
+    """
+    from exegpt.cli import output
+
+    listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies}
+    if what not in listings:
+        raise InputError(f"There is no list of '{what}': there are {', '.join(listings)}.")
+    rows = listings[what]()
+    if json:
+        return output.emit({what: rows, "provenance": output.provenance()})
+    columns = list(rows[0])
+    output.table(columns, [[_cell(row[column]) for column in columns] for row in rows])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _models() -> list[dict[str, object]]:
+    from exegpt.builtin_models import HUB_IDS, builtin_model
+
+    rows: list[dict[str, object]] = []
+    for name, hub in HUB_IDS.items():
+        spec = builtin_model(name)
+        layers = f"{spec.encoder_layers}+{spec.layers}" if spec.encoder_layers else str(spec.layers)
+        rows.append(
+            {
+                "name": name,
+                "architecture": spec.architecture,
+                "parameters": spec.parameters,
+                "layers": layers,
+                "hidden": spec.hidden,
+                "context": spec.context,
+                "hub_id": hub,
+            }
+        )
+    return rows
+
+
+def _devices() -> list[dict[str, object]]:
+    from exegpt.cluster import KINDS, device_kind
+
+    return [
+        {
+            "kind": spec.kind,
+            "memory_gib": round(spec.memory_bytes / 2**30),
+            "bandwidth_gb_s": round(spec.bandwidth_bytes_s / 1e9),
+            **{f"{dtype}_tflops": spec.flops_s.get(dtype, 0) / 1e12 or None for dtype in ("fp16", "fp32", "fp8")},
+        }
+        for spec in map(device_kind, KINDS)
+    ]
+
+
+def _tasks() -> list[dict[str, object]]:
+    from exegpt.workload import TASKS, task
+
+    rows: list[dict[str, object]] = []
+    for name, title in TASKS.items():
+        workload = task(name)
+        rows.append(
+            {
+                "task": name,
+                "title": title,
+                "input_mean": round(workload.input.mean),
+                "input_max": workload.input.max,
+                "output_mean": round(workload.output.mean),
+                "output_p99": workload.p99_output,
+                "output_max": workload.output.max,
+            }
+        )
+    return rows
+
+
+_POLICIES = {
+    "static": ("encode_batch", "a batch runs to its longest output (FasterTransformer)"),
+    "orca": ("max_num_seqs, prefills_per_step", "requests join and leave at every iteration (Orca, vLLM)"),
+    "chunked": ("max_num_seqs, max_num_batched_tokens", "prompts in pieces within a token budget (Sarathi, vLLM v1)"),
+    "rra": ("encode_batch, decode_iterations", "encode a batch, decode N_D iterations, again (ExeGPT)"),
+}
+
+
+def _policies() -> list[dict[str, object]]:
+    return [{"policy": name, "variables": own, "what": text} for name, (own, text) in _POLICIES.items()]

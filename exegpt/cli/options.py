@@ -1,0 +1,46 @@
+"""Options that several commands share, so that each has one name, one meaning and one help text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+MODEL_HELP = "A built-in name (`exegpt list models`), its Hugging Face id, or a model directory."
+MODEL = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)]
+CLUSTER = Annotated[str | None, typer.Option("--cluster", "-c", help="local, 4xA40, 2x8xA100-80GB, or a YAML file.")]
+WORKLOAD = Annotated[
+    str | None,
+    typer.Option("--workload", "-w", help="A task (S, T, G, C1, C2), fixed lengths (2048/256), or a trace file."),
+]
+PROFILE = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", "-p", help="A profile file, or roofline. Default: the stored profile that fits, else the roofline."
+    ),
+]
+DTYPE = Annotated[str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: fp32 on CPUs.")]
+KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
+MEMORY_FRACTION = Annotated[
+    float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")
+]
+COLUMNS = Annotated[
+    str | None, typer.Option("--columns", help="A trace's columns: input=NAME,output=NAME[,arrival=NAME].")
+]
+RATE = Annotated[str | None, typer.Option("--rate", help="Poisson arrivals, like 5/s.")]
+SEED = Annotated[int, typer.Option("--seed", help="Seed of everything drawn at random.")]
+THREADS = Annotated[int | None, typer.Option("--threads", min=1, help="Processor threads. Default: one per core.")]
+LATENCY_BOUND_HELP = "The latency bound: 5s, 250ms, 2m or inf."
+BOUND = Annotated[
+    str,
+    typer.Option(
+        "--bound",
+        help="Who must meet it: a sequence of the 99th percentile's length (p99-length) or 99 % of all (p99-queries).",
+    ),
+]
+POLICY = Annotated[str | None, typer.Option("--policy", help="Only these policies, separated by commas.")]
+SCHEDULE_HELP = "A schedule file, as `exegpt tune --out` writes it."
+SCHEDULE = Annotated[Path | None, typer.Option("--schedule", "-s", help=SCHEDULE_HELP)]
+REQUIRED_SCHEDULE = Annotated[Path, typer.Option("--schedule", "-s", help=SCHEDULE_HELP)]
+MODEL_DIRECTORY = Annotated[str, typer.Option("--model", "-m", help="A model directory in the Hugging Face layout.")]
+REPORT = Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")]

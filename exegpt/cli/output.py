@@ -1,0 +1,124 @@
+"""What commands print: one JSON document, or tables for people; notes and progress go to standard error."""
+
+import functools
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from exegpt.profile import Profile
+
+
+@functools.cache
+def stderr() -> "Console":
+    """The console for notes and progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """Say something that is not the answer."""
+    stderr().print(text, markup=False, soft_wrap=True)
+
+
+def emit(data: dict[str, Any]) -> None:
+    """Print one JSON document."""
+    from exegpt.document import dumps
+
+    print(dumps(data))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """Print a table; columns of figures are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for place, column in enumerate(columns):
+        figures = all(row[place][:1] in "–+-0123456789" for row in rows)
+        drawn.add_column(column, justify="right" if figures else "left", no_wrap=place == 0)
+    for row in rows:
+        drawn.add_row(*row)
+    console = Console(highlight=False)
+    console.print(drawn if console.is_terminal else _unbounded(drawn, console))
+
+
+def _unbounded(drawn: Any, console: Any) -> Any:
+    """A table that goes to a file or a pipe isn't cut to a terminal's width."""
+    console.width = max(console.width, console.measure(drawn, options=console.options.update(width=400)).maximum)
+    return drawn
+
+
+@contextmanager
+def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
+    """A progress bar on standard error; the value is called with (done, total)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def provenance(profile: "Profile | None" = None, seed: int | None = None) -> dict[str, Any]:
+    """What an answer stands on: versions, profile, seed and command line."""
+    from exegpt import __version__
+
+    return {
+        "exegpt": __version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in ("torch", "transformers", "triton")},
+        "profile": {"source": profile.source, "fingerprint": profile.fingerprint} if profile else None,
+        "seed": seed,
+        "command_line": shlex.join(["exegpt", *sys.argv[1:]]),
+    }
+
+
+def check_output(path: Path | None) -> None:
+    """InputError before the work begins if its result could not be written to `path`."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a file in it.")
+    if not path.parent.is_dir():
+        raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
+
+
+def seconds(value: float | None) -> str:
+    """A time for people: three digits and a unit."""
+    if value is None:
+        return "–"
+    if value >= 100:
+        return f"{value:.0f} s"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def share(value: float | None) -> str:
+    """A signed share in percent."""
+    return "–" if value is None else f"{value:+.1%}"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or a dash."""
+    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"

@@ -1,0 +1,212 @@
+"""`exegpt run`: runs requests offline and measures."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exegpt.cli import options
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from exegpt.report.comparison import Comparison
+    from exegpt.request import Request, Result
+    from exegpt.schedule import Schedule
+
+
+def run(
+    model: options.MODEL_DIRECTORY,
+    requests: Annotated[str, typer.Option("--requests", "-r", help="A JSONL or trace file, or - for standard input.")],
+    schedule: options.SCHEDULE = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one JSON line per result.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    skip_invalid: Annotated[bool, typer.Option("--skip-invalid", help="End invalid requests with an error.")] = False,
+    latency_bound: Annotated[str, typer.Option("--latency-bound", "-l", help=options.LATENCY_BOUND_HELP)] = "inf",
+    profile: options.PROFILE = None,
+    policy: options.POLICY = None,
+    encode_batch: Annotated[int | None, typer.Option(min=1, help="Fix B_E.")] = None,
+    decode_iterations: Annotated[int | None, typer.Option(min=1, help="Fix N_D.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Fix the most resident sequences.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Fix the token budget.")] = None,
+    columns: options.COLUMNS = None,
+    seed: options.SEED = 0,
+    threads: options.THREADS = None,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """Run requests offline and measure, beside what was predicted. Without a schedule one is searched first.
+
+    Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
+    """
+    from exegpt.cli import inputs, output
+    from exegpt.errors import InputError
+    from exegpt.model import ModelSpec
+    from exegpt.trace import parse_columns
+    from xrunner.requests import read_requests
+
+    directory = inputs.model_directory(model)
+    output.check_output(out)
+    output.check_output(report)
+    if resume and out is None:
+        raise InputError("--resume needs --out: it goes on with that file.")
+    inputs.set_threads(threads)
+    spec = ModelSpec.from_directory(directory)
+    given = inputs.read_schedule(schedule) if schedule else None
+    if given:
+        given.check_model(spec)
+    tokenizer = load_tokenizer(directory)
+    encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+    named = parse_columns(columns) if columns else None
+    wanted, rejected = read_requests(requests, spec, encode, seed=seed, columns=named, skip_invalid=skip_invalid)
+    for one in rejected:
+        output.note(f"skipped: {one.reason}")
+    setting = run_setting(directory, wanted, profile)
+    chosen = given or tuned_schedule(
+        setting,
+        latency_bound,
+        policy,
+        encode_batch=encode_batch,
+        decode_iterations=decode_iterations,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    done = _run(directory, chosen, setting, wanted, [r.result for r in rejected], tokenizer, out, resume)
+    if report:
+        write_report(report, f"{spec.name}: a run", setting, [done])
+    if json:
+        return output.emit(done.document() | {"schedule": _plain(chosen), **_closing(setting, seed)})
+    _print(done, setting)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer, None where it has none."""
+    from exegpt.errors import InputError
+
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(f"'{path}' is not a tokenizer: {error}.") from None
+
+
+def run_setting(directory: Path, requests: "list[Request]", profile: str | None) -> "Setting":
+    """The setting of a run on this machine: the workload is the requests' own."""
+    from exegpt.cli import inputs
+    from exegpt.errors import InputError
+    from exegpt.workload import RequestLengths, Workload
+
+    if not requests:
+        raise InputError("None of the requests can be run.")
+    rows = [RequestLengths(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in requests]
+    workload = Workload.from_requests("requests", rows)
+    return inputs.find_setting(str(directory), "local", workload, profile, dtype="fp32")
+
+
+def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, **fixed: int | None) -> "Schedule":
+    """The best schedule under the bound with the fixed variables as given; Infeasible where there is none."""
+    from exegpt.cli import inputs, output
+    from exegpt.cli.tune import infeasible_text, schedule_text, search_schedule
+    from exegpt.duration import parse_duration
+    from exegpt.errors import Infeasible
+
+    bound_s = parse_duration(latency_bound)
+    by_hand = {name: value for name, value in fixed.items() if value is not None}
+    answer = search_schedule(setting, bound_s, policies=inputs.policy_names(policy), fixed=by_hand)
+    if answer.schedule is None:
+        raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
+    output.note(f"schedule: {schedule_text(answer.schedule)}")
+    return answer.schedule
+
+
+def _run(
+    directory: Path,
+    schedule: "Schedule",
+    setting: "Setting",
+    requests: "list[Request]",
+    rejected: "list[Result]",
+    tokenizer: Any,
+    out: Path | None,
+    resume: bool,
+) -> "Comparison":
+    """Load the model and run what isn't done yet; results go to `out` as they come."""
+    from contextlib import nullcontext
+
+    from exegpt.cli import output
+    from exegpt.cli.execute import execute
+    from exegpt.models import load_model
+    from xrunner.results import ResultFile
+
+    file = ResultFile(out, run_fingerprint(directory, schedule, requests), resume) if out else None
+    left = [r for r in requests if not file or r.id not in file.done]
+    if file and file.done:
+        output.note(f"resumed: {len(file.done)} of {len(requests)} requests were done")
+    with file or nullcontext(), output.progress("running requests") as progress:
+        for result in rejected:
+            if file and result.id not in file.done:
+                file.append(result)
+        finished = 0
+
+        def on_finish(result: "Result") -> None:
+            nonlocal finished
+            finished += 1
+            progress(finished, len(left))
+            if file:
+                text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
+                file.append(replace(result, text=text))
+
+        return execute(load_model(directory), schedule, setting.profile, left, on_finish)
+
+
+def run_fingerprint(directory: Path, schedule: "Schedule", requests: "list[Request]") -> str:
+    """What must be the same for a run to be resumed: weights, schedule and requests."""
+    from exegpt.document import fingerprint, to_dict
+
+    weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.glob("*.safetensors"))]
+    return fingerprint([weights, to_dict(schedule), [to_dict(r) for r in requests]])
+
+
+def _plain(schedule: "Schedule") -> dict[str, Any]:
+    from exegpt.document import to_dict
+
+    return to_dict(schedule)
+
+
+def _closing(setting: "Setting", seed: int) -> dict[str, Any]:
+    from exegpt.cli import output
+
+    return {
+        "assumptions": list(setting.assumptions),
+        "provenance": output.provenance(setting.profile, seed),
+    }
+
+
+def _print(done: "Comparison", setting: "Setting") -> None:
+    from exegpt.cli import output
+    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
+    from exegpt.cli.tune import schedule_text
+
+    for text in setting.assumptions:
+        output.note(f"· {text}")
+    output.table(COMPARISON_COLUMNS, comparison_rows([done]), schedule_text(done.schedule))
+    print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
+
+
+def write_report(path: Path, title: str, setting: "Setting", comparisons: "list[Comparison]") -> None:
+    """An HTML report with the frontier of all policies and these runs."""
+    import math
+
+    from exegpt import document
+    from exegpt.cli.tune import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.report.html import Report, page
+
+    chosen = comparisons[0].schedule
+    answers = [search_schedule(setting, b, bound=chosen.bound) for b in frontier_bounds(setting, bound=chosen.bound)]
+    bound_s = chosen.latency_bound_s if chosen.latency_bound_s and math.isfinite(chosen.latency_bound_s) else None
+    facts = (*report_facts(setting), ("schedule", schedule_text(chosen)))
+    report = Report(title, facts, setting.workload, frontier(answers), bound_s, tuple(comparisons))
+    document.write_text(path, page(report))

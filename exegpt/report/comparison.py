@@ -1,0 +1,84 @@
+"""Predicted beside measured: one schedule, one list of requests, the same arithmetic for both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exegpt.document import to_dict
+from exegpt.estimate import Estimate
+from exegpt.request import Result
+from exegpt.schedule import Schedule
+from exegpt.served import Served, steady_tokens_s
+from exegpt.timeline import Timeline
+
+KEYS = (
+    "throughput_seq_s",
+    "throughput_tok_s",
+    "latency_s",
+    "latency_p50_s",
+    "latency_p99_s",
+    "ttft_s",
+    "tpot_s",
+    "ttft_p99_s",
+    "tpot_p99_s",
+)
+"""The figures of an Estimate that a run measures."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run of `schedule` beside its replay over the very requests that were run, and the steady-state estimate."""
+
+    schedule: Schedule
+    measured: Estimate
+    predicted: Estimate
+    steady: Estimate
+    results: tuple[Result, ...]
+    served: tuple[Served, ...]
+    seconds: float
+    measured_timeline: Timeline
+    predicted_timeline: Timeline
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens made."""
+        return sum(len(r.output_ids) for r in self.results)
+
+    @property
+    def steady_measured_tok_s(self) -> float | None:
+        """Output tokens per second between ramp-up and drain, what `steady` predicts; None for too short a run."""
+        return steady_tokens_s(self.served)
+
+    @property
+    def holds_bound(self) -> bool | None:
+        """Whether the measured latency meets the schedule's bound; None where there is none."""
+        bound, latency = self.schedule.latency_bound_s, self.measured.latency_s
+        return None if bound is None or latency is None else latency <= bound
+
+    def error(self) -> dict[str, float | None]:
+        """(measured − predicted) / measured by figure; None where either is unknown or nothing was measured."""
+        return {key: relative(getattr(self.measured, key), getattr(self.predicted, key)) for key in KEYS}
+
+    def document(self) -> dict[str, Any]:
+        """The object that `run --json` prints."""
+        return {
+            **to_dict(self.measured),
+            "requests": len(self.results),
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "steady_tok_s": self.steady_measured_tok_s,
+            "phase_s": self.measured_timeline.phase_means(),
+            "predicted": {**to_dict(self.predicted), "phase_s": self.predicted_timeline.phase_means()},
+            "predicted_steady": to_dict(self.steady),
+            "error": self.error(),
+        }
+
+
+def relative(measured: float | None, predicted: float | None) -> float | None:
+    """(measured − predicted) / measured."""
+    return None if measured is None or predicted is None or measured == 0 else (measured - predicted) / measured
+
+
+def median(runs: Sequence[Comparison]) -> Comparison:
+    """The run of median duration, one of those given."""
+    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]

@@ -1,0 +1,134 @@
+"""The report: one HTML file that needs no network and no script."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from exegpt.report import svg
+from exegpt.report.comparison import KEYS, Comparison
+from exegpt.timeline import Timeline
+from exegpt.workload import Workload
+
+_STYLE = """
+:root { --ink: #1c2026; --soft: #68707c; --line: #dfe3e8; --page: #ffffff; --lane: #f3f5f7; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #9aa2ad; --line: #343a42; --page: #15181c; --lane: #20242a; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
+  max-width: 60rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; }
+p, figcaption, dt { color: var(--soft); } figure { margin: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dd { margin: 0; }
+svg { width: 100%; height: auto; display: block; font: 12px system-ui, sans-serif; }
+svg text { fill: var(--soft); } .grid { stroke: var(--line); } .axis { stroke: var(--soft); fill: none; }
+.bound { stroke: var(--ink); stroke-dasharray: 5 4; } .lane { fill: var(--lane); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { font-weight: 600; color: var(--soft); } th:first-child, td:first-child { text-align: left; }
+.scroll { overflow-x: auto; } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 1em; }
+"""
+
+_TITLES = {
+    "throughput_seq_s": "requests/s",
+    "throughput_tok_s": "output tokens/s",
+    "latency_s": "latency of the bound, s",
+    "latency_p50_s": "latency, median, s",
+    "latency_p99_s": "latency, 99th percentile, s",
+    "ttft_s": "time to first token, mean, s",
+    "tpot_s": "time per output token, mean, s",
+    "ttft_p99_s": "time to first token, 99th percentile, s",
+    "tpot_p99_s": "time per output token, 99th percentile, s",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows. Without comparisons it is the report of a search alone."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    """What it was found for: (name, text) pairs."""
+    workload: Workload
+    frontier: dict[str, tuple[tuple[float, float], ...]]
+    """Policy → predicted (latency in seconds, output tokens per second)."""
+    bound_s: float | None
+    comparisons: tuple[Comparison, ...] = field(default=())
+    """The first one is the schedule that was chosen."""
+
+
+def page(report: Report) -> str:
+    """The whole HTML document."""
+    measured = {c.schedule.policy: c for c in report.comparisons}
+    series = [
+        svg.Series(name, points, _point(measured.get(name)))  # type: ignore[call-overload]
+        for name, points in report.frontier.items()
+    ]
+    caption = "Dots: what each policy's best schedule is predicted to reach at several bounds, in the steady state."
+    if measured:
+        caption += " Rings: what was measured, ramp-up and drain included."
+    parts = [
+        f"<h1>{escape(report.title)}</h1>",
+        "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in report.facts) + "</dl>",
+        "<h2>Throughput and latency</h2>",
+        f"<figure>{svg.frontier(series, report.bound_s)}<figcaption>{caption}</figcaption></figure>",
+    ]
+    if report.comparisons:
+        parts += _comparison_parts(report.comparisons)
+    laws = [
+        ("input", svg.PHASES["encode"], report.workload.input.lengths, report.workload.input.probabilities),
+        ("output", svg.PHASES["decode"], report.workload.output.lengths, report.workload.output.probabilities),
+    ]
+    parts += ["<h2>Lengths of the requests</h2>", f"<figure>{svg.lengths(laws)}</figure>"]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _point(comparison: Comparison | None) -> tuple[float, float] | None:
+    if comparison is None or comparison.measured.latency_s is None:
+        return None
+    return comparison.measured.latency_s, comparison.measured.throughput_tok_s
+
+
+def _comparison_parts(comparisons: Sequence[Comparison]) -> list[str]:
+    chosen = comparisons[0]
+    key = "".join(
+        f'<span class="key" style="background:{svg.PHASES[phase]}"></span>{phase}'
+        for phase in ("encode", "decode", "mixed")
+    )
+    rows = [("predicted", _spans(chosen.predicted_timeline)), ("measured", _spans(chosen.measured_timeline))]
+    return [
+        "<h2>Predicted beside measured</h2>",
+        "<p>Predicted: the replay of the very requests that were run. Error: (measured − predicted) / measured.</p>",
+        f'<div class="scroll">{_table(comparisons)}</div>',
+        f"<h2>Timelines of policy {escape(chosen.schedule.policy)}</h2>",
+        f"<figure>{svg.timelines(rows)}<figcaption>{key}</figcaption></figure>",
+    ]
+
+
+def _spans(timeline: Timeline) -> list[tuple[str, float, float]]:
+    return [(span.phase, span.start_s, span.end_s) for span in timeline.spans if span.device == 0]
+
+
+def _table(comparisons: Sequence[Comparison]) -> str:
+    head = "<tr><th></th>" + "".join(
+        f"<th>{escape(c.schedule.policy)}, predicted</th><th>measured</th><th>error</th>" for c in comparisons
+    )
+    rows = []
+    for key in KEYS:
+        cells = []
+        for c in comparisons:
+            cells += [_figure(getattr(c.predicted, key)), _figure(getattr(c.measured, key)), _share(c.error()[key])]
+        rows.append(f"<tr><td>{_TITLES[key]}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f"<table><thead>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1%}"

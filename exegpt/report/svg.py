@@ -1,0 +1,155 @@
+"""Charts as SVG text: a few shapes, no library, readable in light and dark."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 760, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
+PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
+POLICIES = {"rra": "#c23b53", "chunked": "#7a5aa8", "orca": "#3b74b9", "static": "#5c8f3c"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One policy's points (x, y), with its measured point where there is one."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    measured: tuple[float, float] | None = None
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values from `low` to `high`, at most about `most`."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / most
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+class _Axes:
+    """Linear axes from zero over a chart's inner rectangle."""
+
+    def __init__(self, right: float, top: float, height: int = HEIGHT):
+        self.right, self.top, self.height = right, top, height
+
+    def x(self, value: float) -> float:
+        return _LEFT + value / self.right * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return self.height - _BOTTOM - value / self.top * (self.height - _TOP - _BOTTOM)
+
+    def drawn(self, x_title: str, y_title: str) -> list[str]:
+        """The grid, its numbers and the titles."""
+        bottom = self.height - _BOTTOM
+        shapes = []
+        for value in ticks(0, self.top):
+            y = self.y(value)
+            shapes.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
+            shapes.append(_text(_LEFT - 8, y + 4, f"{value:g}", "end"))
+        for value in ticks(0, self.right, 8):
+            shapes.append(_text(self.x(value), bottom + 17, f"{value:g}", "middle"))
+        shapes.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{WIDTH - _RIGHT}"/>')
+        shapes.append(_text((WIDTH + _LEFT) / 2, self.height - 8, x_title, "middle"))
+        middle = (_TOP + bottom) / 2
+        shapes.append(f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">{y_title}</text>')
+        return shapes
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(shapes: Iterable[str], height: int, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">' + "\n".join(shapes) + "</svg>"
+    )
+
+
+def frontier(series: Sequence[Series], bound_s: float | None) -> str:
+    """Throughput over latency by policy; measured points are rings, the bound is a dashed line."""
+    every = [p for s in series for p in (*s.points, *([s.measured] if s.measured else []))]
+    if not every:
+        return "<p>No policy has a feasible schedule.</p>"
+    right = 1.05 * max([x for x, _ in every] + [bound_s or 0.0])
+    axes = _Axes(right, 1.1 * max(y for _, y in every))
+    shapes = axes.drawn("latency of the bound, s", "output tokens/s")
+    if bound_s:
+        x = axes.x(bound_s)
+        shapes.append(f'<path class="bound" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')
+        shapes.append(_text(x - 5, _TOP + 10, "bound", "end"))
+    for row, one in enumerate(series):
+        colour = POLICIES.get(one.name, "#8a8f98")
+        points = sorted(one.points)
+        path = "M" + "L".join(f"{axes.x(x):.1f} {axes.y(y):.1f}" for x, y in points) if points else ""
+        shapes.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for x, y in points:
+            title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, predicted</title>"
+            shapes.append(f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3.5" fill="{colour}">{title}</circle>')
+        if one.measured:
+            x, y = one.measured
+            title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, measured</title>"
+            at = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
+            shapes.append(f'<circle {at} r="7" fill="none" stroke="{colour}" stroke-width="2">{title}</circle>')
+        y = HEIGHT - _BOTTOM - 16 - 17 * (len(series) - 1 - row)
+        shapes.append(f'<rect x="{WIDTH - 110}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(WIDTH - 95, y, one.name))
+    return _svg(shapes, HEIGHT, "Throughput and latency by policy")
+
+
+def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) -> str:
+    """Rows of (phase, start, end) in seconds over one time axis; neighbours of one phase are drawn as one piece."""
+    height = _TOP + 46 * len(rows) + _BOTTOM
+    last = max((end for _, spans in rows for _, _, end in spans), default=0.0)
+    axes = _Axes(last or 1.0, 1.0, height)
+    shapes = [_text(axes.x(t), height - _BOTTOM + 17, f"{t:g}", "middle") for t in ticks(0, last, 10)]
+    shapes.append(_text((WIDTH + _LEFT) / 2, height - 8, "seconds", "middle"))
+    for number, (name, spans) in enumerate(rows):
+        y = _TOP + 46 * number
+        shapes.append(_text(_LEFT - 6, y + 22, name, "end"))
+        shapes.append(f'<rect class="lane" x="{_LEFT}" y="{y}" width="{WIDTH - _LEFT - _RIGHT}" height="36"/>')
+        for phase, start, end in joined(spans):
+            x, width = axes.x(start), max(0.3, axes.x(end) - axes.x(start))
+            shapes.append(
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="36" fill="{PHASES[phase]}">'
+                f"<title>{phase}, {start:.3f}–{end:.3f} s</title></rect>"
+            )
+    return _svg(shapes, height, "Timelines, predicted over measured")
+
+
+def joined(spans: Sequence[tuple[str, float, float]], gap_s: float = 0.002) -> list[tuple[str, float, float]]:
+    """Neighbouring spans of one phase that are less than `gap_s` apart, as one."""
+    pieces: list[tuple[str, float, float]] = []
+    for phase, start, end in spans:
+        if pieces and pieces[-1][0] == phase and start - pieces[-1][2] < gap_s:
+            pieces[-1] = (phase, pieces[-1][1], end)
+        else:
+            pieces.append((phase, start, end))
+    return pieces
+
+
+def lengths(laws: Sequence[tuple[str, str, Sequence[int], Sequence[float]]], bins: int = 40) -> str:
+    """Laws of lengths as outlined histograms: (name, colour, lengths, probabilities)."""
+    height = 220
+    most = max(values[-1] for _, _, values, _ in laws)
+    width = max(1, math.ceil(most / bins))
+    heights = []
+    for _, _, values, weights in laws:
+        bars = [0.0] * (math.ceil(most / width))
+        for value, weight in zip(values, weights, strict=True):
+            bars[(value - 1) // width] += weight
+        heights.append(bars)
+    axes = _Axes(width * len(heights[0]), 1.1 * max(map(max, heights)), height)
+    shapes = axes.drawn("tokens", f"share per {width} tokens")
+    for row, ((name, colour, _, _), bars) in enumerate(zip(laws, heights, strict=True)):
+        path = f"M{_LEFT} {height - _BOTTOM}" + "".join(
+            f"V{axes.y(bar):.1f}H{axes.x((i + 1) * width):.1f}" for i, bar in enumerate(bars)
+        )
+        shapes.append(f'<path d="{path}V{height - _BOTTOM}Z" fill="{colour}" fill-opacity=".25" stroke="{colour}"/>')
+        shapes.append(f'<rect x="{WIDTH - 110}" y="{_TOP + 17 * row}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(WIDTH - 95, _TOP + 9 + 17 * row, name))
+    return _svg(shapes, height, "Laws of input and output length")

@@ -1,0 +1,36 @@
+"""The frontier as a small plot for terminals."""
+
+from collections.abc import Mapping, Sequence
+
+MARKS = {"rra": "R", "chunked": "c", "orca": "o", "static": "s"}
+
+
+def plot(
+    frontier: Mapping[str, Sequence[tuple[float, float]]], bound_s: float | None, width: int = 64, height: int = 14
+) -> str:
+    """Throughput (up, output tokens/s) over latency (right, seconds) of every policy, one letter each.
+
+    Where points fall together the policy with more throughput is seen. Empty text for no points.
+    """
+    points = sorted((y, x, policy) for policy, row in frontier.items() for x, y in row)
+    if not points:
+        return ""
+    right = max([x for _, x, _ in points] + [bound_s or 0.0])
+    top = max(y for y, _, _ in points)
+    grid = [[" "] * width for _ in range(height)]
+    if bound_s:
+        for row in grid:
+            row[round(bound_s / right * (width - 1))] = "┊"
+    for y, x, policy in points:
+        row = height - 1 - round(y / top * (height - 1)) if top else height - 1
+        grid[row][round(x / right * (width - 1)) if right else 0] = MARKS.get(policy, policy[0])
+    lines = []
+    for number, row in enumerate(grid):
+        label = (
+            f"{top * (height - 1 - number) / (height - 1):8.0f}" if number % 3 == 0 or number == height - 1 else " " * 8
+        )
+        lines.append(f"{label} │{''.join(row).rstrip()}")
+    lines.append(f"{'':8} └{'─' * width}")
+    lines.append(f"{'tok/s':>8}  0{f'latency {right:.3g} s':>{width - 1}}")
+    legend = "  ".join(f"{MARKS.get(policy, policy[0])} {policy}" for policy in frontier)
+    return "\n".join([*lines, f"{'':10}{legend}" + ("  ┊ bound" if bound_s else "")])

@@ -1,0 +1,71 @@
+"""Clusters by name and by file."""
+
+import pytest
+
+from exegpt.cluster import KINDS, parse_cluster
+from exegpt.errors import InputError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_makes_a_cluster(kind):
+    cluster = parse_cluster(f"2x4x{kind.lower()}")
+    assert (cluster.nodes, cluster.devices_per_node, cluster.devices, cluster.device.kind) == (2, 4, 8, kind)
+    assert cluster.device.flops_s["fp16"] > 1e13
+
+
+def test_local_is_this_machine():
+    cluster = parse_cluster("local")
+    assert cluster.is_cpu and cluster.devices == 1 and cluster.device.memory_bytes > 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("4xZ80", "no device kind 'Z80': the kinds are A40"),
+        ("A40", "'A40' is not a cluster"),
+        ("0xA40", "1 nodes of 0 devices"),
+        ("-1xA40", "not a cluster"),
+        ("", "'' is not a cluster"),
+        ("gone.yaml", "no cluster file 'gone.yaml'"),
+    ],
+)
+def test_others_are_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_cluster(text)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
+def test_the_memory_fraction_is_a_share(fraction):
+    with pytest.raises(InputError, match=str(fraction)):
+        parse_cluster("4xA40", fraction)
+    assert parse_cluster("4xA40", 0.5).memory_fraction == 0.5
+
+
+def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("nodes: 1\ndevices_per_node: 2\nkind: A40\nintra: {bandwidth_bytes_s: 1.0e9}\n")
+    cluster = parse_cluster(str(path))
+    assert (cluster.name, cluster.device.kind, cluster.intra.bandwidth_bytes_s) == ("mine", "A40", 1e9)
+    path.write_text(
+        "nodes: 1\ndevices_per_node: 1\n"
+        "device: {memory_bytes: 1.0e9, bandwidth_bytes_s: 1.0e9, flops_s: {bf16: 1.0e12}}\n"
+        "intra: {bandwidth_bytes_s: 1.0e9}\ninter: {bandwidth_bytes_s: 1.0e9}\n"
+    )
+    assert parse_cluster(str(path)).device.flops_s == {"bf16": 1e12}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: [", "not valid YAML"),
+        ("just text", "does not describe a cluster"),
+        ("nodes: 1\nkind: A40\n", "devices_per_node"),
+        ("nodes: 1\ndevices_per_node: 1\nkind: A41\n", "'A41'"),
+        ("nodes: x\ndevices_per_node: 1\nkind: A40\n", "nodes"),
+        ("nodes: 1\ndevices_per_node: 1\nkind: A40\ncolour: red\n", "colour"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        parse_cluster(str(tmp_path / "c.yaml"))

@@ -1,0 +1,134 @@
+"""Every noun is written and read back unchanged, and a document that is wrong is refused in one sentence."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt import document
+from exegpt.builtin_models import HUB_IDS, builtin_model
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.errors import InputError
+from exegpt.estimate import Estimate
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from exegpt.request import Request, Result
+from exegpt.schedule import Schedule
+from exegpt.timeline import Span, Timeline
+from exegpt.workload import LengthDistribution, RequestLengths, Workload, task
+from tests.exegpt.nouns import profile, schedule
+
+finite = st.floats(0, 1e9)
+perhaps = st.none() | finite
+
+
+def round_trip(noun):
+    text = document.dumps(document.to_dict(noun))
+    assert "NaN" not in text and "Infinity" not in text
+    return document.from_dict(type(noun), json.loads(text), "it")
+
+
+@pytest.mark.parametrize("name", HUB_IDS)
+def test_models(name):
+    assert round_trip(builtin_model(name)) == builtin_model(name)
+
+
+@pytest.mark.parametrize("text", ["local", "4xA40", "2x8xA100-80GB", "1xH200-SXM"])
+def test_clusters(text):
+    assert round_trip(parse_cluster(text)) == parse_cluster(text)
+
+
+@given(
+    samples=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000), finite), min_size=1, max_size=20),
+    rate=st.none() | st.floats(0.1, 100),
+)
+def test_workloads(samples, rate):
+    from dataclasses import replace
+
+    workload = replace(Workload.from_requests("w", [RequestLengths(*s) for s in samples]), arrival_rate=rate)
+    assert round_trip(workload) == workload
+    assert round_trip(workload.laws) == workload.laws
+
+
+@pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
+def test_schedules(policy):
+    assert round_trip(schedule(policy)) == schedule(policy)
+
+
+def test_profiles():
+    assert round_trip(profile()) == profile()
+    assert round_trip(profile()).fingerprint == profile().fingerprint
+
+
+@given(st.builds(Estimate, finite, finite, *[perhaps] * 7, memory_bytes=st.tuples(finite), feasible=st.booleans()))
+def test_estimates(estimate):
+    assert round_trip(estimate) == estimate
+
+
+@given(
+    st.lists(
+        st.builds(Span, st.integers(0, 3), st.integers(0, 3), st.just("decode"), st.integers(0, 3), finite, finite)
+    )
+)
+def test_timelines(spans):
+    timeline = Timeline("measured", tuple(spans))
+    assert round_trip(timeline) == timeline
+
+
+@given(st.lists(st.integers(0, 99), max_size=5), perhaps, st.text(max_size=9))
+def test_requests_and_results(ids, moment, text):
+    request = Request("a", tuple(ids), 3)
+    result = Result("a", 3, tuple(ids), "stop", 0.0, moment, moment, 1.0, text=text)
+    assert round_trip(request) == request
+    assert round_trip(result) == result
+
+
+@pytest.mark.parametrize("noun", [profile(), schedule(), task("S"), parse_cluster("4xA40"), builtin_model("gpt2")])
+def test_unknown_keys_and_wrong_types_are_refused(noun):
+    data = document.to_dict(noun)
+    with pytest.raises(InputError, match="surprise"):
+        document.from_dict(type(noun), data | {"surprise": 1}, "it")
+    with pytest.raises(InputError, match=f"not a valid {type(noun).__name__}"):
+        document.from_dict(type(noun), data | {next(iter(data)): {"a": 1}}, "it")
+    with pytest.raises(InputError, match="not a valid"):
+        document.from_dict(type(noun), [data], "it")
+
+
+@pytest.mark.parametrize("noun", [profile(), schedule()])
+def test_another_version_is_refused(noun):
+    with pytest.raises(InputError, match="version 99"):
+        document.from_dict(type(noun), document.to_dict(noun) | {"version": 99}, "it")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1'])
+def test_torn_files_are_named(tmp_path, content):
+    path = tmp_path / "schedule.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"schedule\.json' is not valid JSON"):
+        document.read(Schedule, path)
+    with pytest.raises(InputError, match="There is no file"):
+        document.read(Profile, tmp_path / "gone.json")
+
+
+def test_what_is_not_a_number_is_never_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        document.dumps({"a": math.nan})
+    (tmp_path / "f.json").write_text("before")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        document.write_text(tmp_path / "f.json", document.dumps({"a": math.inf}))
+    assert (tmp_path / "f.json").read_text() == "before"
+
+
+def test_files_are_written_whole(tmp_path):
+    document.write(tmp_path / "m.json", builtin_model("gpt2"))
+    assert document.read(ModelSpec, tmp_path / "m.json") == builtin_model("gpt2")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.json"]
+
+
+def test_fingerprints_tell_apart_what_differs():
+    assert document.fingerprint(task("S")) == document.fingerprint(task("S"))
+    assert document.fingerprint(task("S")) != document.fingerprint(task("T"))
+    assert isinstance(round_trip(parse_cluster("4xA40")), ClusterSpec)
+    assert LengthDistribution.fixed(3) != LengthDistribution.fixed(4)

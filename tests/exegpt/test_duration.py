@@ -1,0 +1,29 @@
+"""Durations as people write them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.duration import format_duration, parse_duration
+from exegpt.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5s", 5), ("250ms", 0.25), ("2m", 120), (" 1.5 s ", 1.5), (".5s", 0.5), ("1h", 3600), ("INF", math.inf)],
+)
+def test_durations_have_a_number_and_a_unit(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "0s", "0ms", "5 parsecs", "1e3s", "nan", "5s6"])
+def test_others_are_refused_with_the_value(text):
+    with pytest.raises(InputError, match=f"'{text}'"):
+        parse_duration(text)
+
+
+@given(st.floats(1e-3, 1e5))
+def test_what_is_printed_can_be_read(seconds):
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=0.005)

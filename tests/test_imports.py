@@ -1,0 +1,85 @@
+"""Who may import whom: docs/architecture.md's table of rooms, read off the code module by module."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+NOUNS = {"exegpt", "exegpt.policies", "exegpt.orders"}
+RUNNABLE = {"exegpt.models", "exegpt.kernels"}
+ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import beside itself; None: all
+    "exegpt.kernels": set(),
+    "exegpt": NOUNS,
+    "exegpt.policies": NOUNS,
+    "exegpt.orders": NOUNS,
+    "exegpt.models": {"exegpt", "exegpt.kernels"},
+    "exegpt.cli": None,
+    "exegpt.report": None,
+    "xprofiler": {"exegpt", *RUNNABLE, "xrunner"},
+    "xsimulator": NOUNS,
+    "xscheduler": NOUNS | {"xsimulator"},
+    "xrunner": NOUNS | RUNNABLE,
+}
+OUTSIDE = {
+    "exegpt.kernels": {"torch", "numpy", "numba", "llvmlite", "triton"},
+    "exegpt.policies": set(),
+    "exegpt.orders": set(),
+}
+"""Rooms that may import only these packages of others."""
+
+
+def room(module: str) -> str | None:
+    """The room that a module is in; None for what isn't ours."""
+    module = {"exegpt.__main__": "exegpt.cli"}.get(module, module)
+    found = [name for name in ALLOWED if module == name or module.startswith(name + ".")]
+    return max(found, key=len, default=None)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            # `from exegpt import policies` names a module too
+            found.update({node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names})
+    return found
+
+
+def module_name(path: Path) -> str:
+    """The name by which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return f"exegpt.{name}" if parts[0] == "kernels" else name
+
+
+TOPS = ("exegpt", "kernels", "xprofiler", "xsimulator", "xscheduler", "xrunner")
+FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def test_there_is_something_to_read():
+    assert len(FILES) > 40
+    assert {room(module_name(path)) for path in FILES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_only_allowed_arrows(path):
+    here = room(module_name(path))
+    assert here is not None
+    allowed = ALLOWED[here]
+    for module in imports(path):
+        there = room(module)
+        if there and there != here and allowed is not None:
+            assert there in allowed, f"{path}: {here} must not import {module}"
+        top = module.split(".")[0]
+        if here in OUTSIDE and there is None and top not in OUTSIDE[here]:
+            assert top in sys.stdlib_module_names, f"{path}: {here} must not import {module}"
+
+
+def test_the_root_of_the_nouns_imports_nothing_of_ours():
+    assert imports(ROOT / "exegpt" / "__init__.py") == set()

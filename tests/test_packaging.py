@@ -1,0 +1,89 @@
+"""What is installed: kernels that transformers never takes for its own, and a command line that starts at once."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "scipy", "numba", "pydantic", "transformers", "plotly", "optuna", "pyarrow", "pandas")
+
+LOADS_BOTH = """
+import importlib.util
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=1, vocab_size=8)
+LlamaForCausalLM(LlamaConfig(**sizes))
+import exegpt.kernels.linear
+from exegpt.kernels.linear import PackedLinear
+found = importlib.util.find_spec("kernels")
+assert found is None or found.loader is None or found.origin is None, found  # never a regular package
+print(exegpt.__file__)
+"""
+
+
+def python(code, cwd, path=None):
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if path:
+        env["PYTHONPATH"] = str(path)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, unpacked; built by the backend itself, so that no network is needed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    names = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in names:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(folder)!r}))"
+    name = python(build, source).splitlines()[-1]
+    with zipfile.ZipFile(folder / name) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_holds_every_package_and_no_top_level_kernels(wheel):
+    tops = {path.name for path in wheel.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
+    assert tops == {"exegpt", "xprofiler", "xsimulator", "xscheduler", "xrunner"}
+    for top in tops - {"exegpt"}:
+        ours = {p.relative_to(ROOT) for p in (ROOT / top).rglob("*.py")}
+        assert ours == {p.relative_to(wheel) for p in (wheel / top).rglob("*.py")}
+    kernels = {p.name for p in (ROOT / "kernels").glob("*.py")}
+    assert kernels <= {p.name for p in (wheel / "exegpt" / "kernels").glob("*.py")}
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_transformers_and_our_kernels_load_together_from_a_wheel(wheel, tmp_path):
+    assert python(LOADS_BOTH, tmp_path, wheel).startswith(str(wheel))
+
+
+def test_transformers_and_our_kernels_load_together_from_the_root():
+    assert python(LOADS_BOTH, ROOT, ROOT).startswith(str(ROOT))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tune", "--help"], ["demo", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments):
+    code = (
+        f"import sys; from exegpt.cli import main\nassert main({arguments}) == 0\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    loaded = python(code, ROOT).splitlines()[-1]
+    assert loaded == "[]" or (
+        arguments != ["--help"] and loaded == "['pydantic']"
+    )  # typer's own, for a command's types
+
+
+def test_every_command_shows_an_example():
+    for command in (["demo"], ["tune"], ["run"], ["bench"], ["simulate"], ["profile"], ["show"], ["list"]):
+        assert "Example: exegpt" in python(f"from exegpt.cli import main; main({[*command, '--help']})", ROOT)
+    assert "Example: exegpt" in python("from exegpt.cli import main; main(['model', 'create', '--help'])", ROOT)
