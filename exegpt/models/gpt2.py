@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from exegpt.errors import InputError
 from exegpt.kernels.linear import PackedLinear
 from exegpt.model import ModelSpec
+from exegpt.models.pieces import in_pieces
 from exegpt.models.weights import Weights
 
 Shapes = dict[str, tuple[int, ...]]
@@ -96,7 +97,9 @@ class GPT2Layer:
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        x = self.output(attended.flatten(1), residual=x)
+        return in_pieces(self._feed_forward, self.output(attended.flatten(1), residual=x))
+
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = F.layer_norm(x, (self.spec.hidden,), *self.attention_norm, self.epsilon)
         return self.down(self.up(normed), residual=x)
 

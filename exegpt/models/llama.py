@@ -12,6 +12,7 @@ from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate
 from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec
+from exegpt.models.pieces import in_pieces
 from exegpt.models.weights import Weights
 
 Shapes = dict[str, tuple[int, ...]]
@@ -111,7 +112,9 @@ class LlamaLayer:
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        x = self.output(attended.flatten(1), residual=x)
+        return in_pieces(self._feed_forward, self.output(attended.flatten(1), residual=x))
+
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
         return self.down(inner, residual=x)
 
