@@ -112,7 +112,7 @@ def _setting(model: Path, workload: str, columns: str | None) -> "Setting":
     if store.find(spec, "fp32", machine.provenance()) is None:
         output.note("2. Measuring its layers on this machine …")
         with output.progress("measuring layers") as progress:
-            measure_profile(model, dtype="fp32", progress=progress)
+            measure_profile(model, dtype="fp32", progress=lambda _, done, total: progress(done, total))
     setting = inputs.find_setting(str(model), "local", workload, dtype="fp32", columns=columns)
     for text in setting.assumptions:
         output.note(f"· {text}")

@@ -7,6 +7,9 @@ import typer
 
 from exegpt.cli import options
 
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""As transformers names them → as exegpt does."""
+
 
 def create(
     directory: Annotated[Path, typer.Argument(help="Where to: a folder that doesn't exist yet.")],
@@ -14,8 +17,8 @@ def create(
     layers: Annotated[int, typer.Option(min=1)] = 8,
     hidden: Annotated[int, typer.Option(min=1)] = 512,
     heads: Annotated[int, typer.Option(min=1)] = 8,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Fewer than heads: grouped queries.")] = 4,
-    ffn: Annotated[int, typer.Option(min=1, help="Width of the feed-forward layer.")] = 1408,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Fewer than heads: grouped queries.")] = None,
+    ffn: Annotated[int | None, typer.Option(min=1, help="Width of the feed-forward layer; 4 × hidden.")] = None,
     vocab: Annotated[int, typer.Option(min=1)] = 32000,
     context: Annotated[int, typer.Option(min=1, help="Most tokens of prompt and output together.")] = 1024,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
@@ -27,13 +30,15 @@ def create(
 
     Example: exegpt model create tiny --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 128
     """
-    from exegpt.cli import output
+    from exegpt.cli import inputs, output
     from exegpt.document import to_dict
-    from exegpt.model import ModelSpec
     from exegpt.models.create import create_model
 
-    create_model(directory, arch, layers, hidden, heads, kv_heads, ffn, vocab, context, dtype, seed, shards)
-    spec = ModelSpec.from_directory(directory)
+    inputs.check_choice(dtype, tuple(DTYPES), "--dtype")
+    inputs.check_choice(arch, ("llama", "gpt2"), "--arch")
+    spec = create_model(
+        directory, arch, layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards
+    )
     if json:
         return output.emit(
             {"directory": str(directory), "model": to_dict(spec), "provenance": output.provenance(seed=seed)}

@@ -27,7 +27,7 @@ def profile(
     output.check_output(out)
     inputs.set_threads(threads)
     with output.progress("measuring layers") as progress:
-        measured = measure_profile(directory, dtype=dtype, progress=progress)
+        measured = measure_profile(directory, dtype=dtype, progress=lambda _, done, total: progress(done, total))
     if out:
         document.write(out, measured)
     if json:
