@@ -1,0 +1,99 @@
+"""The pipeline as an exact recurrence over (iteration, micro-batch, stage) (spec section 5).
+
+A cell starts when its stage is free, its input has arrived from the stage before, and, on the first stage of a
+decoding iteration, the micro-batch's own previous token is out. Every stage works in the same order: a phase's
+encoding micro-batches, then its decoding iterations, then the next phase's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """One phase in a pipeline that repeats it, times in seconds from the start of its encoding on the first stage."""
+
+    period: float
+    """From one phase's start to the next one's."""
+    encoded: float
+    """When the last encoding micro-batch leaves the last stage."""
+    decoded: Array
+    """[N_D]: when each decoding iteration leaves the last stage."""
+    starts: Array
+    """[cells, stages]: encoding micro-batches first, then decoding cells by iteration and micro-batch."""
+    ends: Array
+    """[cells, stages]"""
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _recurrence(
+    encode: Any, decode: Any, encode_send: float, decode_send: Any, micro_batches: int, free: Any, previous: Any
+) -> Any:
+    """Start and end of every cell of one phase. `free` [stages] and `previous` [micro_batches], when each stage is
+    free and each micro-batch's last token is out, are updated for the next phase.
+    """
+    encodes, stages = encode.shape
+    iterations = decode.shape[0]
+    cells = encodes + iterations * micro_batches
+    starts, ends = np.empty((cells, stages)), np.empty((cells, stages))
+    for cell in range(cells):
+        is_encode = cell < encodes
+        iteration = 0 if is_encode else (cell - encodes) // micro_batches
+        micro_batch = 0 if is_encode else (cell - encodes) % micro_batches
+        for s in range(stages):
+            ready = free[s]
+            if s > 0:
+                ready = max(ready, ends[cell, s - 1] + (encode_send if is_encode else decode_send[iteration]))
+            elif not is_encode:
+                ready = max(ready, previous[micro_batch])
+                if iteration == 0 and encodes > 0:  # the new sequences of this micro-batch have been encoded
+                    share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
+                    ready = max(ready, ends[max(share, 0), stages - 1])
+            starts[cell, s] = ready
+            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, s])
+            free[s] = ends[cell, s]
+        if not is_encode:
+            previous[micro_batch] = ends[cell, stages - 1]
+    return starts, ends
+
+
+def phase_times(
+    encode: Array,
+    decode: Array,
+    micro_batches: int = 1,
+    encode_send: float = 0.0,
+    decode_send: Array | None = None,
+    repeats: bool = True,
+) -> PhaseTimes:
+    """The steady phase of a pipeline.
+
+    `encode` [encoding micro-batches, stages] and `decode` [iterations, stages] are seconds per cell (one micro-batch on
+    one stage); `encode_send` and `decode_send` [iterations] the seconds between stages. With `repeats` the phase is
+    run until its period settles; without, once from an empty pipeline (its period is then its length).
+    """
+    encode = np.ascontiguousarray(encode, dtype=np.float64)
+    decode = np.ascontiguousarray(decode, dtype=np.float64)
+    sends = np.zeros(len(decode)) if decode_send is None else np.ascontiguousarray(decode_send, dtype=np.float64)
+    stages = encode.shape[1]
+    free, previous = np.zeros(stages), np.zeros(micro_batches)
+    starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
+    period = float(ends.max())
+    if repeats:
+        begun: list[float] = [float(starts[0, 0])]
+        for _ in range(3 * stages + 3 if stages > 1 else 2):  # max-plus: periodic once the slowest circle dominates
+            starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
+            begun.append(float(starts[0, 0]))
+        back = min(len(begun) - 1, stages)
+        period = (begun[-1] - begun[-1 - back]) / back
+    origin = starts[0, 0]
+    starts, ends = starts - origin, ends - origin
+    encodes = len(encode)
+    decoded = ends[encodes:, -1].reshape(len(decode), micro_batches).max(axis=1)
+    encoded = float(ends[:encodes, -1].max()) if encodes else 0.0
+    return PhaseTimes(period, encoded, decoded, starts, ends)

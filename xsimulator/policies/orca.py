@@ -1,0 +1,53 @@
+"""Iteration-level scheduling (Orca, vLLM): requests join and leave at every iteration."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.estimate import Estimate
+from xsimulator.policies.iterations import Mixture, from_iterations
+from xsimulator.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+
+def admissions(rate: float, most: int) -> Array:
+    """Law of the prompts that one iteration admits, [most + 1]: Poisson, cut at `most`, with the mean `rate`.
+
+    Slots fall free at random; what exceeds `most` waits for the next iteration, so the mean is kept.
+    """
+    if rate >= most:
+        return np.eye(most + 1)[most]
+
+    def cut(mu: float) -> Array:
+        law = np.array([math.exp(k * math.log(mu) - mu - math.lgamma(k + 1)) for k in range(most)])
+        return np.append(law, max(0.0, 1.0 - float(law.sum())))
+
+    low, high = rate, rate + 10.0 * most + 10.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(cut(middle) @ np.arange(most + 1)) < rate else (low, middle)
+    return cut((low + high) / 2)
+
+
+def estimate(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Estimate:
+    """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
+    an iteration, and iterations are averaged over how many do.
+    """
+    need, p = scenario.iterations
+    stay = float(need @ p) + 1.0
+    rate = min(float(prefills_per_step), max_num_seqs / stay)
+    law = admissions(rate, prefills_per_step)
+    prompts = np.arange(prefills_per_step + 1, dtype=np.float64)
+    decoding = np.maximum(rate * (stay - 1.0) + rate - prompts, 0.0) if rate * stay >= max_num_seqs - 1e-9 else None
+    residents = rate * (stay - 1.0)
+    batches = np.full(len(prompts), residents) if decoding is None else decoding
+    mixture = Mixture(
+        weight=law,
+        prompts=prompts,
+        prompt_tokens=prompts * scenario.workload.input.mean,
+        decoding=batches,
+        prefill_iterations=1.0,
+    )
+    return from_iterations(scenario, mixture, rate, max_num_seqs)

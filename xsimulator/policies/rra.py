@@ -1,0 +1,67 @@
+"""RRA, round-robin allocation (paper section 4.1; spec sections 3.1 and 5)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.estimate import Estimate
+from xsimulator.pipeline import PhaseTimes, phase_times
+from xsimulator.scenario import SIGMAS, Scenario
+
+Array = NDArray[np.float64]
+
+
+def phase(scenario: Scenario, encode_batch: int, decode_iterations: int) -> PhaseTimes:
+    """The steady phase: B_E sequences encoded, then N_D decoding iterations, each in as many micro-batches as stages."""
+    steady = scenario.steady(decode_iterations)
+    parts = min(len(scenario.stages), encode_batch)
+    batches = encode_batch * steady.active / parts
+    encode = [float(c.encode(encode_batch / parts, scenario.workload.input)) for c in scenario.costs]
+    decode = np.stack([c.decode(batches, steady.context) for c in scenario.costs], axis=1)
+    return phase_times(
+        np.tile(encode, (parts, 1)),
+        decode,
+        micro_batches=parts,
+        encode_send=scenario.send(encode_batch / parts * scenario.workload.input.mean),
+        decode_send=np.full(decode_iterations, scenario.send(float(batches.max()))),
+    )
+
+
+def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> Estimate:
+    """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
+    start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
+    """
+    times = phase(scenario, encode_batch, decode_iterations)
+    deviation = 0.0
+    if scenario.variation:
+        law = scenario.workload.input
+        deviation = float(np.sqrt(max(float(c.encode_variance(encode_batch, law)) for c in scenario.costs)))
+    shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
+
+    def latency(lengths: Array) -> Array:
+        need = lengths - shift
+        phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
+        last = np.where(need > 0, times.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
+        seconds: Array = (phases - 1) * times.period + last + SIGMAS * deviation * np.sqrt(phases)
+        return seconds
+
+    steady = scenario.steady(decode_iterations)
+    first = times.encoded if shift else float(times.decoded[0])
+    encodes = len(times.starts) - decode_iterations * min(len(scenario.stages), encode_batch)
+    work = times.ends - times.starts
+    encoding, decoding = work[:encodes].sum(axis=0), work[encodes:].sum(axis=0)
+    return scenario.estimate(
+        throughput=encode_batch / times.period,
+        latency=latency,
+        first_token=(first, first + SIGMAS * deviation),
+        blocks=scenario.reservation(decode_iterations).quantile(
+            encode_batch, encode_batch * np.ceil(scenario.workload.output.max / decode_iterations)
+        ),
+        tokens=max(encode_batch * scenario.workload.input.mean, encode_batch * steady.batch_ratio),
+        busy=(encoding + decoding) / times.period,
+        binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
+    )
+
+
+def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """B_D, rounded: sequences being decoded at the start of a phase."""
+    return max(1, round(encode_batch * scenario.steady(decode_iterations).batch_ratio))

@@ -1,0 +1,70 @@
+"""Static batches (FasterTransformer): encoded together, decoded to the batch's longest output, no early termination."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.estimate import Estimate
+from exegpt.workload import LengthDistribution
+from xsimulator.pipeline import PhaseTimes, phase_times
+from xsimulator.scenario import SIGMAS, Scenario
+
+Array = NDArray[np.float64]
+
+
+def expected_longest(law: LengthDistribution, batch: int) -> float:
+    """Expected greatest of `batch` independent lengths."""
+    below = np.concatenate([[0.0], np.cumsum(law.p)]) ** batch
+    return float(law.s @ np.diff(below))
+
+
+def phase(scenario: Scenario, batch: int) -> PhaseTimes:
+    """One batch from an empty pipeline to the greatest output length; the batch is cut into as many micro-batches as
+    there are stages. Finished rows are computed along: iteration i has the context input + i for every row.
+    """
+    parts = min(len(scenario.stages), batch)
+    share = batch / parts
+    iterations = max(1, int(scenario.iterations[0].max()))
+    contexts = scenario.workload.input.mean + np.arange(1, iterations + 1)
+    encode = [float(c.encode(share, scenario.workload.input)) for c in scenario.costs]
+    decode = np.stack([c.decode(share, contexts) for c in scenario.costs], axis=1)
+    return phase_times(
+        np.tile(encode, (parts, 1)),
+        decode,
+        micro_batches=parts,
+        encode_send=scenario.send(share * scenario.workload.input.mean),
+        decode_send=np.full(iterations, scenario.send(share)),
+        repeats=False,
+    )
+
+
+def estimate(scenario: Scenario, batch: int) -> Estimate:
+    """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
+    own last token.
+    """
+    times = phase(scenario, batch)
+    shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
+    ends = np.concatenate([[times.encoded], times.decoded])
+    law = scenario.workload.input
+    deviation = SIGMAS * max(float(c.encode_variance(batch, law)) for c in scenario.costs) ** 0.5
+    deviation = deviation if scenario.variation else 0.0
+
+    def latency(lengths: Array) -> Array:
+        seconds: Array = np.interp(lengths - shift, np.arange(len(ends)), ends) + deviation
+        return seconds
+
+    longest = expected_longest(scenario.workload.output, batch) - shift
+    duration = float(np.interp(longest, np.arange(len(ends)), ends))
+    encodes = min(len(scenario.stages), batch)
+    work = times.ends - times.starts
+    decoding = work[encodes:].sum(axis=0) * longest / max(len(ends) - 1, 1)
+    encoding = work[:encodes].sum(axis=0)
+    first = times.encoded if shift else float(times.decoded[0])
+    return scenario.estimate(
+        throughput=batch / duration,
+        latency=latency,
+        first_token=(first, first + deviation),
+        blocks=scenario.reservation(None).quantile(batch, batch),
+        tokens=max(batch * law.mean, batch),
+        busy=(encoding + decoding) / duration,
+        binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
+    )

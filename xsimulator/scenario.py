@@ -1,0 +1,169 @@
+"""Scenario: everything about a question but the control variables, with what can be computed once."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.cluster import ClusterSpec
+from exegpt.estimate import Binding, Estimate
+from exegpt.model import BYTES, ModelSpec
+from exegpt.profile import Profile
+from exegpt.schedule import Bound, Schedule, Stage
+from exegpt.workload import Workload
+from xsimulator.memory import Reservation, StageMemory, biased_reservation, reservation, stage_memory
+from xsimulator.stage import StageCost, stage_cost
+from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
+
+Array = NDArray[np.float64]
+
+SIGMAS = 2.33
+"""Standard deviations of the encoding time that a latency allows for: the 99th percentile."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A model on stages of a cluster under a workload, and how to count."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+    stages: tuple[Stage, ...]
+    kv_dtype: str
+    bound: Bound = "p99-length"
+    form: Form = "exact"
+    variation: bool = True
+    """Whether latencies allow for the variation of encoding times."""
+    _cache: dict[object, object] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":
+        """The scenario that a schedule was made for, or its like under another workload."""
+        return Scenario(
+            schedule.model.spec,
+            schedule.cluster,
+            workload or schedule.workload,
+            profile,
+            schedule.stages,
+            schedule.kv_dtype,
+            schedule.bound,
+            form,
+            variation,
+        )
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether the model has encoder layers."""
+        return self.model.encoder_layers > 0
+
+    @functools.cached_property
+    def extrapolated(self) -> set[str]:
+        """Tables of the profile that were asked outside their grid."""
+        return set()
+
+    @functools.cached_property
+    def costs(self) -> tuple[StageCost, ...]:
+        """What iterations cost on each stage."""
+        count = len(self.stages)
+        return tuple(stage_cost(self.profile, s, count, i, self.extrapolated) for i, s in enumerate(self.stages))
+
+    @functools.cached_property
+    def iterations(self) -> tuple[Array, Array]:
+        """D(S) of every output length, and their probabilities."""
+        return decode_iterations_of(self.workload.output, self.encoder_decoder, self.form)
+
+    def steady(self, decode_iterations: int) -> SteadyState:
+        """RRA's steady state at N_D, computed once."""
+        key = ("steady", decode_iterations)
+        if key not in self._cache:
+            self._cache[key] = steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
+        return self._cache[key]  # type: ignore[return-value]
+
+    def reservation(self, decode_iterations: int | None) -> Reservation:
+        """Blocks held per query entering RRA's phases, or (None) a static batch; computed once."""
+        key = ("reservation", decode_iterations)
+        if key not in self._cache:
+            self._cache[key] = reservation(self.workload, decode_iterations, self.encoder_decoder)
+        return self._cache[key]  # type: ignore[return-value]
+
+    @functools.cached_property
+    def biased_reservation(self) -> Reservation:
+        """Blocks held by one resident of iteration-level scheduling."""
+        return biased_reservation(self.workload, self.encoder_decoder)
+
+    def send(self, tokens: float) -> float:
+        """Seconds to hand the hidden states of `tokens` tokens to the next stage."""
+        if len(self.stages) == 1:
+            return 0.0
+        per_node = self.cluster.devices_per_node
+        crosses = any(
+            a.devices[-1] // per_node != b.devices[0] // per_node for a, b in zip(self.stages, self.stages[1:])
+        )
+        table = self.profile.send_between_nodes if crosses else self.profile.send
+        return float(table(tokens * self.model.hidden * BYTES[self.profile.dtype]))
+
+    def memory(self, tokens: float) -> tuple[StageMemory, ...]:
+        """Memory of each stage's devices where up to `tokens` tokens are computed at once."""
+        last = len(self.stages) - 1
+        return tuple(
+            stage_memory(
+                self.model, self.cluster, s, self.profile.dtype, self.kv_dtype, int(tokens), (i == 0, i == last)
+            )
+            for i, s in enumerate(self.stages)
+        )
+
+    def estimate(
+        self,
+        throughput: float,
+        latency: Callable[[Array], Array],
+        first_token: tuple[float, float],
+        blocks: int,
+        tokens: float,
+        busy: Array,
+        binding: Binding,
+    ) -> Estimate:
+        """An Estimate from a policy's figures.
+
+        `throughput` in sequences/s; `latency` maps output lengths to seconds; `first_token` is the mean and the 99th
+        percentile of the time to first token; `blocks` KV blocks are needed and `tokens` tokens computed at once;
+        `busy` [stages] are busy fractions.
+        """
+        output = self.workload.output
+        memory = self.memory(tokens)
+        fit = min(m.blocks for m in memory)
+        violations = []
+        if fit < blocks:
+            violations.append(f"memory: {blocks} KV blocks are needed, {max(fit, 0)} fit beside the weights")
+        length = self.workload.p99_output if self.bound == "p99-length" else output.quantile(0.99)
+        bounded, p50, p99 = latency(np.array([length, output.quantile(0.5), output.quantile(0.99)], dtype=np.float64))
+        many = output.s > 1
+        per_token = (latency(output.s[many]) - first_token[0]) / (output.s[many] - 1)
+        weight = output.p[many]
+        ranks = [i for i, stage in enumerate(self.stages) for _ in stage.devices]
+        return Estimate(
+            throughput_seq_s=throughput,
+            throughput_tok_s=throughput * output.mean,
+            latency_s=float(bounded),
+            latency_p50_s=float(p50),
+            latency_p99_s=float(p99),
+            ttft_s=first_token[0],
+            ttft_p99_s=first_token[1],
+            tpot_s=float(per_token @ weight / weight.sum()) if many.any() else None,
+            tpot_p99_s=_quantile(per_token, weight, 0.99) if many.any() else None,
+            memory_bytes=tuple(memory[i].bytes(blocks) for i in ranks),
+            utilisation=tuple(float(min(1.0, busy[i])) for i in ranks),
+            binding=binding,
+            feasible=not violations,
+            violations=tuple(violations),
+            extrapolated=tuple(sorted(self.extrapolated)),
+        )
+
+
+def _quantile(values: Array, weights: Array, q: float) -> float:
+    """The smallest value whose cumulative weight reaches the share `q`."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(reached, q - 1e-12)), len(values) - 1)])

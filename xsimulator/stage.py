@@ -1,0 +1,149 @@
+"""What one iteration costs on one pipeline stage (spec section 5), from a Profile's tables.
+
+Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
+head on the last, + the engine's overhead. All methods take scalars or arrays that broadcast.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from exegpt.profile import DegreeTables, Profile, Table
+from exegpt.schedule import Schedule, Stage
+from exegpt.workload import LengthDistribution
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Prompts, or pieces of them, that one iteration encodes; arrays [n] in tokens."""
+
+    tokens: Array
+    past: Array
+    """Tokens of each prompt that are already in the cache."""
+    completed: int
+    """How many prompts end here and give their first token."""
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of iterations on one stage of `layers` decoder layers."""
+
+    tables: DegreeTables
+    layers: int
+    overhead: Table
+    first: bool = True
+    last: bool = True
+    extrapolated: set[str] = field(default_factory=set)
+    """Tables that were asked outside their grid so far."""
+
+    def _ask(self, name: str, table: Table, *at: ArrayLike) -> Array:
+        if name not in self.extrapolated and not table.covers(*at):
+            self.extrapolated.add(name)
+        seconds: Array = table(*at)
+        return seconds
+
+    def _common(self, tokens: ArrayLike, rows: ArrayLike, sequences: ArrayLike) -> Array:
+        """Everything but attention, for `tokens` tokens of `sequences` sequences, `rows` of which get a token."""
+        seconds = self.layers * self._ask("rest", self.tables.decoder.rest, tokens)
+        if self.first:
+            seconds = seconds + self._ask("embedding", self.tables.embedding, tokens)
+        if self.last:
+            seconds = seconds + self._ask("head", self.tables.head, np.maximum(rows, 1.0)) * (np.asarray(rows) > 0)
+        return seconds + self.overhead(sequences)
+
+    def encode(self, batch: ArrayLike, law: LengthDistribution) -> Array:
+        """Expected seconds to encode `batch` whole prompts with lengths of this law."""
+        return self._common(np.multiply(batch, law.mean), batch, batch) + self.encode_attention(batch, law)
+
+    def encode_attention(self, batch: ArrayLike, law: LengthDistribution) -> Array:
+        """Expected seconds of attention, in all layers, for `batch` whole prompts with lengths of this law."""
+        s, p = _thinned(law)
+        each = self._ask("encode_attention", self.tables.decoder.encode_attention, np.asarray(batch)[..., None], s)
+        return self.layers * (each @ p)
+
+    def encode_variance(self, batch: ArrayLike, law: LengthDistribution) -> Array:
+        """Variance in s² of the time to encode `batch` prompts: their lengths' sum varies."""
+        at = np.asarray(batch, dtype=np.float64)
+        slope = (self.encode_fixed(at, law.mean * 1.05) - self.encode_fixed(at, law.mean * 0.95)) / (
+            0.1 * law.mean * at
+        )
+        variance: Array = slope**2 * at * law.std**2
+        return variance
+
+    def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
+        """Seconds to encode `batch` prompts of one length."""
+        attention = self._ask("encode_attention", self.tables.decoder.encode_attention, batch, length)
+        return self._common(np.multiply(batch, length), batch, batch) + self.layers * attention
+
+    def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
+        """Seconds of one decoding iteration of `batch` sequences with this mean context, the new token included.
+
+        An expected batch below one stands for an iteration that runs for one sequence in that share of cases.
+        """
+        share = np.minimum(batch, 1.0)
+        whole = np.maximum(batch, 1.0)
+        return share * (self._common(whole, whole, whole) + self.decode_attention(whole, context))
+
+    def decode_attention(self, batch: ArrayLike, context: ArrayLike) -> Array:
+        """Seconds of decoding attention in all layers."""
+        return self.layers * self._ask("decode_attention", self.tables.decoder.decode_attention, batch, context)
+
+    def mixed(self, prompt_tokens: ArrayLike, prompts: ArrayLike, decoding: ArrayLike, context: ArrayLike) -> Array:
+        """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts beside `decoding` sequences, but for
+        the prompts' attention.
+        """
+        rows = np.add(prompts, decoding)
+        seconds = self._common(np.add(prompt_tokens, decoding), rows, rows)
+        some = np.asarray(decoding) > 0
+        return seconds + some * self.decode_attention(np.maximum(decoding, 1.0), context)
+
+    def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
+        """Seconds of one concrete iteration: ragged prompts or pieces of them, beside `decoding` sequences."""
+        tokens, rows, sequences, seconds = decoding, decoding, decoding, 0.0
+        if chunks is not None:
+            tokens += int(chunks.tokens.sum())
+            rows += chunks.completed
+            sequences += len(chunks.tokens)
+            seconds += self.layers * self._ragged(chunks)
+        if decoding:
+            seconds += float(self.decode_attention(decoding, context))
+        return seconds + float(self._common(tokens, rows, sequences))
+
+    def _ragged(self, chunks: Chunks) -> float:
+        """One layer's attention for prompts of unequal lengths: the mean of what batches of each length would take."""
+        whole = chunks.past == 0
+        seconds = 0.0
+        if whole.any():
+            lengths = chunks.tokens[whole]
+            table = self.tables.decoder.encode_attention
+            seconds += float(self._ask("encode_attention", table, float(len(lengths)), lengths).mean())
+        if not whole.all():
+            table, pieces = self.tables.decoder.chunk_attention, ~whole
+            seconds += float(self._ask("chunk_attention", table, chunks.tokens[pieces], chunks.past[pieces]).sum())
+        return seconds
+
+
+def _thinned(law: LengthDistribution, most: int = 64) -> tuple[Array, Array]:
+    """The law on at most `most` lengths: neighbours merged at their mean."""
+    if len(law.s) <= most:
+        return law.s, law.p
+    places = np.arange(len(law.s)) * most // len(law.s)
+    p = np.bincount(places, weights=law.p)
+    return np.bincount(places, weights=law.p * law.s) / np.maximum(p, 1e-300), p
+
+
+def stage_cost(profile: Profile, stage: Stage, stages: int, place: int, extrapolated: set[str]) -> StageCost:
+    """The cost of the `place`-th of `stages` stages. `extrapolated` collects the tables asked outside their grid."""
+    start, stop = stage.decoder_layers or (0, 0)
+    tables = profile.degree(stage.tp)
+    return StageCost(tables, stop - start, profile.overhead, place == 0, place == stages - 1, extrapolated)
+
+
+def stage_costs(schedule: Schedule, profile: Profile) -> tuple[StageCost, ...]:
+    """The costs of a schedule's stages, in order. They share one record of what was extrapolated."""
+    asked: set[str] = set()
+    count = len(schedule.stages)
+    return tuple(stage_cost(profile, stage, count, i, asked) for i, stage in enumerate(schedule.stages))
