@@ -1,6 +1,7 @@
 """Scenario: everything about a question but the control variables, with what can be computed once."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -99,9 +100,7 @@ class Scenario:
         if len(self.stages) == 1:
             return 0.0
         per_node = self.cluster.devices_per_node
-        crosses = any(
-            a.devices[-1] // per_node != b.devices[0] // per_node for a, b in zip(self.stages, self.stages[1:])
-        )
+        crosses = any(a.devices[-1] // per_node != b.devices[0] // per_node for a, b in itertools.pairwise(self.stages))
         table = self.profile.send_between_nodes if crosses else self.profile.send
         return float(table(tokens * self.model.hidden * BYTES[self.profile.dtype]))
 

@@ -40,14 +40,11 @@ def estimate(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> E
     rate = min(float(prefills_per_step), max_num_seqs / stay)
     law = admissions(rate, prefills_per_step)
     prompts = np.arange(prefills_per_step + 1, dtype=np.float64)
-    decoding = np.maximum(rate * (stay - 1.0) + rate - prompts, 0.0) if rate * stay >= max_num_seqs - 1e-9 else None
-    residents = rate * (stay - 1.0)
-    batches = np.full(len(prompts), residents) if decoding is None else decoding
     mixture = Mixture(
         weight=law,
         prompts=prompts,
         prompt_tokens=prompts * scenario.workload.input.mean,
-        decoding=batches,
+        decoding=np.maximum(rate * stay - prompts, 0.0),
         prefill_iterations=1.0,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 def phase(scenario: Scenario, encode_batch: int, decode_iterations: int) -> PhaseTimes:
-    """The steady phase: B_E sequences encoded, then N_D decoding iterations, each in as many micro-batches as stages."""
+    """The steady phase: B_E sequences encoded, then N_D decoding iterations, a micro-batch for every stage."""
     steady = scenario.steady(decode_iterations)
     parts = min(len(scenario.stages), encode_batch)
     batches = encode_batch * steady.active / parts
