@@ -15,16 +15,19 @@ _STYLE = """
   :root { --ink: #e6e8eb; --soft: #9aa2ad; --line: #343a42; --page: #15181c; --lane: #20242a; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
-  max-width: 60rem; padding: 0 1rem; }
+  max-width: 74rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; }
-p, figcaption, dt { color: var(--soft); } figure { margin: 0; }
+p, figcaption, dt { color: var(--soft); } figure { margin: 0; max-width: 60rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dd { margin: 0; }
 svg { width: 100%; height: auto; display: block; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--soft); } .grid { stroke: var(--line); } .axis { stroke: var(--soft); fill: none; }
 .bound { stroke: var(--ink); stroke-dasharray: 5 4; } .lane { fill: var(--lane); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .25rem .45rem; font-size: 13px; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
 th { font-weight: 600; color: var(--soft); } th:first-child, td:first-child { text-align: left; }
+th[colspan] { text-align: center; color: var(--ink); }
+td:nth-child(3n + 2), th[colspan] { border-left: 1px solid var(--line); }
 .scroll { overflow-x: auto; } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 1em; }
 """
 
@@ -32,12 +35,12 @@ _TITLES = {
     "throughput_seq_s": "requests/s",
     "throughput_tok_s": "output tokens/s",
     "latency_s": "latency of the bound, s",
-    "latency_p50_s": "latency, median, s",
-    "latency_p99_s": "latency, 99th percentile, s",
-    "ttft_s": "time to first token, mean, s",
-    "tpot_s": "time per output token, mean, s",
-    "ttft_p99_s": "time to first token, 99th percentile, s",
-    "tpot_p99_s": "time per output token, 99th percentile, s",
+    "latency_p50_s": "latency, p50, s",
+    "latency_p99_s": "latency, p99, s",
+    "ttft_s": "time to first token, s",
+    "tpot_s": "time per output token, s",
+    "ttft_p99_s": "time to first token, p99, s",
+    "tpot_p99_s": "time per output token, p99, s",
 }
 
 
@@ -114,16 +117,16 @@ def _spans(timeline: Timeline) -> list[tuple[str, float, float]]:
 
 
 def _table(comparisons: Sequence[Comparison]) -> str:
-    head = "<tr><th></th>" + "".join(
-        f"<th>{escape(c.schedule.policy)}, predicted</th><th>measured</th><th>error</th>" for c in comparisons
-    )
+    policies = "".join(f'<th colspan="3">{escape(c.schedule.policy)}</th>' for c in comparisons)
+    columns = "<th>predicted</th><th>measured</th><th>error</th>" * len(comparisons)
+    head = f"<tr><th></th>{policies}</tr><tr><th></th>{columns}</tr>"
     rows = []
     for key in KEYS:
         cells = []
         for c in comparisons:
             cells += [_figure(getattr(c.predicted, key)), _figure(getattr(c.measured, key)), _share(c.error()[key])]
         rows.append(f"<tr><td>{_TITLES[key]}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><thead>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _figure(value: float | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44
 PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
 POLICIES = {"rra": "#c23b53", "chunked": "#7a5aa8", "orca": "#3b74b9", "static": "#5c8f3c"}
 
@@ -95,9 +95,9 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
             title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, measured</title>"
             at = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
             shapes.append(f'<circle {at} r="7" fill="none" stroke="{colour}" stroke-width="2">{title}</circle>')
-        y = HEIGHT - _BOTTOM - 16 - 17 * (len(series) - 1 - row)
-        shapes.append(f'<rect x="{WIDTH - 110}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
-        shapes.append(_text(WIDTH - 95, y, one.name))
+        y = _TOP + 12 + 17 * row
+        shapes.append(f'<rect x="{_LEFT + 12}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(_LEFT + 27, y, one.name))
     return _svg(shapes, HEIGHT, "Throughput and latency by policy")
 
 
