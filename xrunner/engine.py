@@ -76,6 +76,12 @@ class Engine:
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)
+            need = ledger.pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1)
+            if need > ledger.pool.total:
+                raise InputError(
+                    f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {ledger.pool.total}: "
+                    f"shorten it, or tune with more memory."
+                )
             sequence = Sequence(index, len(request.prompt_ids), request.max_tokens, request.arrival_s)
             running.append(Running(request, sequence, np.array(request.prompt_ids, dtype=np.int64)))
         ledger.submit(one.sequence for one in running)

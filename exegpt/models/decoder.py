@@ -56,7 +56,7 @@ class Model:
         return KVCache.allocate(self.spec, len(self.layers), blocks, block_size, self.dtype)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The attention kernel alone, over a batch whose keys and values are in the cache: [tokens, heads, head_size]."""
+        """The attention kernel alone; the batch's keys and values are in the cache: [tokens, heads, head_size]."""
         attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in batch.attention:
             own = slice(part.begin, part.end)

@@ -117,8 +117,9 @@ class GPT2Ends:
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
         self.embedding, self.position_embedding = get("wte.weight"), get("wpe.weight")
         self.norm = get("ln_f.weight"), get("ln_f.bias")
-        tied = spec.tied_embeddings
-        self.head = PackedLinear(self.embedding if tied else weights.get("lm_head.weight", shapes["lm_head.weight"]))
+        # A tied model whose files hold a head of its own uses that, as in transformers.
+        tied = spec.tied_embeddings and "lm_head.weight" not in weights
+        self.head = PackedLinear(self.embedding if tied else weights.get("lm_head.weight", (spec.vocab, spec.hidden)))
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens] → [tokens, hidden]."""

@@ -127,8 +127,9 @@ class LlamaEnds:
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))
         self.embedding = weights.get("model.embed_tokens.weight", shapes["model.embed_tokens.weight"])
         self.norm = weights.get("model.norm.weight", shapes["model.norm.weight"])
-        tied = spec.tied_embeddings
-        head = self.embedding if tied else weights.get("lm_head.weight", shapes["lm_head.weight"])
+        # A tied model whose files hold a head of its own uses that, as in transformers.
+        tied = spec.tied_embeddings and "lm_head.weight" not in weights
+        head = self.embedding if tied else weights.get("lm_head.weight", (spec.vocab, spec.hidden))
         self.head = PackedLinear(head)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,83 @@
+"""The kernels that treat every row alone, against their plain references."""
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from exegpt.kernels.argmax import argmax, argmax_reference
+from exegpt.kernels.exponential import exp
+from exegpt.kernels.greatest import greatest
+from exegpt.kernels.norm import rms_norm, rms_norm_reference
+from exegpt.kernels.rotary import rotate, rotate_reference
+from exegpt.kernels.swiglu import swiglu, swiglu_reference
+
+
+@pytest.mark.parametrize("rows", [1, 2, 65])
+@pytest.mark.parametrize("width", [1, 7, 64, 513])
+def test_rms_norm(rows, width):
+    x, w = torch.randn(rows, width) * 3, torch.rand(width)
+    torch.testing.assert_close(rms_norm(x, w, 1e-5), rms_norm_reference(x, w, 1e-5), atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("width", [1, 9, 352])
+def test_swiglu(rows, width):
+    x = torch.randn(rows, 2 * width) * 4
+    torch.testing.assert_close(swiglu(x), swiglu_reference(x), atol=1e-6, rtol=5e-6)
+
+
+def test_swiglu_of_extremes():
+    x = torch.tensor([[-200.0, 200.0, -90.0, 0.0, 2.0, 3.0, 4.0, 5.0]])
+    torch.testing.assert_close(swiglu(x), swiglu_reference(x), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "heads", "head_size"), [(1, 1, 2), (7, 3, 64), (33, 2, 40)])
+def test_rotate(tokens, heads, head_size):
+    angles = torch.outer(torch.arange(50.0), torch.rand(head_size // 2))
+    positions = torch.randint(0, 50, (tokens,))
+    wide = torch.randn(tokens, heads + 2, head_size)  # a view, as in the layers
+    want = wide.clone()
+    rotate(wide[:, 1:-1], positions, angles.cos(), angles.sin())
+    rotate_reference(want[:, 1:-1], positions, angles.cos(), angles.sin())
+    torch.testing.assert_close(wide, want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 511, 512, 513, 1500])
+def test_argmax(vocab):
+    x = torch.randn(9, vocab)
+    assert torch.equal(argmax(x), argmax_reference(x))
+    assert torch.equal(argmax(-x.abs()), argmax_reference(-x.abs()))
+
+
+def test_argmax_takes_the_first_of_equals():
+    x = torch.zeros(3, 1200)
+    x[1, [700, 40, 1100]] = 2.0
+    x[2] = -1.0
+    assert argmax(x).tolist() == [0, 40, 0]
+
+
+def test_exp():
+    @njit
+    def all_of(x, out):
+        for i in range(len(x)):
+            out[i] = exp(x[i])
+
+    x = np.linspace(-86, 88, 20001, dtype=np.float32)
+    out = np.empty_like(x)
+    all_of(x, out)
+    np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=1e-5)
+    near = np.abs(x) < 1
+    np.testing.assert_allclose(out[near], np.exp(x[near].astype(np.float64)), rtol=3e-7)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 100])
+@pytest.mark.parametrize("shift", [-50.0, 0.0, 50.0])
+def test_greatest(size, shift):
+    x = (np.random.default_rng(size).standard_normal(size) + shift).astype(np.float32)
+    assert greatest(x) == x.max()
+
+
+def test_greatest_of_infinities():
+    assert greatest(np.array([-np.inf, -1, np.inf], np.float32)) == np.inf
+    assert greatest(np.array([-np.inf, -np.inf], np.float32)) == -np.inf

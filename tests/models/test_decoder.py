@@ -1,0 +1,195 @@
+"""The layers against transformers' of the same weights."""
+
+import json
+
+import pytest
+import torch
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models import AttentionBatch, Batch, load_model, random_model
+from exegpt.models.create import create_model
+
+from .conftest import SIZES
+
+
+def prompt_batch(ids, past, table, block_size):
+    """A piece of one prompt that follows `past` cached tokens."""
+    positions = torch.arange(past, past + len(ids))
+    blocks = torch.tensor(table)[positions // block_size]
+    return Batch(
+        ids,
+        positions,
+        blocks * block_size + positions % block_size,
+        (
+            AttentionBatch(
+                0,
+                len(ids),
+                torch.tensor([table], dtype=torch.int32),
+                torch.tensor([0, len(ids)], dtype=torch.int32),
+                torch.tensor([past + len(ids)], dtype=torch.int32),
+            ),
+        ),
+        None,
+    )
+
+
+def logits(model, ids, pieces=(None,)):
+    """Logits of every position of one sequence, computed in pieces."""
+    cache = model.new_cache(9, 16)
+    out, past = [], 0
+    for piece in pieces:
+        part = ids[past : None if piece is None else past + piece]
+        states = model.forward(prompt_batch(part, past, [7, 2, 4, 1, 8, 3, 0, 6], 16), cache)
+        out.append(model.ends.logits(states))
+        past += len(part)
+    return torch.cat(out)
+
+
+def theirs(directory, ids, dtype=torch.float32):
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode():
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)(ids[None]).logits[0]
+
+
+IDS = torch.randint(0, 300, (100,), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize("pieces", [(None,), (1, 40, None), (16, 16, None)])
+def test_logits_are_transformers(directories, arch, pieces):
+    mine = logits(load_model(directories[arch]), IDS, pieces)
+    torch.testing.assert_close(mine, theirs(directories[arch], IDS), atol=5e-5, rtol=1e-4)
+
+
+ROPE = {
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 5000.0,
+    },
+}
+
+
+def changed(directories, arch, tmp_path, **config):
+    """A copy of a model directory with other values in its config."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in directories[arch].iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    old = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(old | config))
+    return copy
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_scaled_rotary_embeddings(directories, tmp_path, kind):
+    copy = changed(directories, "llama", tmp_path, rope_parameters=ROPE[kind])
+    torch.testing.assert_close(logits(load_model(copy), IDS), theirs(copy, IDS), atol=5e-5, rtol=1e-4)
+
+
+def test_rotary_scaling_as_older_configs_write_it(directories, tmp_path):
+    scaling = {k: v for k, v in ROPE["llama3"].items() if k != "rope_theta"}
+    old = {"rope_parameters": None, "rope_scaling": scaling, "rope_theta": 5000.0}
+    copy = changed(directories, "llama", tmp_path, **old)
+    new = copy.parent / "new"
+    new.mkdir()
+    mine = logits(load_model(copy), IDS)
+    copy_of_new = changed(directories, "llama", new, rope_parameters=ROPE["llama3"])
+    torch.testing.assert_close(mine, logits(load_model(copy_of_new), IDS), atol=0, rtol=0)
+
+
+def test_a_tied_head(directories, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    copy = changed(directories, "llama", tmp_path, tie_word_embeddings=True)
+    with_head = logits(load_model(copy), IDS)
+    torch.testing.assert_close(with_head, theirs(copy, IDS), atol=5e-5, rtol=1e-4)
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    without = logits(load_model(copy), IDS)
+    torch.testing.assert_close(without, theirs(copy, IDS), atol=5e-4, rtol=1e-4)
+    assert (with_head - without).abs().max() > 1
+
+
+def test_mistral(directories, tmp_path):
+    copy = changed(directories, "llama", tmp_path, model_type="mistral", architectures=["MistralForCausalLM"])
+    torch.testing.assert_close(logits(load_model(copy), IDS), theirs(copy, IDS), atol=5e-5, rtol=1e-4)
+
+
+def test_bfloat16_follows(directories):
+    mine = logits(load_model(directories["llama"], "bf16"), IDS).float()
+    want = theirs(directories["llama"], IDS)
+    assert (mine - want).std() < 0.05 * want.std()
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "words"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ("llama", {"model_type": "mistral", "sliding_window": 64}, "sliding_window"),
+        ("llama", {"model_type": "qwen3"}, "qwen3"),
+        ("llama", {"eos_token_id": "end"}, "eos_token_id"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(directories, tmp_path, arch, config, words):
+    with pytest.raises(InputError, match=words):
+        load_model(changed(directories, arch, tmp_path, **config))
+
+
+def test_unknown_dtype(directories):
+    with pytest.raises(InputError, match="fp8"):
+        load_model(directories["llama"], "fp8")
+
+
+def test_end_of_text(directories, tmp_path):
+    assert load_model(directories["gpt2"]).eos == {256}
+    copy = changed(directories, "gpt2", tmp_path, eos_token_id=[5, 6])
+    assert load_model(copy).eos == {5, 6}
+    (copy / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert load_model(copy).eos == {9}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_one_random_layer(architecture):
+    kv_heads = 2 if architecture == "llama" else 4
+    gated = architecture == "llama"
+    spec = ModelSpec("m", architecture, 30, 64, 4, kv_heads, 16, 128, gated, 500, 64, tied_embeddings=not gated)
+    model = random_model(spec, layers=1)
+    assert len(model.layers) == 1
+    with torch.inference_mode():
+        x = model.ends.embed(torch.arange(5), torch.arange(5))
+        q, k, v = model.layers[0].before_attention(x, torch.arange(5))
+        assert q.shape == (5, 4, 16) and k.shape == v.shape == (5, kv_heads, 16)
+        y = model.layers[0].after_attention(x, q.contiguous())
+    assert y.shape == x.shape and y.isfinite().all() and model.sample(y).shape == (5,)
+
+
+def test_long_batches_in_pieces_are_the_same(monkeypatch, directories):
+    from exegpt.models import pieces
+
+    model = load_model(directories["llama"])
+    whole = logits(model, IDS)
+    monkeypatch.setattr(pieces, "_ROWS", 7)
+    torch.testing.assert_close(logits(model, IDS), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_cache_beyond_memory(directories):
+    with pytest.raises(InputError, match="GiB"):
+        load_model(directories["llama"]).new_cache(2**40, 16)
+
+
+def test_logits_are_well_spread(tmp_path):
+    create_model(tmp_path / "m", "llama", kv_heads=2, **SIZES)
+    mine = logits(load_model(tmp_path / "m"), IDS)
+    assert 1 < mine.std() < 10
+    assert len(set(mine.argmax(-1).tolist())) > 50

@@ -1,0 +1,171 @@
+"""Model directories: what is written is whole and readable, and what is broken is named."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models import load_model
+from exegpt.models.create import create_model
+from exegpt.models.weights import SafetensorsWeights
+
+from .conftest import SIZES
+
+
+@pytest.mark.parametrize(("arch", "kv_heads"), [("llama", 2), ("gpt2", 4)])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_transformers_reads_what_is_created(tmp_path, arch, kv_heads, shards):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = create_model(tmp_path / "m", arch, kv_heads=kv_heads, shards=shards, **SIZES)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert spec.parameters == sum(p.numel() for p in model.parameters())
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) == shards
+    mine = SafetensorsWeights(tmp_path / "m", torch.float32)
+    for name, tensor in model.state_dict().items():
+        if name in mine:
+            assert torch.equal(mine.get(name, tuple(tensor.shape)), tensor)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+    text = "Grüße, 世界!\n"
+    ids = tokenizer(text).input_ids
+    assert len(ids) == len(text.encode()) and max(ids) < 256
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([299]) == "" and tokenizer.eos_token_id == 256
+
+
+def test_same_seed_same_model(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        create_model(tmp_path / name, seed=seed, **SIZES)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_bfloat16_is_half_as_large(tmp_path):
+    create_model(tmp_path / "a", **SIZES)
+    create_model(tmp_path / "b", dtype="bf16", **SIZES)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in "ab"]
+    assert 0.45 < sizes[1] / sizes[0] < 0.55
+    load_model(tmp_path / "b", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab": 256}, "257"),
+        ({"shards": 4}, "shards"),
+        ({"kv_heads": 3}, "KV heads"),
+        ({"hidden": 66}, "66"),
+        ({"layers": 0, "shards": 0}, "shards"),
+        ({"arch": "t5"}, "t5"),
+        ({"arch": "gpt2", "kv_heads": 2}, "KV heads"),
+        ({"dtype": "int4"}, "int4"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path, changes, words):
+    with pytest.raises(InputError, match=words):
+        create_model(tmp_path / "m", **SIZES | changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_directory_is_left_alone(tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        create_model(tmp_path / "m", **SIZES)
+    assert not list((tmp_path / "m").iterdir())
+
+
+def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exegpt.models.create._write_tokenizer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        create_model(tmp_path / "m", **SIZES)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    create_model(tmp_path / "m", shards=2, **SIZES)
+    return tmp_path / "m"
+
+
+def refused(directory, *words):
+    with pytest.raises(InputError) as error:
+        load_model(directory)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_no_config(tmp_path):
+    refused(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_file(sharded, share):
+    path = sharded / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    refused(sharded, "model-00002-of-00002.safetensors")
+
+
+def test_missing_file(sharded):
+    (sharded / "model-00001-of-00002.safetensors").unlink()
+    refused(sharded, "model-00001-of-00002.safetensors")
+
+
+def test_no_weights_at_all(sharded):
+    for path in sharded.glob("model*"):
+        path.unlink()
+    refused(sharded, "model.safetensors")
+
+
+def test_missing_tensor(sharded):
+    index = sharded / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    del data["weight_map"]["model.norm.weight"]
+    index.write_text(json.dumps(data))
+    refused(sharded, "model.norm.weight")
+
+
+def test_a_tensor_that_its_file_lacks(sharded):
+    index = sharded / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    data["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(data))
+    refused(sharded, "model.norm.weight", "model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("file", ["../m/model-00001-of-00002.safetensors", "/etc/passwd", 3])
+def test_an_index_that_leaves_its_directory(sharded, file):
+    index = sharded / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    data["weight_map"]["model.norm.weight"] = file
+    index.write_text(json.dumps(data))
+    refused(sharded, "index.json", "plain file names")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_that_is_none(sharded, text):
+    (sharded / "model.safetensors.index.json").write_text(text)
+    refused(sharded, "weight_map")
+
+
+def test_wrong_shape(sharded):
+    config = json.loads((sharded / "config.json").read_text())
+    (sharded / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
+    refused(sharded, "gate_proj", "[160, 64]", "[161, 64]")
+
+
+def test_first_published_names_of_gpt2(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    create_model(tmp_path / "m", "gpt2", **SIZES)
+    shutil.copytree(tmp_path / "m", tmp_path / "old")
+    path = tmp_path / "old" / "model.safetensors"
+    save_file({k.removeprefix("transformer."): v for k, v in load_file(path).items()}, path)
+    new, old = load_model(tmp_path / "m"), load_model(tmp_path / "old")
+    assert torch.equal(new.ends.embedding, old.ends.embedding)
+    assert ModelSpec.from_directory(tmp_path / "m").parameters == ModelSpec.from_directory(tmp_path / "old").parameters
