@@ -1,0 +1,146 @@
+"""Bad inputs: exit code 2, one sentence on standard error, nothing on standard output, no traceback."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+
+def refused(done, message):
+    assert done.code == 2, (done.code, done.out, done.err)
+    assert done.out == ""
+    said = done.err.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith("exegpt: ") and said[0].endswith(".")
+    assert re.search(message, said[0]), said[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("tune -l 5s --model opt-14b", "'opt-14b': did you mean.*opt-13b"),
+        ("tune -l 5s --model mixtral-8x7b", "'mixtral-8x7b'"),
+        ("tune -l 5s --workload X", "'X'"),
+        ("tune -l 5s --workload 0/5", "'0/5'"),
+        ("tune -l 5s --workload gone.csv", r"'gone\.csv'"),
+        ("tune -l 5s --cluster 4xZ80", "'Z80'.*A40"),
+        ("tune -l 5s --cluster nonsense", "'nonsense' is not a cluster"),
+        ("tune -l 0s", "'0s'"),
+        ("tune -l -5s", "'-5s'"),
+        ("tune -l 5", "'5' is not a duration"),
+        ("tune -l 5s --ttft 0ms", "'0ms'"),
+        ("tune -l 5s --bound p50", "--bound 'p50'"),
+        ("tune -l 5s --search magic", "--search 'magic'"),
+        ("tune -l 5s --policy rra,magic", "'magic'"),
+        ("tune -l 5s --dtype int3", "--dtype 'int3'"),
+        ("tune -l 5s --rate 5", "'5' is not a rate"),
+        ("tune -l 5s --columns a=b", "'a=b'"),
+        ("tune -l 5s --gpu-memory-fraction 1.5", r"1\.5"),
+        ("tune -l 5s --profile gone.json", r"'gone\.json'"),
+        ("tune -l 5s --out /nowhere/s.json", "no folder '/nowhere'"),
+        ("tune", "--latency-bound"),
+        ("tune -l", "-l"),
+        ("tune -l 5s --wrong", "--wrong"),
+        ("nonsense", "nonsense"),
+        ("list nonsense", "'nonsense'"),
+        ("show gone.json", r"'gone\.json'"),
+        ("simulate", "--schedule"),
+        ("simulate --schedule gone.json", r"'gone\.json'"),
+        ("run --model gone --requests r.jsonl", "'gone'"),
+        ("profile --model gone", "'gone'"),
+        ("model create . --arch llama", "exists already"),
+        ("model create new --arch rnn", "'rnn'"),
+        ("model create new --hidden 30 --heads 4", "30"),
+        ("model create new --dtype int8", "'int8'"),
+        ("model create new --layers 0", "--layers"),
+    ],
+)
+def test_what_is_typed(exegpt, arguments, message):
+    refused(exegpt(*arguments.split()), message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no input column"),
+        ("input,output\n", "no requests"),
+        ("input,output\n5,-1\n", "row 2, column 'output': '-1'"),
+        ("input,output\n5,0\n", "'0'"),
+        ("input,output\n5,many\n", "'many'"),
+        ("input,output\n,3\n", "row 2, column 'input'"),
+    ],
+)
+def test_traces(exegpt, tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    refused(exegpt("tune", "-l", "5s", "--workload", tmp_path / "t.csv"), message)
+
+
+def test_model_directories(exegpt, tiny, tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n5,3\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(exegpt("run", "-m", empty, "-r", tmp_path / "t.csv"), r"no config\.json")
+    refused(exegpt("profile", "-m", empty), r"no config\.json")
+    torn = tmp_path / "torn"
+    shutil.copytree(tiny, torn)
+    weights = next(torn.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    done = exegpt("run", "-m", torn, "-r", tmp_path / "t.csv", "-p", "roofline")
+    assert done.code == 2 and "Traceback" not in done.err
+    assert re.search(r"exegpt: .*safetensors.*\.$", done.err.strip().splitlines()[-1])
+    config = json.loads((torn / "config.json").read_text())
+    for changes, message in (
+        ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_size": "wide"}, "wrong type"),
+    ):
+        (torn / "config.json").write_text(json.dumps(config | changes))
+        refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), message)
+    (torn / "config.json").write_text('{"model_type"')
+    refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), "not valid JSON")
+
+
+def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n5,3\n")
+    data = json.loads(tiny_schedule.read_text())
+
+    def run(changes):
+        (tmp_path / "s.json").write_text(json.dumps(data | changes))
+        return exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tmp_path / "s.json", "-p", tiny_profile)
+
+    refused(run({"version": 99}), "99")
+    refused(run({"version": None}), "None")
+    refused(run({"encode_batch": 0}), "encode_batch")
+    refused(run({"policy": "magic"}), "policy")
+    refused(run({"surprise": 1}), "surprise")
+    spec = data["model"]["spec"] | {"layers": 3}
+    refused(run({"model": data["model"] | {"spec": spec}}), "is for model 'tiny'")
+    (tmp_path / "s.json").write_text("{")
+    refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
+
+
+def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
+    data = json.loads(tiny_profile.read_text())
+    for changes, message in (
+        ({"version": 99}, "99"),
+        ({"model": "0" * 16}, "another model"),
+        ({"dtype": "bf16"}, "bf16"),
+        ({"degrees": 3}, "degrees"),
+    ):
+        (tmp_path / "p.json").write_text(json.dumps(data | changes))
+        refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)
+
+
+def test_requests(exegpt, tiny, tmp_path):
+    def run(*lines):
+        (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl")
+
+    good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
+    refused(run(good, good), "'a' .*earlier one")
+    refused(run({"prompt_ids": [1], "max_tokens": 2}), "line 1 has no id")
+    refused(run(good | {"max_tokens": -3}), "'a' has max_tokens = -3")
+    refused(run(good | {"prompt_ids": [300]}), "'a' has the token id 300")
+    refused(run(good | {"max_tokens": 128}), "'a' needs 129 tokens")
+    refused(exegpt("run", "-m", tiny, "-r", tmp_path / "gone.jsonl"), r"gone\.jsonl")
+    refused(exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--resume"), "--out")

@@ -1,0 +1,201 @@
+"""The commands end to end on a tiny model: what they print, what they leave, and the shape of their JSON."""
+
+import json
+
+import pytest
+
+from exegpt.report.comparison import KEYS
+
+SCHEDULE_KEYS = set(
+    "version policy encode_batch decode_batch decode_iterations micro_batches encode_micro_batches tp_degree tp_gpus "
+    "encode_tp_degree encode_tp_gpus max_num_seqs max_num_batched_tokens prefills_per_step kv_blocks block_size "
+    "replicas stages dtype kv_dtype latency_bound_s bound model cluster workload profile".split()
+)
+ESTIMATE_KEYS = {*KEYS} | set("latency_from memory_bytes utilisation binding feasible violations".split())
+PROVENANCE_KEYS = {"exegpt", "torch", "transformers", "triton", "profile", "seed", "command_line"}
+
+
+def test_tune_answers_without_arguments(exegpt):
+    done = exegpt("tune", "--latency-bound", "inf")
+    assert done.code == 0
+    assert "model: opt-13b, the default" in done.err and "cluster: 4xA40, the default" in done.err
+    assert "task S" in done.err and "roofline" in done.err
+    assert "rra" in done.out and "static" in done.out and "Best:" in done.out
+
+
+def test_tune_json_has_its_shape(exegpt, tmp_path):
+    done = exegpt("tune", "-l", "20s", "--json", "--out", tmp_path / "s.json", "--report", tmp_path / "r.html")
+    answer = done.json
+    assert done.code == 0
+    assert {"schedule", "estimate", "alternatives", "search", "assumptions", "provenance"} <= answer.keys()
+    assert answer["schedule"].keys() == SCHEDULE_KEYS
+    assert answer["estimate"].keys() >= ESTIMATE_KEYS
+    assert answer["estimate"]["latency_s"] <= 20 and answer["schedule"]["latency_bound_s"] == 20
+    assert {"method", "evaluations", "space", "seconds"} <= answer["search"].keys()
+    assert {a["policy"] for a in answer["alternatives"]} == {"static", "orca", "chunked", "rra"}
+    assert all(a["reason"] for a in answer["alternatives"])
+    assert answer["provenance"].keys() >= PROVENANCE_KEYS
+    assert answer["provenance"]["profile"]["source"] == "roofline"
+    assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    best = max(a["estimate"]["throughput_tok_s"] for a in answer["alternatives"] if a["schedule"])
+    assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
+
+
+def test_several_bounds_give_the_frontier(exegpt):
+    done = exegpt("tune", "-l", "1ms,15s,inf", "--policy", "rra,static", "--json")
+    frontier = done.json["frontier"]
+    assert done.code == 0 and len(frontier) == 3
+    assert frontier[0]["schedule"] is None
+    rates = [a["estimate"]["throughput_seq_s"] for a in frontier[1:]]
+    assert rates == sorted(rates)
+
+
+def test_a_bound_that_nothing_meets_names_the_lowest_latency(exegpt):
+    done = exegpt("tune", "-l", "1ms", "--policy", "rra", "--json")
+    assert done.code == 3
+    answer = done.json
+    assert answer["schedule"] is None and answer["estimate"] is None
+    assert answer["lowest_latency_s"] > 0.001
+    lowest = answer["lowest_latency_s"]
+    assert exegpt("tune", "-l", f"{lowest * 0.999 * 1e3:.6f}ms", "--policy", "rra").code == 3
+    assert exegpt("tune", "-l", f"{lowest * 1.001 * 1e3:.6f}ms", "--policy", "rra").code == 0
+    told = exegpt("tune", "-l", "1ms", "--policy", "rra")
+    assert told.code == 3 and "lowest reachable latency" in told.err
+
+
+def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_path):
+    done = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--timeline", tmp_path / "t.json", "--json")
+    assert done.code == 0
+    assert done.json.keys() >= ESTIMATE_KEYS
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {"encode", "decode"} <= {e["name"] for e in events}
+
+
+def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
+    (tmp_path / "t.csv").write_text("input,output,arrival_s\n" + "".join(f"{20 + i},10,{i / 9}\n" for i in range(9)))
+    done = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
+    facts = done.json
+    assert facts["requests"] == 9 and facts["seconds"] > 8 / 9
+    assert facts["throughput_tok_s"] == pytest.approx(90 / facts["seconds"])
+    for key in ("ttft", "tpot", "latency"):
+        assert facts[key].keys() == {"mean", "p50", "p90", "p95", "p99"}
+        assert 0 < facts[key]["p50"] <= facts[key]["p99"]
+
+
+def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
+    lines = [
+        {"id": "text", "prompt": "hello", "max_tokens": 5},
+        {"id": "ids", "prompt_ids": [5, 9, 7], "max_tokens": 8, "ignore_eos": True},
+        {"id": "one", "prompt_ids": [1], "max_tokens": 1},
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out, report = tmp_path / "out.jsonl", tmp_path / "report.html"
+    asked = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    done = exegpt(*asked, "--report", report, "--json")
+    assert done.code == 0, done.err
+    answer = done.json
+    assert answer.keys() >= {*ESTIMATE_KEYS, "requests", "tokens", "seconds", "predicted", "predicted_steady", "error"}
+    assert answer["requests"] == 3
+    assert answer["predicted"].keys() >= ESTIMATE_KEYS and answer["error"].keys() == {*KEYS}
+    measured, predicted = answer["throughput_tok_s"], answer["predicted"]["throughput_tok_s"]
+    assert answer["error"]["throughput_tok_s"] == pytest.approx((measured - predicted) / measured)
+    rows = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert rows.keys() == {"text", "ids", "one"}
+    assert len(rows["ids"]["output_ids"]) == 8 and len(rows["one"]["output_ids"]) == 1
+    assert rows["text"]["prompt_tokens"] == 5 and isinstance(rows["text"]["text"], str)
+    for row in rows.values():
+        assert row.keys() == set(
+            "id prompt_tokens output_ids text finish_reason arrival_s start_s first_token_s finish_s".split()
+        )
+        assert 0 <= row["start_s"] <= row["first_token_s"] <= row["finish_s"]
+    assert answer["tokens"] == sum(len(row["output_ids"]) for row in rows.values())
+    assert "<svg" in report.read_text()
+    assert exegpt("show", out, "--json").json["results"]["requests"] == 3
+
+
+def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("input,output\n" + "12,6\n" * 12)
+    out = tmp_path / "out.jsonl"
+    asked = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    from xrunner import results
+
+    append, count = results.ResultFile.append, 0
+
+    def interrupted(self, result):
+        nonlocal count
+        count += 1
+        if count > 5:
+            raise KeyboardInterrupt
+        append(self, result)
+
+    monkeypatch.setattr(results.ResultFile, "append", interrupted)
+    assert exegpt(*asked).code == 130
+    monkeypatch.setattr(results.ResultFile, "append", append)
+    assert not out.exists() and (tmp_path / "out.jsonl.partial").read_text().count("\n") == 5
+    refused = exegpt(*asked)
+    assert refused.code == 2 and "--resume" in refused.err
+    other = exegpt(*asked, "--seed", "1", "--resume")
+    assert other.code == 2 and "another run" in other.err
+    done = exegpt(*asked, "--resume", "--json")
+    assert done.code == 0, done.err
+    assert done.json["requests"] == 7
+    ids = [json.loads(line)["id"] for line in out.read_text().splitlines()]
+    assert sorted(ids) == sorted(map(str, range(12)))
+
+
+def test_a_run_without_a_schedule_tunes_first(exegpt, tiny, tiny_profile, tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n" + "12,6\n" * 9)
+    asked = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-p", tiny_profile, "--json")
+    assert exegpt(*asked).json["requests"] == 9
+    fixed = exegpt(*asked, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
+    assert (fixed["policy"], fixed["encode_batch"], fixed["decode_iterations"]) == ("rra", 2, 3)
+    impossible = exegpt(*asked, "--latency-bound", "0.001ms")
+    assert impossible.code == 3 and "lowest reachable latency" in impossible.err
+
+
+def test_invalid_requests_are_skipped_on_demand(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
+    lines = [{"id": "a", "prompt_ids": [1] * 120, "max_tokens": 20}, {"id": "b", "prompt_ids": [1], "max_tokens": 2}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    asked = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    refused = exegpt(*asked)
+    assert refused.code == 2 and "Request 'a' needs 140 tokens" in refused.err and not out.exists()
+    assert exegpt(*asked, "--skip-invalid").code == 0
+    reasons = {row["id"]: row["finish_reason"] for row in map(json.loads, out.read_text().splitlines())}
+    assert reasons["a"] == "error" and reasons["b"] in ("length", "stop")
+
+
+def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
+    report = tmp_path / "r.html"
+    asked = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 6, "--repeats", 1, "--policy", "all")
+    done = exegpt(*asked, "--report", report, "--json")
+    assert done.code == 0, done.err
+    policies = done.json["policies"]
+    assert policies[0]["policy"] == "rra"
+    assert {p["policy"] for p in policies} == {"static", "orca", "chunked", "rra"}
+    assert len({p["tokens"] for p in policies}) == 1
+    assert "<svg" in report.read_text()
+    assert "output tokens/s" in exegpt(*asked).out
+
+
+@pytest.mark.parametrize("what", ["models", "devices", "tasks", "policies"])
+def test_what_is_built_in_is_listed(exegpt, what):
+    rows = exegpt("list", what, "--json").json[what]
+    assert len(rows) >= 4
+    assert str(next(iter(rows[-1].values()))) in exegpt("list", what).out
+
+
+def test_files_are_shown(exegpt, tiny_schedule, tiny_profile):
+    schedule = exegpt("show", tiny_schedule, "--json").json
+    assert schedule["kind"] == "schedule" and schedule["schedule"]["policy"] == "rra"
+    profile = exegpt("show", tiny_profile, "--json").json
+    assert profile["kind"] == "profile" and profile["profile"]["device"] == "cpu"
+    assert "encode_batch" in exegpt("show", tiny_schedule).out
+
+
+def test_the_model_is_readable_by_transformers(tiny):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(tiny).config.num_hidden_layers == 2
+    assert AutoTokenizer.from_pretrained(tiny).decode(AutoTokenizer.from_pretrained(tiny)("hi").input_ids) == "hi"
