@@ -38,6 +38,7 @@ def provenance() -> dict[str, str]:
 def matrix_flops_s(size: int = 2048) -> float:
     """FLOP/s of a large float32 matrix product through the linear kernel that the runner uses."""
     import torch
+
     from exegpt.kernels.linear import PackedLinear
 
     product = PackedLinear(torch.randn(size, size))

@@ -1,0 +1,44 @@
+"""The attention kernel alone, over caches as cold as the runner finds them."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from exegpt.kernels.attention import attention
+from exegpt.model import ModelSpec
+from exegpt.schedule import BLOCK_SIZE
+
+_COLD_BYTES = 2**28
+"""A pool of this size outgrows the processor's caches: between two visits of one layer's cache the runner reads all
+the weights, so a block is never still there."""
+
+
+class AttentionProbe:
+    """Calls the attention kernel of one layer over scattered blocks of a pool for `tokens` cached tokens or more.
+
+    Every call takes other blocks than the one before.
+    """
+
+    def __init__(self, model: ModelSpec, tokens: int, dtype: torch.dtype = torch.float32):
+        token_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize
+        self._blocks = -(-max(tokens, _COLD_BYTES // token_bytes) // BLOCK_SIZE)
+        self._heads = model.heads
+        self._order = torch.randperm(self._blocks, dtype=torch.int32)
+        self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, dtype=dtype)
+        self._values = torch.randn(self._blocks, model.kv_heads, BLOCK_SIZE, model.head_size, dtype=dtype)
+
+    def call(self, batch: int, new: int, past: int) -> Callable[[], torch.Tensor]:
+        """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones."""
+        width = -(-(past + new) // BLOCK_SIZE)
+        tables = itertools.cycle(self._order[: self._blocks // (batch * width) * batch * width].split(batch * width))
+        q = torch.randn(batch * new, self._heads, self._values.shape[-1], dtype=self._values.dtype)
+        out = torch.empty_like(q)
+        offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32)
+        contexts = torch.full((batch,), past + new, dtype=torch.int32)
+
+        def attend() -> torch.Tensor:
+            table = next(tables).view(batch, width)
+            return attention(q, self._keys, self._values, table, offsets, contexts, out)
+
+        return attend

@@ -1,0 +1,62 @@
+"""What the engine adds to an iteration: batch assembly, bookkeeping, results, and what the parts cost each other.
+
+Measured as the remainder of whole decoding iterations of the engine over the sum of their separately timed parts.
+"""
+
+import numpy as np
+
+from exegpt.cluster import local_cluster
+from exegpt.model import ModelSpec
+from exegpt.models import Model
+from exegpt.profile import DegreeTables
+from exegpt.request import Request
+from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from exegpt.workload import Workload
+from xprofiler.timing import Timing
+from xrunner.engine import Engine
+
+_PROMPT = 64
+_OUTPUT = 40
+
+
+def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
+    """Median seconds per decoding iteration of `batch` sequences beyond what `degree`'s tables say; never negative."""
+    prompt = min(_PROMPT, model.spec.context // 2)
+    output = min(_OUTPUT, model.spec.context - prompt)
+    rng = np.random.default_rng(batch)
+    requests = [
+        Request(str(i), tuple(rng.integers(model.spec.vocab, size=prompt).tolist()), output, ignore_eos=True)
+        for i in range(batch)
+    ]
+    report = Engine(model, _static_schedule(model, batch, prompt, output)).run(requests)
+    decoding = [span for span in report.timeline.spans if span.phase == "decode"]
+    if not decoding:
+        return Timing(0.0, 0.0)
+    contexts = prompt + 1 + np.arange(len(decoding))
+    layer = degree.decoder
+    parts = model.spec.layers * (layer.rest(batch) + layer.decode_attention(batch, contexts))
+    parts = parts + degree.embedding(batch) + degree.head(batch)
+    remainder = np.array([span.end_s - span.start_s for span in decoding]) - parts
+    # From the end of one iteration to the start of the next the engine books results.
+    gaps = [b.start_s - a.end_s for a, b in zip(decoding, decoding[1:], strict=False)]
+    median = float(np.median(remainder) + (np.median(gaps) if gaps else 0.0))
+    low, high = np.percentile(remainder, [25, 75])
+    return Timing(max(0.0, median), float((high - low) / max(abs(median), 1e-9)))
+
+
+def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Schedule:
+    """One batch, decoded to its end on this machine's only device."""
+    spec: ModelSpec = model.spec
+    return Schedule(
+        version=Schedule.VERSION,
+        policy="static",
+        model=ModelReference(spec, spec.fingerprint),
+        cluster=local_cluster(),
+        workload=Workload.fixed(prompt, output),
+        profile=ProfileReference("measured", ""),
+        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        kv_blocks=batch * -(-(prompt + output) // BLOCK_SIZE),
+        dtype=model.dtype,
+        kv_dtype=model.dtype,
+        encode_batch=batch,
+    )
