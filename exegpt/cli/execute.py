@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exegpt.profile import Profile
-from exegpt.report.comparison import Comparison
+from exegpt.report.comparison import Comparison, relative
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import summarise
@@ -68,6 +68,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
         ):
             figures = (getattr(c.predicted, key), getattr(c.measured, key))
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
+        steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
+        figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
+        rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):
             one, two = predicted[phase], measured[phase]
@@ -76,7 +79,7 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
                     f"{c.schedule.policy:8} {phase} iteration",
                     output.seconds(one),
                     output.seconds(two),
-                    output.share((two - one) / two if two else None),
+                    output.share(relative(two, one)),
                 ]
             )
     return rows

@@ -35,6 +35,7 @@ def tune(
     columns: options.COLUMNS = None,
     rate: options.RATE = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,
+    export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
@@ -43,12 +44,15 @@ def tune(
     Example: exegpt tune --latency-bound 5s --model llama-3.1-8b --cluster 1xH100-SXM --workload 2048/256
     """
     from exegpt.cli import inputs, output
+    from exegpt.cli.export import ENGINES
     from exegpt.duration import parse_duration
 
     output.check_output(out)
     output.check_output(report)
     bounds = [parse_duration(part) for part in latency_bound.split(",")]
     inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
+    if export:
+        inputs.check_choice(export, ENGINES, "--export")
     inputs.check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
     asked = {
         "bound": bound,
@@ -78,10 +82,10 @@ def tune(
     if report:
         _write_report(report, setting, answers, bounds, asked)
     if json:
-        documents = [answer_document(answer, setting) for answer in answers]
+        documents = [answer_document(answer, setting, export) for answer in answers]
         output.emit(documents[0] if len(documents) == 1 else {"frontier": documents})
     else:
-        _print(answers, bounds, setting, out if best else None)
+        _print(answers, bounds, setting, out if best else None, export)
     return 0 if best else INFEASIBLE
 
 
@@ -101,9 +105,10 @@ def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) ->
     )
 
 
-def answer_document(answer: "Tuned", setting: "Setting") -> dict[str, Any]:
-    """The object that `tune --json` prints for one bound."""
+def answer_document(answer: "Tuned", setting: "Setting", engine: str | None = None) -> dict[str, Any]:
+    """The object that `tune --json` prints for one bound; `engine` adds its flags under `export`."""
     from exegpt.cli import output
+    from exegpt.cli.export import export
     from exegpt.document import to_dict
 
     document = {
@@ -122,7 +127,9 @@ def answer_document(answer: "Tuned", setting: "Setting") -> dict[str, Any]:
         "assumptions": [*setting.assumptions, *answer.assumptions],
         "provenance": output.provenance(setting.profile),
     }
-    return document if answer.schedule else document | {"lowest_latency_s": answer.lowest_latency_s}
+    if answer.schedule is None:
+        return document | {"lowest_latency_s": answer.lowest_latency_s}
+    return document | ({"export": export(answer.schedule, engine)[0]} if engine else {})
 
 
 def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:
@@ -183,8 +190,11 @@ def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:
         print(plot(points, bound_s))
 
 
-def _print(answers: "list[Tuned]", bounds: list[float], setting: "Setting", out: Path | None) -> None:
+def _print(
+    answers: "list[Tuned]", bounds: list[float], setting: "Setting", out: Path | None, engine: str | None
+) -> None:
     from exegpt.cli import output
+    from exegpt.cli.export import export
     from exegpt.duration import format_duration
 
     for text in dict.fromkeys([*setting.assumptions, *(a for answer in answers for a in answer.assumptions)]):
@@ -194,6 +204,9 @@ def _print(answers: "list[Tuned]", bounds: list[float], setting: "Setting", out:
         output.table(["policy", "req/s", "tok/s", "latency", "schedule"], policy_rows(answer), title)
         if answer.schedule:
             print(f"Best: {schedule_text(answer.schedule)}")
+            if engine:
+                command, lost = export(answer.schedule, engine)
+                print(f"Nearest in {engine} ({lost}):\n  {command}")
         else:
             output.note(infeasible_text(answer, bound_s))
         s = answer.search
