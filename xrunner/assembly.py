@@ -1,6 +1,5 @@
 """Assembly: from a policy's step to the tensors of one iteration, without padding."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -36,82 +35,104 @@ class Running:
         return self.output[beyond] if beyond >= 0 else int(self.prompt[position])
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The encoding or the decoding tokens of a step, sequence after sequence."""
+
+    tokens: Array
+    """int64 [tokens]"""
+    positions: Array
+    """int64 [tokens]"""
+    counts: list[int]
+    """[sequences]: its tokens"""
+    contexts: list[int]
+    """[sequences]: tokens in the cache after this step"""
+    tables: list[Array]
+    """[sequences]: its blocks"""
+    rows: list[int]
+    """Tokens that are followed by a new one."""
+    receivers: list[Running]
+    """Whose the new ones are."""
+
+
 def assemble(step: Step, running: Rows[Running], block_size: int) -> tuple[Batch, list[Running]]:
     """The batch of a step, and the requests that its rows give a token, in order.
 
     `running` is indexed by `Sequence.index`. A finished sequence of a static batch computes its last cached token
     again, in place: its row costs what it costs, and changes nothing.
     """
-    tokens: list[Array] = []
-    positions: list[Array] = []
-    attention: list[AttentionBatch] = []
-    tables: list[Array] = []
-    owners: list[int] = []
-    """Place in `tables` of every token's sequence, as (place, tokens)."""
-    rows: list[int] = []
-    receivers: list[Running] = []
-    contexts: list[int] = []
-    offsets = [0]
-    for sequence, count in step.encode:
-        one = running[sequence.index]
-        if one.table is None:
-            one.table = np.asarray(sequence.blocks, dtype=np.int32)
-        begin, end = sequence.cached, sequence.cached + count
-        tokens.append(one.prompt[begin:end])
-        positions.append(np.arange(begin, end))
-        tables.append(one.table)
-        owners.append(count)
-        contexts.append(end)
-        offsets.append(offsets[-1] + count)
-        if end == sequence.input_tokens:
-            rows.append(offsets[-1] - 1)
-            receivers.append(one)
-    encoded = offsets[-1]
-    if step.encode:
-        attention.append(_attention(0, encoded, tables, offsets, contexts))
+    parts = [_encoding(step, running)] if step.encode else []
     if step.decode:
-        decoding = [running[sequence.index] for sequence in step.decode]
-        places = [one.sequence.cached - one.sequence.finished for one in decoding]
-        tokens.append(np.array([one.token(place) for one, place in zip(decoding, places, strict=True)], np.int64))
-        positions.append(np.array(places))
-        own = [one.table for one in decoding if one.table is not None]
-        attention.append(
-            _attention(encoded, encoded + len(own), own, range(len(own) + 1), [place + 1 for place in places])
-        )
-        tables += own
-        owners += [1] * len(own)
-        rows += range(encoded, encoded + len(own))
-        receivers += decoding
-    position = np.concatenate(positions)
-    return (
-        Batch(
-            tokens=torch.from_numpy(np.concatenate(tokens)),
-            positions=torch.from_numpy(position),
-            slots=torch.from_numpy(_slots(position, tables, owners, block_size)),
-            attention=tuple(attention),
-            rows=None if len(rows) == len(position) else torch.tensor(rows, dtype=torch.int64),
-        ),
-        receivers,
+        parts.append(_decoding(step, running))
+    begin = 0
+    attention, rows = [], []
+    for part in parts:
+        attention.append(_attention(begin, part))
+        rows += [begin + row for row in part.rows]
+        begin += len(part.tokens)
+    positions = np.concatenate([part.positions for part in parts])
+    slots = np.concatenate([_slots(part, block_size) for part in parts])
+    batch = Batch(
+        tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots),
+        attention=tuple(attention),
+        rows=None if len(rows) == begin else torch.tensor(rows, dtype=torch.int64),
+    )
+    return batch, [one for part in parts for one in part.receivers]
+
+
+def _encoding(step: Step, running: Rows[Running]) -> _Part:
+    encoding = [running[sequence.index] for sequence, _ in step.encode]
+    counts = [count for _, count in step.encode]
+    begins = [sequence.cached for sequence, _ in step.encode]
+    contexts = [begin + count for begin, count in zip(begins, counts, strict=True)]
+    for one in encoding:
+        if one.table is None:
+            one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
+    whole = [context == len(one.prompt) for one, context in zip(encoding, contexts, strict=True)]
+    last = (np.cumsum(counts) - 1).tolist()
+    spans = list(zip(encoding, begins, contexts, strict=True))
+    return _Part(
+        tokens=np.concatenate([one.prompt[begin:end] for one, begin, end in spans]),
+        positions=np.concatenate([np.arange(begin, end) for _, begin, end in spans]),
+        counts=counts,
+        contexts=contexts,
+        tables=[one.table for one in encoding if one.table is not None],
+        rows=[row for row, done in zip(last, whole, strict=True) if done],
+        receivers=[one for one, done in zip(encoding, whole, strict=True) if done],
     )
 
 
-def _attention(
-    begin: int, end: int, tables: Rows[Array], offsets: Iterable[int], contexts: Rows[int]
-) -> AttentionBatch:
-    wide = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for row, table in zip(wide, tables, strict=True):
+def _decoding(step: Step, running: Rows[Running]) -> _Part:
+    decoding = [running[sequence.index] for sequence in step.decode]
+    places = [one.sequence.cached - one.sequence.finished for one in decoding]
+    return _Part(
+        tokens=np.array([one.token(place) for one, place in zip(decoding, places, strict=True)], dtype=np.int64),
+        positions=np.array(places, dtype=np.int64),
+        counts=[1] * len(decoding),
+        contexts=[place + 1 for place in places],
+        tables=[one.table for one in decoding if one.table is not None],
+        rows=list(range(len(decoding))),
+        receivers=decoding,
+    )
+
+
+def _attention(begin: int, part: _Part) -> AttentionBatch:
+    wide = np.zeros((len(part.tables), max(map(len, part.tables))), dtype=np.int32)
+    for row, table in zip(wide, part.tables, strict=True):
         row[: len(table)] = table
     return AttentionBatch(
         begin,
-        end,
+        begin + len(part.tokens),
         torch.from_numpy(wide),
-        torch.tensor(list(offsets), dtype=torch.int32),
-        torch.tensor(contexts, dtype=torch.int32),
+        torch.from_numpy(np.cumsum([0, *part.counts], dtype=np.int32)),
+        torch.tensor(part.contexts, dtype=torch.int32),
     )
 
 
-def _slots(positions: Array, tables: Rows[Array], counts: Rows[int], block_size: int) -> Array:
+def _slots(part: _Part, block_size: int) -> Array:
     """Every token's place in the cache: its sequence's block, then the offset in it. int64 [tokens]."""
-    starts = np.cumsum([0, *(len(table) for table in tables)])[:-1]
-    blocks = np.concatenate(tables)[np.repeat(starts, counts) + positions // block_size]
-    return blocks.astype(np.int64) * block_size + positions % block_size
+    starts = np.cumsum([0, *(len(table) for table in part.tables)])[:-1]
+    blocks = np.concatenate(part.tables)[np.repeat(starts, part.counts) + part.positions // block_size]
+    return blocks.astype(np.int64) * block_size + part.positions % block_size
