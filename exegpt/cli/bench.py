@@ -101,7 +101,7 @@ def other_schedules(setting: "Setting", given: "Schedule", policy: str | None) -
     import math
 
     from exegpt.cli import inputs
-    from exegpt.cli.tune import search_schedule
+    from exegpt.cli.answer import search_schedule
 
     if policy is None:
         return []

@@ -42,8 +42,8 @@ def demo(
     """
     from exegpt import document
     from exegpt.cli import inputs, output
+    from exegpt.cli.answer import answer_document, infeasible_text, search_schedule
     from exegpt.cli.bench import compare_policies
-    from exegpt.cli.tune import answer_document, infeasible_text, search_schedule
     from exegpt.duration import parse_duration
 
     inputs.set_threads(threads)
@@ -120,7 +120,7 @@ def _setting(model: Path, workload: str, columns: str | None) -> "Setting":
 
 
 def _frontier(setting: "Setting") -> "list[Tuned]":
-    from exegpt.cli.tune import frontier_bounds, search_schedule
+    from exegpt.cli.answer import frontier_bounds, search_schedule
 
     return [search_schedule(setting, bound_s) for bound_s in frontier_bounds(setting)]
 
@@ -135,7 +135,7 @@ def _middle(frontier: "list[Tuned]") -> float:
 
 def _print_search(setting: "Setting", answers: "list[Tuned]", bound_s: float) -> None:
     from exegpt.cli import output
-    from exegpt.cli.tune import policy_rows, print_plot
+    from exegpt.cli.answer import policy_rows, print_plot
     from exegpt.duration import format_duration
 
     answer = answers[-1]
@@ -169,7 +169,7 @@ def _requests(setting: "Setting", schedules: list[Any], num: int | None, seed: i
 def _leave(directory: Path, setting: "Setting", answers: "list[Tuned]", done: "list[Comparison]") -> None:
     """Write report.html and trace.json."""
     from exegpt import document
-    from exegpt.cli.tune import frontier, report_facts, schedule_text
+    from exegpt.cli.answer import frontier, report_facts, schedule_text
     from exegpt.report.html import Report, page
     from exegpt.timeline import chrome_trace
 

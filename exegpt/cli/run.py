@@ -110,7 +110,7 @@ def run_setting(directory: Path, requests: "list[Request]", profile: str | None)
 def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, **fixed: int | None) -> "Schedule":
     """The best schedule under the bound with the fixed variables as given; Infeasible where there is none."""
     from exegpt.cli import inputs, output
-    from exegpt.cli.tune import infeasible_text, schedule_text, search_schedule
+    from exegpt.cli.answer import infeasible_text, schedule_text, search_schedule
     from exegpt.duration import parse_duration
     from exegpt.errors import Infeasible
 
@@ -187,8 +187,8 @@ def _closing(setting: "Setting", seed: int) -> dict[str, Any]:
 
 def _print(done: "Comparison", setting: "Setting") -> None:
     from exegpt.cli import output
+    from exegpt.cli.answer import schedule_text
     from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
-    from exegpt.cli.tune import schedule_text
 
     for text in setting.assumptions:
         output.note(f"· {text}")
@@ -201,7 +201,7 @@ def write_report(path: Path, title: str, setting: "Setting", comparisons: "list[
     import math
 
     from exegpt import document
-    from exegpt.cli.tune import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
     from exegpt.report.html import Report, page
 
     chosen = comparisons[0].schedule

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 
-def refused(done, message):
+def check_refused(done, message):
     assert done.code == 2, (done.code, done.out, done.err)
     assert done.out == ""
     said = done.err.strip().splitlines()
@@ -56,7 +56,7 @@ def refused(done, message):
     ],
 )
 def test_what_is_typed(exegpt, arguments, message):
-    refused(exegpt(*arguments.split()), message)
+    check_refused(exegpt(*arguments.split()), message)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_what_is_typed(exegpt, arguments, message):
 )
 def test_traces(exegpt, tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
-    refused(exegpt("tune", "-l", "5s", "--workload", tmp_path / "t.csv"), message)
+    check_refused(exegpt("tune", "-l", "5s", "--workload", tmp_path / "t.csv"), message)
 
 
 def test_model_directories(exegpt, tiny, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
     empty = tmp_path / "empty"
     empty.mkdir()
-    refused(exegpt("run", "-m", empty, "-r", tmp_path / "t.csv"), r"no config\.json")
-    refused(exegpt("profile", "-m", empty), r"no config\.json")
+    check_refused(exegpt("run", "-m", empty, "-r", tmp_path / "t.csv"), r"no config\.json")
+    check_refused(exegpt("profile", "-m", empty), r"no config\.json")
     torn = tmp_path / "torn"
     shutil.copytree(tiny, torn)
     weights = next(torn.glob("*.safetensors"))
@@ -95,9 +95,9 @@ def test_model_directories(exegpt, tiny, tmp_path):
         ({"hidden_size": "wide"}, "wrong type"),
     ):
         (torn / "config.json").write_text(json.dumps(config | changes))
-        refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), message)
+        check_refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), message)
     (torn / "config.json").write_text('{"model_type"')
-    refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), "not valid JSON")
+    check_refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), "not valid JSON")
 
 
 def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
@@ -108,15 +108,15 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
         (tmp_path / "s.json").write_text(json.dumps(data | changes))
         return exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tmp_path / "s.json", "-p", tiny_profile)
 
-    refused(run({"version": 99}), "99")
-    refused(run({"version": None}), "None")
-    refused(run({"encode_batch": 0}), "encode_batch")
-    refused(run({"policy": "magic"}), "policy")
-    refused(run({"surprise": 1}), "surprise")
+    check_refused(run({"version": 99}), "99")
+    check_refused(run({"version": None}), "None")
+    check_refused(run({"encode_batch": 0}), "encode_batch")
+    check_refused(run({"policy": "magic"}), "policy")
+    check_refused(run({"surprise": 1}), "surprise")
     spec = data["model"]["spec"] | {"layers": 3}
-    refused(run({"model": data["model"] | {"spec": spec}}), "is for model 'tiny'")
+    check_refused(run({"model": data["model"] | {"spec": spec}}), "is for model 'tiny'")
     (tmp_path / "s.json").write_text("{")
-    refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
+    check_refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
 
 
 def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
@@ -128,7 +128,7 @@ def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
         ({"degrees": 3}, "degrees"),
     ):
         (tmp_path / "p.json").write_text(json.dumps(data | changes))
-        refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)
+        check_refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)
 
 
 def test_requests(exegpt, tiny, tmp_path):
@@ -137,10 +137,10 @@ def test_requests(exegpt, tiny, tmp_path):
         return exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl")
 
     good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
-    refused(run(good, good), "'a' .*earlier one")
-    refused(run({"prompt_ids": [1], "max_tokens": 2}), "line 1 has no id")
-    refused(run(good | {"max_tokens": -3}), "'a' has max_tokens = -3")
-    refused(run(good | {"prompt_ids": [300]}), "'a' has the token id 300")
-    refused(run(good | {"max_tokens": 128}), "'a' needs 129 tokens")
-    refused(exegpt("run", "-m", tiny, "-r", tmp_path / "gone.jsonl"), r"gone\.jsonl")
-    refused(exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--resume"), "--out")
+    check_refused(run(good, good), "'a' .*earlier one")
+    check_refused(run({"prompt_ids": [1], "max_tokens": 2}), "line 1 has no id")
+    check_refused(run(good | {"max_tokens": -3}), "'a' has max_tokens = -3")
+    check_refused(run(good | {"prompt_ids": [300]}), "'a' has the token id 300")
+    check_refused(run(good | {"max_tokens": 128}), "'a' needs 129 tokens")
+    check_refused(exegpt("run", "-m", tiny, "-r", tmp_path / "gone.jsonl"), r"gone\.jsonl")
+    check_refused(exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--resume"), "--out")
