@@ -1,0 +1,134 @@
+"""What a search answered, for people, for scripts and for reports."""
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from exegpt.schedule import Schedule
+    from xscheduler.tune import Tuned
+
+
+def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) -> "Tuned":
+    """The best schedule for a setting under a bound in seconds (math.inf: none)."""
+    from xscheduler.tune import tune as find
+
+    bounded = latency_bound_s if math.isfinite(latency_bound_s) else None
+    return find(
+        setting.model,
+        setting.cluster,
+        setting.workload,
+        setting.profile,
+        latency_bound_s=bounded,
+        kv_dtype=setting.kv_dtype,
+        **asked,
+    )
+
+
+def answer_document(answer: "Tuned", setting: "Setting", engine: str | None = None) -> dict[str, Any]:
+    """The object that `tune --json` prints for one bound; `engine` adds its flags under `export`."""
+    from exegpt.cli import output
+    from exegpt.cli.export import export
+    from exegpt.document import to_dict
+
+    document = {
+        "schedule": to_dict(answer.schedule) if answer.schedule else None,
+        "estimate": to_dict(answer.estimate) if answer.estimate else None,
+        "alternatives": [
+            {
+                "policy": other.policy,
+                "schedule": to_dict(other.schedule) if other.schedule else None,
+                "estimate": to_dict(other.estimate) if other.estimate else None,
+                "reason": other.reason,
+            }
+            for other in answer.alternatives
+        ],
+        "search": asdict(answer.search),
+        "assumptions": [*setting.assumptions, *answer.assumptions],
+        "provenance": output.provenance(setting.profile),
+    }
+    if answer.schedule is None:
+        return document | {"lowest_latency_s": answer.lowest_latency_s}
+    return document | ({"export": export(answer.schedule, engine)[0]} if engine else {})
+
+
+def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:
+    """Policy → the (latency in seconds, output tokens/s) of its best schedules under each answer's bound."""
+    points: dict[str, set[tuple[float, float]]] = {}
+    for answer in answers:
+        for other in answer.alternatives:
+            estimate = other.estimate
+            if other.schedule and estimate and estimate.latency_s is not None:
+                points.setdefault(other.policy, set()).add((estimate.latency_s, estimate.throughput_tok_s))
+    return {policy: tuple(sorted(row)) for policy, row in sorted(points.items())}
+
+
+def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[float]:
+    """Bounds in seconds from just above the lowest reachable latency to that of the unbounded optimum."""
+    import numpy as np
+
+    free = search_schedule(setting, math.inf, **asked)
+    if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
+        return [math.inf]
+    low, high = 1.1 * free.lowest_latency_s, free.estimate.latency_s
+    return [*np.geomspace(low, high, count).tolist(), math.inf] if low < high else [math.inf]
+
+
+def schedule_text(schedule: "Schedule") -> str:
+    """A schedule in one line: its policy and control variables."""
+    names = ("encode_batch", "decode_iterations", "decode_batch", "max_num_seqs", "max_num_batched_tokens")
+    own = [f"{name}={getattr(schedule, name)}" for name in (*names, "prefills_per_step") if getattr(schedule, name)]
+    if schedule.tp_degree and schedule.tp_degree > 1:
+        own.append(f"tp_degree={schedule.tp_degree}")
+    if len(schedule.stages) > 1:
+        own.append(f"stages={len(schedule.stages)}")
+    return f"{schedule.policy} {' '.join(own)}"
+
+
+def policy_rows(answer: "Tuned") -> list[list[str]]:
+    """A table's rows: every policy's best schedule, the winner first."""
+    from exegpt.cli import output
+
+    rows = []
+    ranked = sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.schedule else -1.0))
+    for other in ranked:
+        if other.schedule is None or other.estimate is None:
+            rows.append([other.policy, "–", "–", "–", other.reason])
+            continue
+        e = other.estimate
+        figures = [output.number(e.throughput_seq_s), output.number(e.throughput_tok_s), output.seconds(e.latency_s)]
+        rows.append([other.policy, *figures, schedule_text(other.schedule).split(" ", 1)[1]])
+    return rows
+
+
+def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:
+    """The frontier of all policies, as far as the answers tell it."""
+    from exegpt.report.terminal import plot
+
+    points = frontier(answers)
+    if sum(map(len, points.values())) > len(points):
+        print(plot(points, bound_s))
+
+
+def infeasible_text(answer: "Tuned", bound_s: float) -> str:
+    """Why there is no schedule, in one sentence."""
+    from exegpt.cli import output
+    from exegpt.duration import format_duration
+
+    if answer.lowest_latency_s is None:
+        return "No schedule fits: not even one sequence fits in memory beside the weights."
+    lowest = output.seconds(answer.lowest_latency_s)
+    return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."
+
+
+def report_facts(setting: "Setting") -> tuple[tuple[str, str], ...]:
+    """What a schedule was found for, as a report names it."""
+    model, workload = setting.model, setting.workload
+    lengths = f"input {workload.input.mean:.0f}±{workload.input.std:.0f}, output {workload.output.mean:.0f}±"
+    return (
+        ("model", f"{model.name}: {model.layers} layers, {model.parameters / 1e9:.3g} billion parameters"),
+        ("cluster", f"{setting.cluster.name}: {setting.cluster.devices} × {setting.cluster.device.kind}"),
+        ("workload", f"{workload.name}: {lengths}{workload.output.std:.0f} tokens"),
+        ("profile", f"{setting.profile.source} ({setting.profile.fingerprint})"),
+    )
