@@ -79,13 +79,11 @@ class StageCost:
         return self._common(np.multiply(batch, length), batch, batch) + self.layers * attention
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds of one decoding iteration of `batch` sequences with this mean context, the new token included.
-
-        An expected batch below one stands for an iteration that runs for one sequence in that share of cases.
+        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context, the token being
+        decoded included.
         """
-        share = np.minimum(batch, 1.0)
         whole = np.maximum(batch, 1.0)
-        return share * (self._common(whole, whole, whole) + self.decode_attention(whole, context))
+        return self._common(whole, whole, whole) + self.decode_attention(whole, context)
 
     def decode_attention(self, batch: ArrayLike, context: ArrayLike) -> Array:
         """Seconds of decoding attention in all layers."""

@@ -78,7 +78,6 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         value: Array = first + need * mean + buffer * np.sqrt(need + 1.0)
         return value
 
-    most = float(mixture.decoding.max() + mixture.prompts.max())
     alone = Mixture(mixture.weight, mixture.prompts * 0, mixture.prompt_tokens * 0, mixture.decoding, 0.0)
     decode_share = float(mixture.weight @ iteration_seconds(scenario, alone).sum(axis=1)) / max(
         float(mixture.weight @ iteration_seconds(scenario, mixture).sum(axis=1)), 1e-300
@@ -87,8 +86,13 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         throughput=rate / mean,
         latency=latency,
         first_token=(first, first + buffer),
-        blocks=scenario.biased_reservation.quantile(min(max_num_seqs, most), max_num_seqs),
+        blocks=blocks(scenario, max_num_seqs),
         tokens=float((mixture.prompt_tokens + mixture.decoding).max()),
         busy=busy,
         binding="decoding" if decode_share > 0.5 else "encoding",
     )
+
+
+def blocks(scenario: Scenario, max_num_seqs: int) -> int:
+    """KV blocks that so many residents hold, its 99.9th percentile."""
+    return scenario.biased_reservation.quantile(max_num_seqs, max_num_seqs)

@@ -10,13 +10,18 @@ from xsimulator.scenario import SIGMAS, Scenario
 Array = NDArray[np.float64]
 
 
-def phase(scenario: Scenario, encode_batch: int, decode_iterations: int) -> PhaseTimes:
-    """The steady phase: B_E sequences encoded, then N_D decoding iterations, a micro-batch for every stage."""
+def phase(scenario: Scenario, encode_batch: int, decode_iterations: int, tagged: bool = False) -> PhaseTimes:
+    """The steady phase: B_E sequences encoded, then N_D decoding iterations, a micro-batch for every stage.
+
+    Where less than one sequence is expected to be resident, an iteration runs in that share of the phases; for a
+    `tagged` query, which is resident itself, it always does.
+    """
     steady = scenario.steady(decode_iterations)
     parts = min(len(scenario.stages), encode_batch)
     batches = encode_batch * steady.active / parts
+    runs = 1.0 if tagged else np.minimum(batches, 1.0)
     encode = [float(c.encode(encode_batch / parts, scenario.workload.input)) for c in scenario.costs]
-    decode = np.stack([c.decode(batches, steady.context) for c in scenario.costs], axis=1)
+    decode = np.stack([runs * c.decode(batches, steady.context) for c in scenario.costs], axis=1)
     return phase_times(
         np.tile(encode, (parts, 1)),
         decode,
@@ -31,6 +36,9 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
     times = phase(scenario, encode_batch, decode_iterations)
+    parts = min(len(scenario.stages), encode_batch)
+    rare = encode_batch * scenario.steady(decode_iterations).active[-1] / parts < 1.0
+    own = phase(scenario, encode_batch, decode_iterations, tagged=True) if rare else times
     deviation = 0.0
     if scenario.variation:
         law = scenario.workload.input
@@ -40,26 +48,30 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     def latency(lengths: Array) -> Array:
         need = lengths - shift
         phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
-        last = np.where(need > 0, times.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
-        seconds: Array = (phases - 1) * times.period + last + SIGMAS * deviation * np.sqrt(phases)
+        last = np.where(need > 0, own.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
+        seconds: Array = (phases - 1) * own.period + last + SIGMAS * deviation * np.sqrt(phases)
         return seconds
 
     steady = scenario.steady(decode_iterations)
-    first = times.encoded if shift else float(times.decoded[0])
-    encodes = len(times.starts) - decode_iterations * min(len(scenario.stages), encode_batch)
+    first = times.encoded if shift else float(own.decoded[0])
+    encodes = len(times.starts) - decode_iterations * parts
     work = times.ends - times.starts
     encoding, decoding = work[:encodes].sum(axis=0), work[encodes:].sum(axis=0)
     return scenario.estimate(
         throughput=encode_batch / times.period,
         latency=latency,
         first_token=(first, first + SIGMAS * deviation),
-        blocks=scenario.reservation(decode_iterations).quantile(
-            encode_batch, encode_batch * np.ceil(scenario.workload.output.max / decode_iterations)
-        ),
+        blocks=blocks(scenario, encode_batch, decode_iterations),
         tokens=max(encode_batch * scenario.workload.input.mean, encode_batch * steady.batch_ratio),
         busy=(encoding + decoding) / times.period,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )
+
+
+def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """KV blocks that the residents of all phases hold, its 99.9th percentile."""
+    most = encode_batch * float(np.ceil(scenario.workload.output.max / decode_iterations))
+    return scenario.reservation(decode_iterations).quantile(encode_batch, most)
 
 
 def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:

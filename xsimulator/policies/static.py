@@ -63,8 +63,13 @@ def estimate(scenario: Scenario, batch: int) -> Estimate:
         throughput=batch / duration,
         latency=latency,
         first_token=(first, first + deviation),
-        blocks=scenario.reservation(None).quantile(batch, batch),
+        blocks=blocks(scenario, batch),
         tokens=max(batch * law.mean, batch),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )
+
+
+def blocks(scenario: Scenario, batch: int) -> int:
+    """KV blocks that a batch holds, its 99.9th percentile."""
+    return scenario.reservation(None).quantile(batch, batch)

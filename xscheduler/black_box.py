@@ -1,0 +1,29 @@
+"""Optuna's black-box search, the alternative that the paper names: it knows nothing of monotonicity."""
+
+from xscheduler.space import Incumbent, Space
+
+
+def black_box(spaces: list[Space], incumbent: Incumbent, trials: int = 200, seed: int = 0) -> None:
+    """The best feasible point that `trials` trials find over all spaces together, left in `incumbent`."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: "optuna.Trial") -> float:
+        space = spaces[trial.suggest_int("space", 0, len(spaces) - 1)]
+        point = tuple(
+            trial.suggest_int(f"{space.name}.{v.name}", 0, len(v.values) - 1) if len(v.values) > 1 else 0
+            for v in space.variables
+        )
+        incumbent.offer(space, point)
+        found = space.at(point)
+        excess = [f - c.limit for f, c in zip(found.figures, space.constraints, strict=True)]
+        trial.set_user_attr("excess", [max(min(e, 1e30), -1e30) for e in excess] + [0.0] * (_MOST - len(excess)))
+        return found.throughput
+
+    _MOST = max(len(space.constraints) for space in spaces)
+    sampler = optuna.samplers.TPESampler(
+        seed=seed, multivariate=False, constraints_func=lambda trial: trial.user_attrs["excess"]
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(objective, n_trials=min(trials, sum(space.size for space in spaces)))

@@ -1,0 +1,84 @@
+"""Monotone branch and bound over integer boxes (paper Algorithm 1; spec section 6)."""
+
+import heapq
+import itertools
+
+from xscheduler.space import Incumbent, Point, Space
+
+Box = tuple[Point, Point]
+"""Lowest and highest corner, both inside."""
+
+
+def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent) -> None:
+    """The best feasible point of all spaces, left in `incumbent`.
+
+    `tolerance` is the share by which neighbours may break monotonicity: a box is kept while its bounds are within it.
+    The paper's listing loops on boxes of one point and never tries a lowest corner: here both are settled when a box
+    is made.
+    """
+    queue: list[tuple[float, int, Space, Box]] = []
+    order = itertools.count()
+
+    def add(space: Space, box: Box) -> None:
+        low, high = box
+        if _excluded(space, box, tolerance):
+            return
+        incumbent.offer(space, high)
+        if low == high or (tolerance == 0 and _all_within(space, box)):
+            return  # nothing in the box is better than its highest corner
+        incumbent.offer(space, low)
+        heapq.heappush(queue, (-space.at(high).throughput, next(order), space, box))
+
+    for space in spaces:
+        add(space, (space.lowest, space.highest))
+    while queue:
+        bound, _, space, box = heapq.heappop(queue)
+        if -bound * (1 + tolerance) <= incumbent.throughput:
+            if tolerance == 0:
+                return  # best bound first: no box that is left can be better
+            continue
+        for half in _split(space, box, incumbent):
+            add(space, half)
+
+
+def _corner(space: Space, box: Box, constraint: int, highest: bool) -> Point:
+    """The corner of a box where a constraint's figure is highest or lowest."""
+    rises = space.constraints[constraint].rises
+    return tuple(h if up == highest else low for low, h, up in zip(*box, rises, strict=True))
+
+
+def _excluded(space: Space, box: Box, tolerance: float) -> bool:
+    """Whether a constraint fails even where its figure is lowest."""
+    for number, constraint in enumerate(space.constraints):
+        figure = space.at(_corner(space, box, number, highest=False)).figures[number]
+        if figure > constraint.limit * (1 + tolerance):
+            return True
+    return False
+
+
+def _all_within(space: Space, box: Box) -> bool:
+    """Whether every constraint holds even where its figure is highest."""
+    return all(
+        space.at(_corner(space, box, number, highest=True)).figures[number] <= constraint.limit
+        for number, constraint in enumerate(space.constraints)
+    )
+
+
+def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:
+    """Cut the box in two across the variable that the paper's heuristic picks: among the highest corner's neighbours
+    along an edge, each with one variable at its lowest, the feasible one with the highest throughput; the longest side
+    where none is feasible.
+    """
+    low, high = box
+    sides = [k for k in range(len(low)) if high[k] > low[k]]
+    best, axis = 0.0, max(sides, key=lambda k: high[k] - low[k])
+    if len(sides) > 1:
+        for k in sides:
+            corner = (*high[:k], low[k], *high[k + 1 :])
+            incumbent.offer(space, corner)
+            if space.meets(corner) and space.at(corner).throughput > best:
+                best, axis = space.at(corner).throughput, k
+    middle = (low[axis] + high[axis]) // 2
+    lower = (low, (*high[:axis], middle, *high[axis + 1 :]))
+    upper = ((*low[:axis], middle + 1, *low[axis + 1 :]), high)
+    return lower, upper

@@ -1,0 +1,168 @@
+"""The spaces of each policy: which control variables it has, how they are oriented, and the Schedule of a point."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exegpt.estimate import Estimate
+from exegpt.schedule import ModelReference, ProfileReference, Schedule
+from xscheduler.space import Constraint, Evaluation, Space, Variable
+from xsimulator.policies import chunked, iterations, orca, rra, static
+from xsimulator.scenario import Scenario
+
+PREFILLS = (1, 2, 4, 8)
+"""Prompts an iteration that Orca's spaces enumerate."""
+TOKEN_BUDGETS = tuple(2**i for i in range(6, 14))
+"""Tokens an iteration that chunked prefill's spaces enumerate."""
+MOST = 2048
+"""Largest batch that is looked at."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a schedule must keep to; None: no bound."""
+
+    latency_s: float | None = None
+    ttft_s: float | None = None
+    """On the 99th percentile."""
+    tpot_s: float | None = None
+    """On the 99th percentile."""
+
+    def constraints(self, variables: int) -> tuple[Constraint, ...]:
+        """Memory first; latencies and memory rise with every oriented variable."""
+        up = (True,) * variables
+        bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
+        made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
+        return (Constraint("memory", 1.0, up), Constraint("profile", 1.0, up), *made)
+
+    def figures(self, estimate: Estimate) -> tuple[float, ...]:
+        """An estimate's figures in the order of the latency constraints."""
+        pairs = (
+            (self.latency_s, estimate.latency_s),
+            (self.ttft_s, estimate.ttft_p99_s),
+            (self.tpot_s, estimate.tpot_p99_s),
+        )
+        return tuple(0.0 if value is None else value for limit, value in pairs if limit is not None)
+
+
+@dataclass(eq=False)
+class Candidates(Space):
+    """One policy's space on one allocation; the variables that are fixed in it complete a point."""
+
+    scenario: Scenario | None = None
+    estimate: Callable[[tuple[int, ...]], Estimate] | None = None
+    schedule: Callable[[tuple[int, ...]], Schedule] | None = None
+
+
+def spaces(policy: str, scenario: Scenario, limits: Limits, fixed: dict[str, int]) -> list[Candidates]:
+    """The spaces of a policy in a scenario; `fixed` variables have the one value given."""
+    output = scenario.workload.output.max
+
+    def ascending(name: str, most: int) -> Variable:
+        return Variable(name, (fixed[name],) if name in fixed else tuple(range(1, most + 1)))
+
+    def enumerated(name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+        return (fixed[name],) if name in fixed else values
+
+    if policy == "rra":
+        falling = (fixed["decode_iterations"],) if "decode_iterations" in fixed else tuple(range(output, 0, -1))
+        return [
+            _candidates(
+                policy,
+                scenario,
+                limits,
+                (ascending("encode_batch", MOST), Variable("decode_iterations", falling)),
+                lambda v: rra.estimate(scenario, *v),
+                lambda v: rra.blocks(scenario, *v),
+                lambda v: rra.decode_batch(scenario, *v),
+            )
+        ]
+    if policy == "static":
+        return [
+            _candidates(
+                policy,
+                scenario,
+                limits,
+                (ascending("encode_batch", MOST),),
+                lambda v: static.estimate(scenario, *v),
+                lambda v: static.blocks(scenario, *v),
+                lambda v: v[0],
+            )
+        ]
+    name, values = {
+        "orca": ("prefills_per_step", PREFILLS),
+        "chunked": ("max_num_batched_tokens", TOKEN_BUDGETS),
+    }[policy]
+    model = {"orca": orca.estimate, "chunked": chunked.estimate}[policy]
+    made = []
+    for value in enumerated(name, values):
+        most = MOST if policy == "orca" else min(MOST, value)  # vLLM refuses a budget below the sequences
+        made.append(
+            _candidates(
+                policy,
+                scenario,
+                limits,
+                (ascending("max_num_seqs", most),),
+                lambda v, value=value: model(scenario, v[0], value),  # type: ignore[misc]
+                lambda v: iterations.blocks(scenario, v[0]),
+                lambda v: v[0],
+                {name: value},
+            )
+        )
+    return made
+
+
+def _candidates(
+    policy: str,
+    scenario: Scenario,
+    limits: Limits,
+    variables: tuple[Variable, ...],
+    estimate: Callable[[tuple[int, ...]], Estimate],
+    blocks: Callable[[tuple[int, ...]], int],
+    resident: Callable[[tuple[int, ...]], int],
+    constants: dict[str, int] | None = None,
+) -> Candidates:
+    measured = scenario.profile.source == "measured"
+    widest = min(d.decoder.decode_attention.points[0][-1] for d in scenario.profile.degrees)
+
+    def simulate(values: tuple[int, ...]) -> Evaluation:
+        found = estimate(values)
+        need = blocks(values)
+        fit = min(m.blocks for m in scenario.memory(scenario.workload.input.mean * values[0]))
+        memory = need / fit if fit > 0 else float("inf")
+        # A measured profile is not trusted for batches beyond those it saw.
+        beyond = resident(values) / widest if measured else 0.0
+        return Evaluation(found.throughput_tok_s, (memory, beyond, *limits.figures(found)), "; ".join(found.violations))
+
+    def schedule(values: tuple[int, ...]) -> Schedule:
+        named = dict(zip((v.name for v in variables), values, strict=True)) | (constants or {})
+        if policy == "rra":
+            named["decode_batch"] = resident(values)
+        stages = scenario.stages
+        return Schedule(
+            version=Schedule.VERSION,
+            policy=policy,  # type: ignore[arg-type]
+            model=ModelReference(scenario.model, scenario.model.fingerprint),
+            cluster=scenario.cluster,
+            workload=scenario.workload.laws,
+            profile=ProfileReference(scenario.profile.source, scenario.profile.fingerprint),
+            stages=stages,
+            kv_blocks=blocks(values),
+            dtype=scenario.profile.dtype,
+            kv_dtype=scenario.kv_dtype,
+            latency_bound_s=limits.latency_s,
+            bound=scenario.bound,
+            tp_degree=stages[0].tp,
+            tp_gpus=len(stages) * stages[0].tp if stages[0].tp > 1 else 0,
+            **named,  # type: ignore[arg-type]
+        )
+
+    name = f"{policy}-tp{scenario.stages[0].tp}" + "".join(f"-{v}" for v in (constants or {}).values())
+    return Candidates(
+        name,
+        variables,
+        limits.constraints(len(variables)),
+        simulate,
+        scenario=scenario,
+        estimate=estimate,
+        schedule=schedule,
+    )

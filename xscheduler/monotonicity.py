@@ -1,0 +1,37 @@
+"""How monotone a space really is (paper Table 5): the share of neighbouring points that break the order."""
+
+import itertools
+from dataclasses import dataclass
+
+from xscheduler.space import Space
+
+
+@dataclass(frozen=True)
+class Violations:
+    """Shares of the pairs of neighbours along one variable that break monotonicity by more than the tolerance."""
+
+    variable: str
+    throughput: float
+    figures: tuple[float, ...]
+    """By constraint."""
+
+
+def violations(space: Space, tolerance: float) -> tuple[Violations, ...]:
+    """Every variable's violations over the whole space, which is simulated."""
+    found = []
+    for k, variable in enumerate(space.variables):
+        pairs = 0
+        slower = 0
+        wrong = [0] * len(space.constraints)
+        ranges = [range(len(v.values) - (i == k)) for i, v in enumerate(space.variables)]
+        for point in itertools.product(*ranges):
+            here, there = space.at(point), space.at((*point[:k], point[k] + 1, *point[k + 1 :]))
+            pairs += 1
+            slower += there.throughput < here.throughput * (1 - tolerance)
+            for number, constraint in enumerate(space.constraints):
+                first, second = here.figures[number], there.figures[number]
+                first, second = (first, second) if constraint.rises[k] else (second, first)
+                wrong[number] += second < first * (1 - tolerance)
+        share = max(pairs, 1)
+        found.append(Violations(variable.name, slower / share, tuple(w / share for w in wrong)))
+    return tuple(found)

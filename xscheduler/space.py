@@ -1,0 +1,94 @@
+"""Spaces: control variables, what a point gives, and what it must keep to (spec section 6)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+Point = tuple[int, ...]
+"""One index into every variable's values."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A control variable. `values` are in the order in which throughput rises."""
+
+    name: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A figure that must stay at or below `limit`.
+
+    `rises` tells for every variable whether the figure rises along its values (True) or falls (False): the constraint
+    prunes a box from its own corners only.
+    """
+
+    name: str
+    limit: float
+    rises: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one point gives: throughput, and the figure of each constraint in order. `reason` where it can't run."""
+
+    throughput: float
+    figures: tuple[float, ...]
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class Space:
+    """A grid of points. `simulate` takes the variables' values; each point is simulated at most once."""
+
+    name: str
+    variables: tuple[Variable, ...]
+    constraints: tuple[Constraint, ...]
+    simulate: Callable[[tuple[int, ...]], Evaluation]
+    # filled by the searches
+    known: dict[Point, Evaluation] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many points there are."""
+        return prod(len(v.values) for v in self.variables)
+
+    @property
+    def lowest(self) -> Point:
+        """The corner with the lowest throughput."""
+        return (0,) * len(self.variables)
+
+    @property
+    def highest(self) -> Point:
+        """The corner with the highest throughput."""
+        return tuple(len(v.values) - 1 for v in self.variables)
+
+    def values(self, point: Point) -> tuple[int, ...]:
+        """The variables' values at a point."""
+        return tuple(v.values[i] for v, i in zip(self.variables, point, strict=True))
+
+    def at(self, point: Point) -> Evaluation:
+        """What a point gives, simulated once."""
+        if point not in self.known:
+            self.known[point] = self.simulate(self.values(point))
+        return self.known[point]
+
+    def meets(self, point: Point) -> bool:
+        """Whether a point keeps to every constraint."""
+        figures = self.at(point).figures
+        return all(f <= c.limit for f, c in zip(figures, self.constraints, strict=True))
+
+
+@dataclass
+class Incumbent:
+    """The best feasible point so far, over all spaces of a search."""
+
+    throughput: float = 0.0
+    space: Space | None = None
+    point: Point = ()
+
+    def offer(self, space: Space, point: Point) -> None:
+        """Take a point if it is feasible and better."""
+        if space.at(point).throughput > self.throughput and space.meets(point):
+            self.throughput, self.space, self.point = space.at(point).throughput, space, point
