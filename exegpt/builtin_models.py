@@ -159,7 +159,7 @@ def builtin_config(name: str) -> Config:
     if found:
         return dict(_MODELS[found][1])
     near = difflib.get_close_matches(name.lower(), _BY_LOWER, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "`exegpt list models` shows those that are built in."
+    hint = f"the nearest are {', '.join(near)}." if near else "`exegpt list models` shows those that are built in."
     raise InputError(f"There is no built-in model or model directory '{name}': {hint}")
 
 

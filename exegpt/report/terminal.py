@@ -6,7 +6,7 @@ MARKS = {"rra": "R", "chunked": "c", "orca": "o", "static": "s"}
 
 
 def plot(
-    frontier: Mapping[str, Sequence[tuple[float, float]]], bound_s: float | None, width: int = 64, height: int = 14
+    frontier: Mapping[str, Sequence[tuple[float, float]]], bound_s: float | None, width: int = 64, height: int = 13
 ) -> str:
     """Throughput (up, output tokens/s) over latency (right, seconds) of every policy, one letter each.
 
@@ -26,9 +26,8 @@ def plot(
         grid[row][round(x / right * (width - 1)) if right else 0] = MARKS.get(policy, policy[0])
     lines = []
     for number, row in enumerate(grid):
-        label = (
-            f"{top * (height - 1 - number) / (height - 1):8.0f}" if number % 3 == 0 or number == height - 1 else " " * 8
-        )
+        up = height - 1 - number
+        label = f"{top * up / (height - 1):8.0f}" if up % 3 == 0 else " " * 8
         lines.append(f"{label} │{''.join(row).rstrip()}")
     lines.append(f"{'':8} └{'─' * width}")
     lines.append(f"{'tok/s':>8}  0{f'latency {right:.3g} s':>{width - 1}}")

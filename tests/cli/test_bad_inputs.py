@@ -18,7 +18,7 @@ def check_refused(done, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("tune -l 5s --model opt-14b", "'opt-14b': did you mean.*opt-13b"),
+        ("tune -l 5s --model opt-14b", "'opt-14b': the nearest are opt-13b"),
         ("tune -l 5s --model mixtral-8x7b", "'mixtral-8x7b'"),
         ("tune -l 5s --workload X", "'X'"),
         ("tune -l 5s --workload 0/5", "'0/5'"),

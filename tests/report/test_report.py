@@ -159,8 +159,8 @@ def test_the_terminal_plot_shows_every_policy_and_the_bound():
     text = plot({"rra": [(1.0, 100.0), (4.0, 200.0)], "static": [(2.0, 50.0)]}, 3.0)
     lines = text.splitlines()
     assert lines[0].endswith("R") and "200" in lines[0]  # the highest throughput, to the far right
-    assert sum(line.count("R") for line in lines[:14]) == 2
-    assert sum(line.count("┊") for line in lines[:14]) >= 12
+    assert sum(line.count("R") for line in lines[:13]) == 2
+    assert sum(line.count("┊") for line in lines[:13]) >= 12
     assert "rra" in lines[-1] and "bound" in lines[-1]
     assert plot({}, None) == ""
     assert plot({"rra": [(0.0, 0.0)]}, None)
