@@ -26,13 +26,15 @@ class Limits:
     """On the 99th percentile."""
     tpot_s: float | None = None
     """On the 99th percentile."""
+    resident: int | None = None
+    """The most sequences decoded at once."""
 
     def constraints(self, variables: int) -> tuple[Constraint, ...]:
         """Memory first; latencies and memory rise with every oriented variable."""
         up = (True,) * variables
         bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
         made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
-        return (Constraint("memory", 1.0, up), Constraint("profile", 1.0, up), *made)
+        return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
 
     def figures(self, estimate: Estimate) -> tuple[float, ...]:
         """An estimate's figures in the order of the latency constraints."""
@@ -121,16 +123,19 @@ def _candidates(
     resident: Callable[[tuple[int, ...]], int],
     constants: dict[str, int] | None = None,
 ) -> Candidates:
-    measured = scenario.profile.source == "measured"
-    widest = min(d.decoder.decode_attention.points[0][-1] for d in scenario.profile.degrees)
+    # A measured profile is not trusted for batches beyond those it saw.
+    seen = [d.decoder.decode_attention.points[0][-1] for d in scenario.profile.degrees]
+    widest = min(
+        [*([limits.resident] if limits.resident else []), *(seen if scenario.profile.source == "measured" else [])],
+        default=None,
+    )
 
     def simulate(values: tuple[int, ...]) -> Evaluation:
         found = estimate(values)
         need = blocks(values)
         fit = min(m.blocks for m in scenario.memory(scenario.workload.input.mean * values[0]))
         memory = need / fit if fit > 0 else float("inf")
-        # A measured profile is not trusted for batches beyond those it saw.
-        beyond = resident(values) / widest if measured else 0.0
+        beyond = resident(values) / widest if widest else 0.0
         return Evaluation(found.throughput_tok_s, (memory, beyond, *limits.figures(found)), "; ".join(found.violations))
 
     def schedule(values: tuple[int, ...]) -> Schedule:

@@ -58,14 +58,15 @@ def tune(
     tolerance: float = 0.0,
     kv_dtype: str | None = None,
     fixed: dict[str, int] | None = None,
+    most_resident: int | None = None,
 ) -> Tuned:
     """Search every policy on every tensor-parallel degree that the profile has.
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
-    control variables by hand. Raises InputError for an unknown policy or an encoder-decoder model.
+    control variables by hand; `most_resident` caps the sequences decoded at once. Raises InputError for an unknown policy or an encoder-decoder model.
     """
     _check(model, policies, fixed or {})
-    limits = Limits(latency_bound_s, ttft_s, tpot_s)
+    limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident)
     measured = {d.tp for d in profile.degrees}
     degrees = [tp for tp in tp_degrees(model, cluster) if tp in measured and (fixed or {}).get("tp_degree", tp) == tp]
     if not degrees:
@@ -168,8 +169,8 @@ def _why_infeasible(made: list[Candidates], limits: Limits) -> str:
             continue
         if constraint.name == "memory":
             return found.reason or "memory: not even one sequence fits beside the weights"
-        if constraint.name == "profile":
-            return "its smallest batch is larger than the profile measured"
+        if constraint.name == "resident":
+            return "its smallest batch is larger than the profile measured or than was allowed"
         return f"its lowest {constraint.name} is {figure:.3g} s, above the bound of {constraint.limit:.3g} s"
     return "no point of its space meets all bounds at once"
 
