@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from exegpt.request import Request
     from xscheduler.tune import Tuned
 
-BUDGET_S = 60.0
+BUDGET_S = 75.0
 """What all runs together may take, as predicted: the number of requests follows from it."""
+LEAST, MOST = 32, 1024
+"""Requests that are run at least, however slow the machine, and at most."""
 
 
 def demo(
@@ -24,7 +26,9 @@ def demo(
     latency_bound: Annotated[
         str | None,
         typer.Option(
-            "--latency-bound", "-l", help=options.LATENCY_BOUND_HELP + " Default: in the middle of the frontier."
+            "--latency-bound",
+            "-l",
+            help=options.LATENCY_BOUND_HELP + " Default: a third of the way along the frontier.",
         ),
     ] = None,
     num: Annotated[
@@ -52,7 +56,7 @@ def demo(
     model = _model(directory, seed)
     setting = _setting(model, trace or workload or "T", columns)
     frontier = _frontier(setting)
-    bound_s = asked_bound or _middle(frontier)
+    bound_s = asked_bound or _third(frontier)
     answer = search_schedule(setting, bound_s)
     _print_search(setting, [*frontier, answer], bound_s)
     if answer.schedule is None:
@@ -83,7 +87,7 @@ def _model(directory: Path, seed: int) -> Path:
 
     path = directory / f"model-{seed}"
     if not path.is_dir():
-        output.note("1. Making a model: Llama, 8 layers, 58 million random weights …")
+        output.note("1. Making a model: Llama, 8 layers, 56 million random weights …")
         create_model(
             path,
             arch="llama",
@@ -94,7 +98,7 @@ def _model(directory: Path, seed: int) -> Path:
             ffn=1408,
             vocab=32000,
             context=1024,
-            dtype="float32",
+            dtype="fp32",
             seed=seed,
             shards=1,
         )
@@ -125,12 +129,13 @@ def _frontier(setting: "Setting") -> "list[Tuned]":
     return [search_schedule(setting, bound_s) for bound_s in frontier_bounds(setting)]
 
 
-def _middle(frontier: "list[Tuned]") -> float:
-    """The geometric middle between the lowest reachable latency and that of the unbounded optimum, to two digits."""
+def _third(frontier: "list[Tuned]") -> float:
+    """A third of the way, by factors, from the lowest reachable latency to the unbounded optimum's; to two digits."""
     last = frontier[-1]
     if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
         return math.inf
-    return float(f"{math.sqrt(last.lowest_latency_s * last.estimate.latency_s):.2g}")
+    low, high = last.lowest_latency_s, last.estimate.latency_s
+    return float(f"{low * max(1.0, high / low) ** (1 / 3):.2g}")
 
 
 def _print_search(setting: "Setting", answers: "list[Tuned]", bound_s: float) -> None:
@@ -155,13 +160,9 @@ def _requests(setting: "Setting", schedules: list[Any], num: int | None, seed: i
 
     context = setting.model.context
     if num is None:
-        num = 512
-        while (
-            num > 32
-            and sum(replay(s, setting.profile, draw(setting.workload, num, seed, context)).seconds for s in schedules)
-            > BUDGET_S
-        ):
-            num //= 2
+        sample = draw(setting.workload, 128, seed, context)
+        expected = sum(replay(schedule, setting.profile, sample).seconds for schedule in schedules)
+        num = min(MOST, max(LEAST, round(len(sample) * BUDGET_S / expected)))
     output.note(f"3. Running {num} requests under each of {len(schedules)} schedules …")
     return random_requests(draw(setting.workload, num, seed, context), setting.model.vocab, seed)
 

@@ -92,10 +92,20 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
     if cluster.is_cpu and text is None:
         stored = store.find(model, dtype, machine.provenance())
         if stored:
-            return stored, f"profile: measured on this machine ({stored.fingerprint})"
+            return stored, f"profile: measured on this machine ({stored.fingerprint}){_unrest(stored)}"
     known = machine.measured(cluster) if cluster.is_cpu else cluster
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     return roofline_profile(model, known, dtype), f"profile: roofline{why}"
+
+
+def _unrest(profile: Profile) -> str:
+    """A warning for a profile whose times varied much while they were measured; else nothing."""
+    layer = profile.degrees[0].decoder
+    tables = (layer.rest, layer.encode_attention, layer.decode_attention, profile.degrees[0].head)
+    spread = max((sum(t.spread) / len(t.spread) for t in tables if t.spread), default=0.0)
+    if spread < 0.5:
+        return ""
+    return f"; its times vary by {spread:.0%}, since the machine was busy: run `exegpt profile` again when it is quiet"
 
 
 def _profile_from_file(path: str, model: ModelSpec, dtype: str) -> Profile:

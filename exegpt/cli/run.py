@@ -116,7 +116,9 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
 
     bound_s = parse_duration(latency_bound)
     by_hand = {name: value for name, value in fixed.items() if value is not None}
-    answer = search_schedule(setting, bound_s, policies=inputs.policy_names(policy), fixed=by_hand)
+    rows = setting.workload.requests or ()  # no batch is larger than the list of requests
+    named = inputs.policy_names(policy)
+    answer = search_schedule(setting, bound_s, policies=named, fixed=by_hand, most_resident=len(rows) or None)
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
     output.note(f"schedule: {schedule_text(answer.schedule)}")

@@ -1,11 +1,15 @@
 """`exegpt simulate`: the estimate and timeline of a given schedule, or of a running engine's settings."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exegpt.cli import options
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from exegpt.schedule import Schedule
 
 
 def simulate(
@@ -13,31 +17,89 @@ def simulate(
     timeline: Annotated[Path | None, typer.Option(help="Write a trace that Perfetto opens.")] = None,
     replay: Annotated[str | None, typer.Option(help="Simulate the requests of this trace one by one.")] = None,
     profile: options.PROFILE = None,
+    policy: Annotated[str, typer.Option(help="Without a schedule file: orca or chunked.")] = "chunked",
+    model: options.MODEL = None,
+    cluster: options.CLUSTER = None,
+    workload: options.WORKLOAD = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences.")] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens per iteration.")] = 2048,
+    prefills_per_step: Annotated[int, typer.Option(min=1, help="Prompts per iteration (orca).")] = 1,
+    tp_degree: Annotated[int, typer.Option(min=1, help="Devices that share every layer.")] = 1,
+    kv_blocks: Annotated[int | None, typer.Option(min=1, help="Default: what fits into memory.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
+    dtype: options.DTYPE = None,
     columns: options.COLUMNS = None,
     json: options.JSON = False,
 ) -> None:
-    """What a schedule will give: throughput, latencies, memory, and what happens when.
+    """What a schedule, or a running engine's settings, will give: throughput, latencies, memory, what happens when.
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
     """
+    from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
+    from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)
-    if schedule is None:
-        raise InputError("--schedule is missing: name a schedule file, as `exegpt tune --out` writes it.")
-    given = inputs.read_schedule(schedule)
-    found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
+    if schedule:
+        given = inputs.read_schedule(schedule)
+        found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
+        assumptions: tuple[str, ...] = (which,)
+    elif model and max_num_seqs:
+        inputs.check_choice(policy, ("orca", "chunked"), "--policy")
+        setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
+        found, assumptions = setting.profile, setting.assumptions
+        own = {"max_num_batched_tokens": max_num_batched_tokens} if policy == "chunked" else {}
+        own |= {"prefills_per_step": prefills_per_step} if policy == "orca" else {}
+        given = engine_schedule(setting, policy, tp_degree, kv_blocks, block_size, max_num_seqs=max_num_seqs, **own)
+    else:
+        raise InputError(
+            "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
+        )
     run, facts = (_replay if replay else _steady)(given, found, replay, columns)
     if timeline:
-        from exegpt import document
-        from exegpt.timeline import chrome_trace
-
         document.write_text(timeline, document.dumps(chrome_trace([run()]), indent=None))
     if json:
-        return output.emit({**facts, "assumptions": [which], "provenance": output.provenance(found)})
-    output.note(f"· {which}")
+        return output.emit({**facts, "assumptions": list(assumptions), "provenance": output.provenance(found)})
+    for text in assumptions:
+        output.note(f"· {text}")
     output.table([given.policy, ""], [[key, _text(value)] for key, value in facts.items() if value not in (None, [])])
+
+
+def engine_schedule(
+    setting: "Setting", policy: str, tp_degree: int, kv_blocks: int | None, block_size: int, **own: int
+) -> "Schedule":
+    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds."""
+    from exegpt.errors import InputError
+    from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
+    from xsimulator.allocation import uniform_stages
+    from xsimulator.scenario import Scenario
+
+    model, profile = setting.model, setting.profile
+    stages = uniform_stages(model, setting.cluster, tp_degree)
+    if kv_blocks is None:
+        scenario = Scenario(model, setting.cluster, setting.workload, profile, stages, setting.kv_dtype)
+        most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
+        kv_blocks = min(m.blocks for m in scenario.memory(most)) * BLOCK_SIZE // block_size
+        if kv_blocks < 1:
+            raise InputError(
+                f"The weights of '{model.name}' leave no memory for keys and values on {setting.cluster.name}."
+            )
+    return Schedule(
+        version=Schedule.VERSION,
+        policy=policy,  # type: ignore[arg-type]
+        model=ModelReference(model, model.fingerprint),
+        cluster=setting.cluster,
+        workload=setting.workload.laws,
+        profile=ProfileReference(profile.source, profile.fingerprint),
+        stages=stages,
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+        dtype=profile.dtype,
+        kv_dtype=setting.kv_dtype,
+        tp_degree=tp_degree,
+        **own,  # type: ignore[arg-type]
+    )
 
 
 def _steady(schedule: Any, profile: Any, *_: Any) -> tuple[Any, dict[str, Any]]:

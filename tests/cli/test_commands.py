@@ -72,6 +72,18 @@ def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_pa
     assert {"encode", "decode"} <= {e["name"] for e in events}
 
 
+@pytest.mark.parametrize("policy", ["chunked", "orca"])
+def test_a_running_engines_settings_can_be_simulated(exegpt, tiny, tiny_profile, tmp_path, policy):
+    (tmp_path / "t.csv").write_text("input,output\n" + "20,10\n" * 9)
+    asked = ("simulate", "--policy", policy, "-m", tiny, "-p", tiny_profile, "--max-num-seqs", 4, "--json")
+    free = exegpt(*asked, "--replay", tmp_path / "t.csv").json
+    assert free["requests"] == 9
+    # two blocks of 16 tokens hold one request of 29 tokens: one after the other
+    tight = exegpt(*asked, "--replay", tmp_path / "t.csv", "--kv-blocks", 2).json
+    assert tight["seconds"] > 1.5 * free["seconds"]
+    assert exegpt(*asked, "-w", "20/10").json.keys() >= ESTIMATE_KEYS
+
+
 def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
     (tmp_path / "t.csv").write_text("input,output,arrival_s\n" + "".join(f"{20 + i},10,{i / 9}\n" for i in range(9)))
     done = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
