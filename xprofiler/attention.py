@@ -15,14 +15,13 @@ the weights, so a block is never still there."""
 
 
 class AttentionProbe:
-    """Calls the attention kernel of one layer over scattered blocks of a pool for `tokens` cached tokens or more.
-
-    Every call takes other blocks than the one before.
+    """Calls the attention kernel of one layer over scattered blocks of a pool that holds `batch` sequences of `length`
+    tokens, or more. Every call takes other blocks than the one before.
     """
 
-    def __init__(self, model: ModelSpec, tokens: int, dtype: torch.dtype = torch.float32):
-        token_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize
-        self._blocks = -(-max(tokens, _COLD_BYTES // token_bytes) // BLOCK_SIZE)
+    def __init__(self, model: ModelSpec, batch: int, length: int, dtype: torch.dtype = torch.float32):
+        block_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize * BLOCK_SIZE
+        self._blocks = max(batch * -(-length // BLOCK_SIZE), _COLD_BYTES // block_bytes)
         self._heads = model.heads
         self._order = torch.randperm(self._blocks, dtype=torch.int32)
         self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, dtype=dtype)

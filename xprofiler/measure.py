@@ -23,6 +23,7 @@ from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import timed
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+_PROMPTS = (1, 4, 16, 64)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _PASTS = (0, 32, 128, 512, 1024)
@@ -41,7 +42,7 @@ def grids(context: int) -> dict[str, Grid]:
         Grid("rest", ("tokens",), (_TOKENS,)),
         Grid("embedding", ("tokens",), (_TOKENS,)),
         Grid("head", ("rows",), (tuple(n for n in _TOKENS if n <= 512),)),
-        Grid("encode_attention", ("batch", "length"), ((1, 4, 16, 64), lengths)),
+        Grid("encode_attention", ("batch", "length"), (_PROMPTS, lengths)),
         Grid("chunk_attention", ("chunk", "past"), (chunks, pasts)),
         Grid("decode_attention", ("batch", "context"), (_BATCHES, lengths)),
         Grid("overhead", ("batch",), (_ENGINE_BATCHES,)),
@@ -53,7 +54,7 @@ def grids(context: int) -> dict[str, Grid]:
 def measure(model: Model, recorder: Recorder) -> Profile:
     """Time every point of the model's grids and compile the Profile of one device."""
     points = grids(model.spec.context)
-    probe = AttentionProbe(model.spec, _BATCHES[-1] * points["decode_attention"].points[1][-1])
+    probe = AttentionProbe(model.spec, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1])
     calls: dict[str, Callable[..., Callable[[], object]]] = {
         "rest": lambda tokens: _layers(model, tokens),
         "embedding": lambda tokens: _embedding(model, tokens),
@@ -116,7 +117,9 @@ def _layers(model: Model, tokens: int) -> Callable[[], object]:
     _, positions = _ids(model, tokens)
     blocks = -(-tokens // BLOCK_SIZE)
     cache = model.new_cache(blocks, BLOCK_SIZE)
-    slots = (torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens].contiguous()
+    slots = (
+        (torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens].contiguous()
+    )
     attended = torch.randn(tokens, model.spec.heads, model.spec.head_size, dtype=x.dtype)
 
     def run() -> None:

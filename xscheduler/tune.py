@@ -63,7 +63,9 @@ def tune(
     """Search every policy on every tensor-parallel degree that the profile has.
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
-    control variables by hand; `most_resident` caps the sequences decoded at once. Raises InputError for an unknown policy or an encoder-decoder model.
+    control variables by hand; `most_resident` caps the sequences decoded at once.
+
+    Raises InputError for an unknown policy or an encoder-decoder model.
     """
     _check(model, policies, fixed or {})
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident)

@@ -1,0 +1,193 @@
+"""Prediction beside measurement: does a schedule do what the simulator said, and does it hold its bound?
+
+For the demo and for several (workload, bound) pairs, the best schedule is tuned from a measured profile, run on the
+very requests that the replay predicts, several times over. Run it when the machine is quiet.
+
+    python -m benchmarks.fidelity --runs 3
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exegpt.cli.answer import search_schedule
+from exegpt.cli.demo import create_demo_model
+from exegpt.cli.execute import execute
+from exegpt.cli.inputs import Setting, find_setting
+from exegpt.models import load_model
+from exegpt.report.comparison import Comparison, relative
+from exegpt.workload import Workload
+from xprofiler import machine, store
+from xprofiler.measure import measure_profile
+from xrunner.requests import random_requests
+
+DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+CASES = (  # workload, columns, the bound as a place between the lowest latency (0) and the unbounded optimum's (1)
+    ("T", None, 0.5),
+    ("S", None, 0.3),
+    ("S", None, 0.7),
+    ("G", None, 0.5),
+    ("C1", None, 0.3),
+    ("C2", None, 0.5),
+    ("lengths/multi30k_en_de.csv", "input=en_tokens,output=de_tokens", 0.5),
+    ("azure/AzureLLMInferenceTrace_conv.csv", None, 0.5),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: the schedule and, over all runs, the errors' median and worst."""
+
+    workload: str
+    schedule: str
+    bound_s: float
+    requests: int
+    measured_tok_s: float
+    predicted_tok_s: float
+    throughput_errors: tuple[float, ...]
+    """(measured - predicted) / measured, one per run, for the replay of these very requests."""
+    steady_errors: tuple[float, ...]
+    """The same for the steady-state estimate, over the window between ramp-up and drain."""
+    latency_s: float
+    """Median over the runs of the bound's latency."""
+    worst_latency_s: float
+    predicted_latency_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the median run's bound latency meets the bound."""
+        return self.latency_s <= self.bound_s
+
+
+def bound_between(setting: Setting, place: float, policies: tuple[str, ...]) -> float:
+    """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
+    free = search_schedule(setting, math.inf, policies=policies)
+    if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
+        raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
+    bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
+    return float(f"{bound:.2g}")
+
+
+def run_case(
+    model: Any, setting: Setting, place: float, policies: tuple[str, ...], number: int, runs: int, seed: int
+) -> Row:
+    """Tune one case and run it `runs` times."""
+    from exegpt.cli.answer import schedule_text
+
+    bound = bound_between(setting, place, policies)
+    answer = search_schedule(setting, bound, policies=policies)
+    if answer.schedule is None:
+        raise SystemExit(f"nothing meets {bound} s for workload {setting.workload.name}")
+    lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
+    requests = random_requests(lengths, setting.model.vocab, seed)
+    done: list[Comparison] = [execute(model, answer.schedule, setting.profile, requests) for _ in range(runs)]
+    steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done]
+    latencies = [c.measured.latency_s or math.nan for c in done]
+    return Row(
+        workload=Path(setting.workload.name).name,
+        schedule=schedule_text(answer.schedule),
+        bound_s=bound,
+        requests=number,
+        measured_tok_s=statistics.median(c.measured.throughput_tok_s for c in done),
+        predicted_tok_s=done[0].predicted.throughput_tok_s,
+        throughput_errors=tuple(c.error()["throughput_tok_s"] or 0.0 for c in done),
+        steady_errors=tuple(e for e in steady if e is not None),
+        latency_s=statistics.median(latencies),
+        worst_latency_s=max(latencies),
+        predicted_latency_s=done[0].predicted.latency_s or math.nan,
+    )
+
+
+def document(rows: list[Row]) -> dict[str, Any]:
+    """The rows as JSON."""
+    return {"rows": [{**row.__dict__, "holds": row.holds} for row in rows]}
+
+
+def show(rows: list[Row]) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Predicted and measured, median (worst) over the runs")
+    for name in (
+        "workload",
+        "schedule",
+        "n",
+        "tok/s",
+        "error",
+        "steady error",
+        "bound",
+        "latency",
+        "predicted",
+        "holds",
+    ):
+        table.add_column(name, justify="left" if name in ("workload", "schedule") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.workload,
+            row.schedule,
+            str(row.requests),
+            f"{row.measured_tok_s:.0f}",
+            _errors(row.throughput_errors),
+            _errors(row.steady_errors),
+            f"{row.bound_s:g} s",
+            f"{row.latency_s:.2f} ({row.worst_latency_s:.2f})",
+            f"{row.predicted_latency_s:.2f}",
+            "yes" if row.holds else "NO",
+        )
+    Console(width=170).print(table)
+    errors = [statistics.median(row.throughput_errors) for row in rows]
+    held = sum(row.holds for row in rows)
+    print(f"throughput: worst median error {max(errors, key=abs):+.1%}; bounds held: {held}/{len(rows)}")
+
+
+def _errors(errors: tuple[float, ...]) -> str:
+    return f"{statistics.median(errors):+.1%} ({max(errors, key=abs):+.1%})" if errors else "–"
+
+
+def main() -> None:
+    """Run all cases and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--policy", default="static,orca,chunked,rra", help="policies to choose from")
+    parser.add_argument("--only", help="a workload: run its cases alone")
+    parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    directory = create_demo_model(args.dir, 0)
+    model = load_model(directory)
+    if store.find(model.spec, "fp32", machine.provenance()) is None:
+        print("measuring the model's layers", file=sys.stderr)
+        measure_profile(directory)
+    rows = []
+    for workload, columns, place in CASES:
+        if args.only and args.only not in workload:
+            continue
+        if "/" in workload and not (DATA / workload).is_file():
+            print(f"skipped: there is no trace {workload} under {DATA} (EXEGPT_DATA)", file=sys.stderr)
+            continue
+        source: str | Workload = str(DATA / workload) if "/" in workload else workload
+        setting = find_setting(str(directory), "local", source, columns=columns)
+        rows.append(run_case(model, setting, place, tuple(args.policy.split(",")), args.requests, args.runs, args.seed))
+        print(f"{rows[-1].workload}: {_errors(rows[-1].throughput_errors)}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(document(rows), indent=2))
+    else:
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

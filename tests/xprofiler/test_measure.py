@@ -1,0 +1,73 @@
+"""Measuring a tiny model's layers: every point is there, an interruption costs nothing, and the store finds it again."""
+
+import functools
+
+import pytest
+
+from exegpt.document import read
+from exegpt.model import ModelSpec
+from exegpt.models.create import create_model
+from exegpt.profile import Profile
+from xprofiler import machine, measure, store
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    create_model(path, "llama", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=48)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """Few points, a pool that fits the processor's caches, and a cache folder of the test's own."""
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(measure, "_TOKENS", (1, 4, 16))
+    monkeypatch.setattr(measure, "_PROMPTS", (1, 4))
+    monkeypatch.setattr(measure, "_BATCHES", (1, 4))
+    monkeypatch.setattr(measure, "_ENGINE_BATCHES", (1, 2))
+    monkeypatch.setattr(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
+    monkeypatch.setattr("xprofiler.attention._COLD_BYTES", 2**16)
+
+
+def test_a_profile_has_every_table_positive_and_is_found_again(directory):
+    heard = []
+    profile = measure.measure_profile(directory, progress=lambda *at: heard.append(at))
+    assert profile.source == "measured"
+    tables = profile.degree(1)
+    layer = tables.decoder
+    for table in (layer.rest, layer.encode_attention, layer.chunk_attention, layer.decode_attention, tables.head):
+        assert min(table.values) > 0
+        assert len(table.spread) == len(table.values)
+    assert layer.decode_attention.covers(4, 48)  # the whole context
+    assert heard[-1][1] == heard[-1][2] == len(heard)
+    spec = ModelSpec.from_directory(directory)
+    found = store.find(spec, "fp32", machine.provenance())
+    assert found == profile
+    assert store.find(spec, "bf16", machine.provenance()) is None
+
+
+def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path):
+    def interrupt(table, done, total):
+        if done == total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure_profile(directory, progress=interrupt)
+    (partial,) = (tmp_path / "profiles").glob("*.partial")
+    before = partial.read_text()
+    kept = len(before.splitlines())
+    profile = measure.measure_profile(directory)
+    assert not partial.exists()
+    (stored,) = (tmp_path / "profiles").glob("*.json")
+    assert read(Profile, stored) == profile
+    points = [line for line in before.splitlines() if '"embedding"' in line]
+    assert kept > len(points) > 0
+    assert str(profile.degree(1).embedding.values[0]) in points[0]  # taken over, not measured again
+
+
+def test_the_machine_tells_what_it_is_and_what_it_can(monkeypatch):
+    facts = machine.provenance()
+    assert facts["processor"] and int(facts["cores"]) >= 1 and facts["torch"]
+    assert machine.matrix_flops_s(size=64) > 0
+    assert machine.read_bandwidth_bytes_s(size=2**16) > 0
