@@ -127,7 +127,7 @@ def report_facts(setting: "Setting") -> tuple[tuple[str, str], ...]:
     model, workload = setting.model, setting.workload
     lengths = f"input {workload.input.mean:.0f}±{workload.input.std:.0f}, output {workload.output.mean:.0f}±"
     return (
-        ("model", f"{model.name}: {model.layers} layers, {model.parameters / 1e9:.3g} billion parameters"),
+        ("model", f"{model.name}: {model.layers} layers, {model.parameters / 1e6:,.0f} million parameters"),
         ("cluster", f"{setting.cluster.name}: {setting.cluster.devices} × {setting.cluster.device.kind}"),
         ("workload", f"{workload.name}: {lengths}{workload.output.std:.0f} tokens"),
         ("profile", f"{setting.profile.source} ({setting.profile.fingerprint})"),

@@ -81,7 +81,7 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
     if bound_s:
         x = axes.x(bound_s)
         shapes.append(f'<path class="bound" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')
-        shapes.append(_text(x - 5, _TOP + 10, "bound", "end"))
+        shapes.append(_text(x + 5, _TOP + 10, "bound"))
     for row, one in enumerate(series):
         colour = POLICIES.get(one.name, "#8a8f98")
         points = sorted(one.points)
@@ -95,10 +95,10 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
             title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, measured</title>"
             at = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
             shapes.append(f'<circle {at} r="7" fill="none" stroke="{colour}" stroke-width="2">{title}</circle>')
-        y = _TOP + 12 + 17 * row
-        shapes.append(f'<rect x="{_LEFT + 12}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
-        shapes.append(_text(_LEFT + 27, y, one.name))
-    return _svg(shapes, HEIGHT, "Throughput and latency by policy")
+        x = _LEFT + 90 * row
+        shapes.append(f'<rect x="{x}" y="{HEIGHT + 2}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(x + 15, HEIGHT + 11, one.name))
+    return _svg(shapes, HEIGHT + 20, "Throughput and latency by policy")
 
 
 def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) -> str:
