@@ -31,7 +31,7 @@ class PhaseTimes:
     """[cells, stages]"""
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _recurrence(
     encode: Any, decode: Any, encode_send: float, decode_send: Any, micro_batches: int, free: Any, previous: Any
 ) -> Any:

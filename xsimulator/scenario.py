@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from exegpt.cluster import ClusterSpec
 from exegpt.estimate import Binding, Estimate
@@ -22,6 +23,18 @@ Array = NDArray[np.float64]
 
 SIGMAS = 2.33
 """Standard deviations of the encoding time that a latency allows for: the 99th percentile."""
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """What queries of given output lengths live through, arrays [n] in seconds."""
+
+    seconds: Array
+    """From the start of the encoding to the last token, expected."""
+    deviation: Array
+    """The standard deviation of that."""
+    deviation_after: Array
+    """The standard deviation of the time from the first token to the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +130,7 @@ class Scenario:
     def estimate(
         self,
         throughput: float,
-        latency: Callable[[Array], Array],
+        lifetime: Callable[[Array], Lifetime],
         first_token: tuple[float, float],
         blocks: int,
         tokens: float,
@@ -126,9 +139,9 @@ class Scenario:
     ) -> Estimate:
         """An Estimate from a policy's figures.
 
-        `throughput` in sequences/s; `latency` maps output lengths to seconds; `first_token` is the mean and the 99th
-        percentile of the time to first token; `blocks` KV blocks are needed and `tokens` tokens computed at once;
-        `busy` [stages] are busy fractions.
+        `throughput` in sequences/s; `lifetime` maps output lengths to what their queries live through; `first_token`
+        is the mean and the deviation of the time to first token; `blocks` KV blocks are needed and `tokens` tokens
+        computed at once; `busy` [stages] are busy fractions. Bounds allow for `SIGMAS` deviations, means for none.
         """
         output = self.workload.output
         memory = self.memory(tokens)
@@ -137,21 +150,22 @@ class Scenario:
         if fit < blocks:
             violations.append(f"memory: {blocks} KV blocks are needed, {max(fit, 0)} fit beside the weights")
         length = self.workload.p99_output if self.bound == "p99-length" else output.quantile(0.99)
-        bounded, p50, p99 = latency(np.array([length, output.quantile(0.5), output.quantile(0.99)], dtype=np.float64))
-        many = output.s > 1
-        per_token = (latency(output.s[many]) - first_token[0]) / (output.s[many] - 1)
-        weight = output.p[many]
+        sigmas = SIGMAS if self.variation else 0.0
+        life = lifetime(np.array([length, output.quantile(0.5), output.quantile(0.99)], dtype=np.float64))
+        bounded, _, p99 = life.seconds + sigmas * life.deviation
+        first, first_deviation = first_token
+        tpot, tpot_p99 = self._per_token(lifetime, first)
         ranks = [i for i, stage in enumerate(self.stages) for _ in stage.devices]
         return Estimate(
             throughput_seq_s=throughput,
             throughput_tok_s=throughput * output.mean,
             latency_s=float(bounded),
-            latency_p50_s=float(p50),
+            latency_p50_s=float(life.seconds[1]),
             latency_p99_s=float(p99),
-            ttft_s=first_token[0],
-            ttft_p99_s=first_token[1],
-            tpot_s=float(per_token @ weight / weight.sum()) if many.any() else None,
-            tpot_p99_s=_quantile(per_token, weight, 0.99) if many.any() else None,
+            ttft_s=first,
+            ttft_p99_s=first + sigmas * first_deviation,
+            tpot_s=tpot,
+            tpot_p99_s=tpot_p99,
             memory_bytes=tuple(memory[i].bytes(blocks) for i in ranks),
             utilisation=tuple(float(min(1.0, busy[i])) for i in ranks),
             binding=binding,
@@ -159,6 +173,24 @@ class Scenario:
             violations=tuple(violations),
             extrapolated=tuple(sorted(self.extrapolated)),
         )
+
+    def _per_token(self, lifetime: Callable[[Array], Lifetime], first: float) -> tuple[float | None, float | None]:
+        """Mean and 99th percentile over queries of more than one token of the time per token after the first."""
+        output = self.workload.output
+        many = output.s > 1
+        if not many.any():
+            return None, None
+        gaps, weight = output.s[many] - 1, output.p[many] / output.p[many].sum()
+        life = lifetime(output.s[many])
+        mean = (life.seconds - first) / gaps
+        if not self.variation or not life.deviation_after.any():
+            return float(mean @ weight), _quantile(mean, weight, 0.99)
+        spread = mean[:, None] + (life.deviation_after / gaps)[:, None] * _NODES
+        return float(mean @ weight), _quantile(spread.ravel(), np.repeat(weight, len(_NODES)), 0.99)
+
+
+_NODES = ndtri((np.arange(48) + 0.5) / 48)
+"""Equally likely values of a standard normal."""
 
 
 def _quantile(values: Array, weights: Array, q: float) -> float:

@@ -47,16 +47,20 @@ class StageCost:
 
     def _common(self, tokens: ArrayLike, rows: ArrayLike, sequences: ArrayLike) -> Array:
         """Everything but attention, for `tokens` tokens of `sequences` sequences, `rows` of which get a token."""
-        seconds = self.layers * self._ask("rest", self.tables.decoder.rest, tokens)
+        seconds: Array = self.layers * self._ask("rest", self.tables.decoder.rest, tokens)
         if self.first:
             seconds = seconds + self._ask("embedding", self.tables.embedding, tokens)
         if self.last:
             seconds = seconds + self._ask("head", self.tables.head, np.maximum(rows, 1.0)) * (np.asarray(rows) > 0)
-        return seconds + self.overhead(sequences)
+        seconds = seconds + self.overhead(sequences)
+        return seconds
 
     def encode(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Expected seconds to encode `batch` whole prompts with lengths of this law."""
-        return self._common(np.multiply(batch, law.mean), batch, batch) + self.encode_attention(batch, law)
+        n = np.asarray(batch, dtype=np.float64)
+        tokens, p = token_totals(n, law)
+        each = n[..., None]
+        return self._common(tokens, each, each) @ p + self.encode_attention(n, law)
 
     def encode_attention(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Expected seconds of attention, in all layers, for `batch` whole prompts with lengths of this law."""
@@ -124,13 +128,27 @@ class StageCost:
         return seconds
 
 
+def token_totals(batch: ArrayLike, law: LengthDistribution) -> tuple[Array, Array]:
+    """Tokens of `batch` prompts together: values [..., k] and their probabilities [k].
+
+    The law itself for one prompt, and for more the same shape with the sum's mean and deviation: a stage's time bends
+    where computing takes over from reading the weights, so its mean is not the time at the mean.
+    """
+    n = np.asarray(batch, dtype=np.float64)[..., None]
+    s, p = _thinned(law, 24)
+    return n * law.mean + np.sqrt(n) * (s - law.mean), p
+
+
 def _thinned(law: LengthDistribution, most: int = 64) -> tuple[Array, Array]:
     """The law on at most `most` lengths: neighbours merged at their mean."""
-    if len(law.s) <= most:
-        return law.s, law.p
-    places = np.arange(len(law.s)) * most // len(law.s)
-    p = np.bincount(places, weights=law.p)
-    return np.bincount(places, weights=law.p * law.s) / np.maximum(p, 1e-300), p
+    s: Array = law.s
+    p: Array = law.p
+    if len(s) <= most:
+        return s, p
+    starts = np.arange(most) * len(s) // most
+    weight = np.add.reduceat(p, starts)
+    kept = weight > 0
+    return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
 
 
 def stage_cost(profile: Profile, stage: Stage, stages: int, place: int, extrapolated: set[str]) -> StageCost:

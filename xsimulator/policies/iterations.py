@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Estimate
-from xsimulator.scenario import SIGMAS, Scenario
+from xsimulator.scenario import Lifetime, Scenario
 from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
@@ -71,12 +71,10 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
     with_prompt = float(own @ length / own.sum()) if own.sum() else mean
     first = mixture.prefill_iterations * with_prompt
     shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
-    buffer = SIGMAS * deviation if scenario.variation else 0.0
 
-    def latency(lengths: Array) -> Array:
+    def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
-        value: Array = first + need * mean + buffer * np.sqrt(need + 1.0)
-        return value
+        return Lifetime(first + need * mean, deviation * np.sqrt(need + 1.0), deviation * np.sqrt(need))
 
     alone = Mixture(mixture.weight, mixture.prompts * 0, mixture.prompt_tokens * 0, mixture.decoding, 0.0)
     decode_share = float(mixture.weight @ iteration_seconds(scenario, alone).sum(axis=1)) / max(
@@ -84,8 +82,8 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
     )
     return scenario.estimate(
         throughput=rate / mean,
-        latency=latency,
-        first_token=(first, first + buffer),
+        lifetime=lifetime,
+        first_token=(first, deviation),
         blocks=blocks(scenario, max_num_seqs),
         tokens=float((mixture.prompt_tokens + mixture.decoding).max()),
         busy=busy,

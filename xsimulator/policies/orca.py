@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from exegpt.estimate import Estimate
 from xsimulator.policies.iterations import Mixture, from_iterations
 from xsimulator.scenario import Scenario
+from xsimulator.stage import token_totals
 
 Array = NDArray[np.float64]
 
@@ -18,11 +19,12 @@ def admissions(rate: float, most: int) -> Array:
     Slots fall free at random; what exceeds `most` waits for the next iteration, so the mean is kept.
     """
     if rate >= most:
-        return np.eye(most + 1)[most]
+        return np.asarray(np.arange(most + 1) == most, dtype=np.float64)
 
     def cut(mu: float) -> Array:
-        law = np.array([math.exp(k * math.log(mu) - mu - math.lgamma(k + 1)) for k in range(most)])
-        return np.append(law, max(0.0, 1.0 - float(law.sum())))
+        law: Array = np.array([math.exp(k * math.log(mu) - mu - math.lgamma(k + 1)) for k in range(most)])
+        rest = max(0.0, 1.0 - float(law.sum()))
+        return np.concatenate([law, [rest]])
 
     low, high = rate, rate + 10.0 * most + 10.0
     for _ in range(60):
@@ -39,11 +41,13 @@ def estimate(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> E
     stay = float(need @ p) + 1.0
     rate = min(float(prefills_per_step), max_num_seqs / stay)
     law = admissions(rate, prefills_per_step)
-    prompts = np.arange(prefills_per_step + 1, dtype=np.float64)
+    counts = np.arange(prefills_per_step + 1, dtype=np.float64)
+    tokens, p_tokens = token_totals(counts, scenario.workload.input)
+    prompts = np.repeat(counts, len(p_tokens))
     mixture = Mixture(
-        weight=law,
+        weight=np.outer(law, p_tokens).ravel(),
         prompts=prompts,
-        prompt_tokens=prompts * scenario.workload.input.mean,
+        prompt_tokens=tokens.ravel(),
         decoding=np.maximum(rate * stay - prompts, 0.0),
         prefill_iterations=1.0,
     )

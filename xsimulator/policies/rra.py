@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from exegpt.estimate import Estimate
 from xsimulator.pipeline import PhaseTimes, phase_times
-from xsimulator.scenario import SIGMAS, Scenario
+from xsimulator.scenario import Lifetime, Scenario
 
 Array = NDArray[np.float64]
 
@@ -39,18 +39,16 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     parts = min(len(scenario.stages), encode_batch)
     rare = encode_batch * scenario.steady(decode_iterations).active[-1] / parts < 1.0
     own = phase(scenario, encode_batch, decode_iterations, tagged=True) if rare else times
-    deviation = 0.0
-    if scenario.variation:
-        law = scenario.workload.input
-        deviation = float(np.sqrt(max(float(c.encode_variance(encode_batch, law)) for c in scenario.costs)))
+    law = scenario.workload.input
+    deviation = max(float(c.encode_variance(encode_batch, law)) for c in scenario.costs) ** 0.5
     shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
 
-    def latency(lengths: Array) -> Array:
+    def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
         phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
         last = np.where(need > 0, own.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
-        seconds: Array = (phases - 1) * own.period + last + SIGMAS * deviation * np.sqrt(phases)
-        return seconds
+        seconds: Array = (phases - 1) * own.period + last
+        return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
     steady = scenario.steady(decode_iterations)
     first = times.encoded if shift else float(own.decoded[0])
@@ -59,10 +57,10 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     encoding, decoding = work[:encodes].sum(axis=0), work[encodes:].sum(axis=0)
     return scenario.estimate(
         throughput=encode_batch / times.period,
-        latency=latency,
-        first_token=(first, first + SIGMAS * deviation),
+        lifetime=lifetime,
+        first_token=(first, deviation),
         blocks=blocks(scenario, encode_batch, decode_iterations),
-        tokens=max(encode_batch * scenario.workload.input.mean, encode_batch * steady.batch_ratio),
+        tokens=max(encode_batch * law.mean, encode_batch * steady.batch_ratio),
         busy=(encoding + decoding) / times.period,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from exegpt.estimate import Estimate
 from exegpt.workload import LengthDistribution
 from xsimulator.pipeline import PhaseTimes, phase_times
-from xsimulator.scenario import SIGMAS, Scenario
+from xsimulator.scenario import Lifetime, Scenario
 
 Array = NDArray[np.float64]
 
@@ -19,12 +19,13 @@ def expected_longest(law: LengthDistribution, batch: int) -> float:
 
 def phase(scenario: Scenario, batch: int) -> PhaseTimes:
     """One batch from an empty pipeline to the greatest output length; the batch is cut into as many micro-batches as
-    there are stages. Finished rows are computed along: iteration i has the context input + i for every row.
+    there are stages. Finished rows are computed along, at their last position.
     """
     parts = min(len(scenario.stages), batch)
     share = batch / parts
     iterations = max(1, int(scenario.iterations[0].max()))
-    contexts = scenario.workload.input.mean + np.arange(1, iterations + 1)
+    need, p = scenario.iterations
+    contexts = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
     encode = [float(c.encode(share, scenario.workload.input)) for c in scenario.costs]
     decode = np.stack([c.decode(share, contexts) for c in scenario.costs], axis=1)
     return phase_times(
@@ -45,12 +46,11 @@ def estimate(scenario: Scenario, batch: int) -> Estimate:
     shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
     ends = np.concatenate([[times.encoded], times.decoded])
     law = scenario.workload.input
-    deviation = SIGMAS * max(float(c.encode_variance(batch, law)) for c in scenario.costs) ** 0.5
-    deviation = deviation if scenario.variation else 0.0
+    deviation = max(float(c.encode_variance(batch, law)) for c in scenario.costs) ** 0.5
 
-    def latency(lengths: Array) -> Array:
-        seconds: Array = np.interp(lengths - shift, np.arange(len(ends)), ends) + deviation
-        return seconds
+    def lifetime(lengths: Array) -> Lifetime:
+        seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
+        return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
 
     longest = expected_longest(scenario.workload.output, batch) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
@@ -61,8 +61,8 @@ def estimate(scenario: Scenario, batch: int) -> Estimate:
     first = times.encoded if shift else float(times.decoded[0])
     return scenario.estimate(
         throughput=batch / duration,
-        latency=latency,
-        first_token=(first, first + deviation),
+        lifetime=lifetime,
+        first_token=(first, deviation),
         blocks=blocks(scenario, batch),
         tokens=max(batch * law.mean, batch),
         busy=(encoding + decoding) / duration,
