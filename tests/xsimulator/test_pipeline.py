@@ -1,0 +1,124 @@
+"""The recurrence against an event-driven simulation that knows only which work waits for which."""
+
+import heapq
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xsimulator.pipeline import phase_times
+
+
+def waits(phases, encodes, iterations, micro_batches):
+    """Pieces of work (phase, cell) in the order of every stage, and for each first stage what it waits for."""
+    order, needs = [], {}
+    last = [None] * micro_batches
+    for phase in range(phases):
+        order += [(phase, e) for e in range(encodes)]
+        for iteration in range(iterations):
+            for m in range(micro_batches):
+                cell = (phase, encodes + iteration * micro_batches + m)
+                order.append(cell)
+                needs[cell] = [last[m]] if last[m] else []
+                if iteration == 0:  # its share of the new sequences, all of which are in by the last micro-batch
+                    share = max(0, min(encodes - 1, (m + 1) * encodes // micro_batches - 1))
+                    needs[cell].append((phase, share))
+                last[m] = cell
+    return order, needs
+
+
+def event_simulation(encode, decode, micro_batches, encode_send, decode_send, phases):
+    """{(phase, cell, stage): (start, end)} by events: the end of one piece frees its stage and wakes who waits."""
+    stages = encode.shape[1]
+    order, needs = waits(phases, len(encode), len(decode), micro_batches)
+    missing, wakes = {}, defaultdict(list)  # how many inputs a piece still lacks; whom an end wakes, after how long
+    for cell in order:
+        encodes = cell[1] < len(encode)
+        iteration = (cell[1] - len(encode)) // micro_batches
+        for s in range(stages):
+            missing[cell, s] = 1 if s else len(needs.get(cell, []))
+            if s:
+                wakes[cell, s - 1].append(((cell, s), encode_send if encodes else decode_send[iteration]))
+        for before in needs.get(cell, []):
+            wakes[before, stages - 1].append(((cell, 0), 0.0))
+    turn, busy, times, events = [0] * stages, [False] * stages, {}, []
+
+    def try_start(s, now):
+        if busy[s] or turn[s] == len(order) or missing[order[turn[s]], s]:
+            return
+        cell = order[turn[s]]
+        turn[s] += 1
+        busy[s] = True
+        number = cell[1]
+        work = encode[number, s] if number < len(encode) else decode[(number - len(encode)) // micro_batches, s]
+        times[(*cell, s)] = (now, now + work)
+        heapq.heappush(events, (now + work, 0, "end", cell, s))
+
+    for s in range(stages):
+        try_start(s, 0.0)
+    while events:
+        now, _, kind, cell, s = heapq.heappop(events)
+        if kind == "end":
+            busy[s] = False
+            for (other, place), delay in wakes[cell, s]:
+                heapq.heappush(events, (now + delay, 1, "input", other, place))
+        else:
+            missing[cell, s] -= 1
+        try_start(s, now)
+    return times
+
+
+SECONDS = st.floats(0.01, 3.0)
+
+
+@st.composite
+def pipelines(draw):
+    stages, encodes, iterations = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    row = st.lists(SECONDS, min_size=stages, max_size=stages)
+    encode = np.array(draw(st.lists(row, min_size=encodes, max_size=encodes)))
+    decode = np.array(draw(st.lists(row, min_size=iterations, max_size=iterations)))
+    sends = np.array(draw(st.lists(st.floats(0, 0.5), min_size=iterations, max_size=iterations)))
+    return encode, decode, draw(st.integers(1, 4)), draw(st.floats(0, 0.5)), sends
+
+
+@settings(max_examples=60)
+@given(pipelines())
+def test_one_phase_is_what_the_events_say(pipeline):
+    encode, decode, micro_batches, send, sends = pipeline
+    times = phase_times(encode, decode, micro_batches, send, sends, repeats=False)
+    events = event_simulation(encode, decode, micro_batches, send, sends, 1)
+    assert len(events) == times.starts.size
+    for (_, cell, stage), (start, end) in events.items():
+        assert times.starts[cell, stage] == pytest.approx(start)
+        assert times.ends[cell, stage] == pytest.approx(end)
+
+
+@settings(max_examples=60)
+@given(pipelines())
+def test_repeated_phases_have_the_period_of_a_long_simulation(pipeline):
+    encode, decode, micro_batches, send, sends = pipeline
+    times = phase_times(encode, decode, micro_batches, send, sends)
+    events = event_simulation(encode, decode, micro_batches, send, sends, 60)
+    begun = [events[phase, 0, 0][0] for phase in range(60)]
+    assert times.period == pytest.approx((begun[-1] - begun[29]) / 30, rel=1e-3)
+    busiest = (encode.sum(axis=0) + micro_batches * decode.sum(axis=0)).max()
+    assert times.period >= busiest * (1 - 1e-9)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=4), st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 3))
+def test_one_stage_is_a_sum(encode, decode, micro_batches):
+    times = phase_times(np.array(encode)[:, None], np.array(decode)[:, None], micro_batches)
+    assert times.period == pytest.approx(sum(encode) + micro_batches * sum(decode))
+    assert times.encoded == pytest.approx(sum(encode))
+    np.testing.assert_allclose(times.decoded, sum(encode) + micro_batches * np.cumsum(decode))
+
+
+def test_micro_batches_fill_a_pipeline():
+    """Two equal stages: one micro-batch leaves each stage idle half of the time, two leave none."""
+    encode, decode = np.full((1, 2), 1.0), np.full((50, 2), 1.0)
+    alone = phase_times(encode, decode, micro_batches=1).period
+    both = phase_times(np.repeat(encode, 2, axis=0), decode, micro_batches=2).period
+    assert alone >= 100
+    assert both == pytest.approx(102, abs=1)
