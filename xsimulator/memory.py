@@ -89,28 +89,28 @@ def reservation(workload: Workload, iterations: int | None, encoder_decoder: boo
     phases, so the cohorts of ages 1, 2, ... add up. None: one query, whoever arrives (a static batch).
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
-    phases = np.ones_like(need) if iterations is None else np.maximum(np.ceil(need / iterations), 1.0)
-    ages = np.arange(1, int(phases.max()) + 1)[:, None]
-    present = (phases >= ages) * p  # [ages, S]
-    return _moments(workload, need, present)
+    # Those still there after j phases are those with D > j·N_D; after none, all.
+    cohorts = 1 if iterations is None else -(-int(need.max()) // iterations) or 1
+    ages: Array = np.arange(cohorts, dtype=np.float64) * (iterations or 0)
+    return _moments(workload, need, p, ages)
 
 
 def biased_reservation(workload: Workload, encoder_decoder: bool = False) -> Reservation:
     """Blocks held by one of the residents of iteration-level scheduling: found as often as the iterations it stays."""
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     weight = p * (need + 1)
-    return _moments(workload, need, (weight / weight.sum())[None, :])
+    return _moments(workload, need, weight / weight.sum(), np.zeros(1))
 
 
-def _moments(workload: Workload, need: Array, present: Array) -> Reservation:
-    """Sums over cohorts of the central moments of [present] · blocks(input + D)."""
+def _moments(workload: Workload, need: Array, p: Array, ages: Array) -> Reservation:
+    """Sums over the cohorts of the central moments of [D > age, or age 0] · blocks(input + D)."""
     inputs = workload.input
-    blocks_mean = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+    blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
     spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
     skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
-    m1 = present @ blocks_mean
-    m2 = present @ (blocks_mean**2 + spread)
-    m3 = present @ (blocks_mean**3 + 3 * blocks_mean * spread + skew)
+    left = np.where(ages > 0, np.searchsorted(need, ages, side="right"), 0)
+    powers = (blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew)
+    m1, m2, m3 = (np.cumsum((p * power)[::-1])[::-1][left] for power in powers)
     longest = -(-(inputs.max + int(need.max())) // BLOCK_SIZE)
     third = m3 - 3 * m1 * m2 + 2 * m1**3
     return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), longest)

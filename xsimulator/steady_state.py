@@ -1,9 +1,10 @@
 """RRA's steady state (spec section 3.1): how many sequences decode at each iteration of a phase, and how long they are.
 
 Let D(S) be the decoding iterations that a query of output length S needs, and c(S) = ceil(D / N_D) the phases that it
-stays. By Little's law over the law of arriving queries,
+stays. A query that entered j phases ago is there at iteration u of a phase where D ≥ (j - 1)·N_D + u, so by Little's
+law over the law of arriving queries
 
-    B_D = B_E · E[c(S)],   active(u) = B_E · Σ_S P(S) · (c(S) - 1 + [u ≤ 1 + (D - 1) mod N_D]),   u = 1..N_D.
+    active(u) = B_E · Σ_j P(D ≥ (j - 1)·N_D + u),   u = 1..N_D,     B_D = active(1) = B_E · E[c(S)].
 
 The paper weighs 1/c(S) with the same law, which gives B_D = B_E / E[1/c(S)]; that form is kept behind
 `form="paper"`, to reproduce its tables.
@@ -20,10 +21,8 @@ from exegpt.workload import LengthDistribution, Workload
 Array = NDArray[np.float64]
 Form = Literal["exact", "paper"]
 
-KV_QUANTILE = 0.999
-"""Memory is sized for this quantile of the resident tokens."""
 _Z = 3.0902
-"""The standard normal's 99.9th percentile."""
+"""The standard normal's 99.9th percentile: memory is sized for it."""
 
 
 def decode_iterations_of(
@@ -48,17 +47,57 @@ class SteadyState:
     """[N_D]: active(u) / B_E."""
     context: Array
     """[N_D]: mean context of the resident sequences, the token being decoded included."""
-    tokens_mean: Array
-    """[N_D]: expected resident tokens / B_E."""
-    tokens_variance: Array
-    """[N_D]: their variance / B_E."""
-    tokens_skewness: Array
-    """[N_D]: their third central moment / B_E."""
+    present: Array
+    """[ages, N_D]: probability that a query that entered so many phases ago is there at u."""
 
-    def resident_tokens(self, encode_batch: float) -> float:
-        """The 99.9th percentile of the resident tokens (Cornish-Fisher to the skewness), its maximum over u."""
-        mean, variance = encode_batch * self.tokens_mean, encode_batch * self.tokens_variance
-        return float(np.max(cornish_fisher(mean, variance, encode_batch * self.tokens_skewness)))
+    def any_active(self, encode_batch: float) -> Array:
+        """[N_D]: probability that at least one sequence is there at u, where `encode_batch` enter every phase."""
+        with np.errstate(divide="ignore"):
+            nobody = np.log1p(-np.minimum(self.present, 1.0)).sum(axis=0)
+        some: Array = -np.expm1(encode_batch * nobody)
+        return some
+
+
+def steady_state(
+    workload: Workload, iterations: int, encoder_decoder: bool = False, form: Form = "exact"
+) -> SteadyState:
+    """The steady state of RRA with N_D = `iterations`."""
+    need, p = decode_iterations_of(workload.output, encoder_decoder, form)
+    present = _survival(need, p, iterations)
+    active = present.sum(axis=0)
+    # The i-th iteration of a query with an input of x tokens has the context x + i.
+    place = np.arange(1.0, present.size + 1).reshape(present.shape)
+    generated = np.divide((present * place).sum(axis=0), active, out=np.zeros(iterations), where=active > 0)
+    if form == "paper":
+        active = active * (1.0 / float(p @ (1.0 / np.ceil(need / iterations))) / active[0])
+    return SteadyState(float(active[0]), active, workload.input.mean + generated, present)
+
+
+def _survival(need: Array, p: Array, iterations: int) -> Array:
+    """P(D ≥ i) for i = 1, 2, ... up to the greatest D, a row [N_D] for every phase, [ages, N_D]."""
+    law = np.bincount(need.astype(np.intp), weights=p)
+    at_least = np.cumsum(law[::-1])[::-1][1:]
+    rows = max(1, -(-len(at_least) // iterations))
+    padded = np.zeros(rows * iterations)
+    padded[: len(at_least)] = at_least
+    return padded.reshape(rows, iterations)
+
+
+def resident_tokens(workload: Workload, steady: SteadyState, encode_batch: int) -> float:
+    """The 99.9th percentile of the tokens in the cache, its maximum over u; at most that many of the longest sequences.
+
+    Cohorts of different age are independent: a query that entered j phases ago holds x + (j - 1)·N_D + u tokens with
+    the probability that it is still there.
+    """
+    law, present = workload.input, steady.present
+    place = np.arange(1.0, present.size + 1).reshape(present.shape)
+    x1, x2, x3 = (float(law.s**k @ law.p) for k in (1, 2, 3))
+    m1 = present * (x1 + place)
+    m2 = present * (x2 + 2 * x1 * place + place**2)
+    m3 = present * (x3 + 3 * x2 * place + 3 * x1 * place**2 + place**3)
+    mean, variance, third = (encode_batch * m.sum(axis=0) for m in (m1, m2 - m1**2, m3 - 3 * m1 * m2 + 2 * m1**3))
+    most = encode_batch * (present > 0).sum(axis=0) * (law.max + present.size)
+    return float(np.minimum(cornish_fisher(mean, variance, third), most).max())
 
 
 def cornish_fisher(mean: Array, variance: Array, third: Array) -> Array:
@@ -67,49 +106,6 @@ def cornish_fisher(mean: Array, variance: Array, third: Array) -> Array:
     skewness = np.where(variance > 0, third / deviation**3, 0.0)
     quantile: Array = mean + deviation * (_Z + (_Z**2 - 1) / 6 * skewness)
     return np.where(variance > 0, quantile, mean)
-
-
-def steady_state(
-    workload: Workload, iterations: int, encoder_decoder: bool = False, form: Form = "exact"
-) -> SteadyState:
-    """The steady state of RRA with N_D = `iterations`."""
-    need, p = decode_iterations_of(workload.output, encoder_decoder, form)
-    phases = np.ceil(need / iterations)
-    last = 1 + (need - 1) % iterations
-    u = np.arange(1, iterations + 1, dtype=np.float64)[:, None]
-    stays = np.where(need > 0, phases - 1 + (u <= last), 0.0)  # [N_D, S]: phases in which it is present at u
-    active = stays @ p
-    ratio = float(phases @ p)
-    if form == "paper":
-        ratio_paper = 1.0 / float((1.0 / phases) @ p)
-        active = active * ratio_paper / ratio
-        ratio = ratio_paper
-    entered, mean_in = workload.input, workload.input.mean
-    # The i-th iteration of a query with input x has the context x + i; present at i = (j - 1)·N_D + u for j = 1..stays.
-    sum_i = iterations * stays * (stays - 1) / 2 + stays * u
-    total = (stays * mean_in + sum_i) @ p
-    mean, variance, third = _moments(stays, p, u, iterations, entered)
-    context = np.where(stays @ p > 0, total / np.maximum(stays @ p, 1e-300), mean_in)
-    return SteadyState(ratio, active, context, mean, variance, third)
-
-
-def _moments(
-    stays: Array, p: Array, u: Array, iterations: int, entered: LengthDistribution
-) -> tuple[Array, Array, Array]:
-    """Mean, variance and third central moment of the tokens at each u that one query a phase leaves resident.
-
-    Cohorts of different age are independent: one that entered j phases ago holds x + (j - 1)·N_D + u with the
-    probability that it is still there.
-    """
-    ages = np.arange(1, int(stays.max(initial=1.0)) + 1, dtype=np.float64)
-    present = np.stack([(stays >= j) @ p for j in ages], axis=1)  # [N_D, ages]
-    offset = (ages - 1) * iterations + u
-    x1, x2, x3 = (float(entered.s**k @ entered.p) for k in (1, 2, 3))
-    m1 = present * (x1 + offset)
-    m2 = present * (x2 + 2 * x1 * offset + offset**2)
-    m3 = present * (x3 + 3 * x2 * offset + 3 * x1 * offset**2 + offset**3)
-    third = m3 - 3 * m1 * m2 + 2 * m1**3
-    return m1.sum(axis=1), (m2 - m1**2).sum(axis=1), third.sum(axis=1)
 
 
 def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:

@@ -13,18 +13,17 @@ Array = NDArray[np.float64]
 def phase(scenario: Scenario, encode_batch: int, decode_iterations: int, tagged: bool = False) -> PhaseTimes:
     """The steady phase: B_E sequences encoded, then N_D decoding iterations, a micro-batch for every stage.
 
-    Where less than one sequence is expected to be resident, an iteration runs in that share of the phases; for a
-    `tagged` query, which is resident itself, it always does.
+    An iteration is skipped where nobody is left; for a `tagged` query, which is resident itself, it always runs.
     """
     steady = scenario.steady(decode_iterations)
     parts = min(len(scenario.stages), encode_batch)
-    batches = encode_batch * steady.active / parts
-    runs = 1.0 if tagged else np.minimum(batches, 1.0)
+    runs = steady.any_active(encode_batch / parts)
+    batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
     encode = [float(c.encode(encode_batch / parts, scenario.workload.input)) for c in scenario.costs]
-    decode = np.stack([runs * c.decode(batches, steady.context) for c in scenario.costs], axis=1)
+    decode = np.stack([c.decode(batches, steady.context) for c in scenario.costs], axis=1)
     return phase_times(
         np.tile(encode, (parts, 1)),
-        decode,
+        decode if tagged else runs[:, None] * decode,
         micro_batches=parts,
         encode_send=scenario.send(encode_batch / parts * scenario.workload.input.mean),
         decode_send=np.full(decode_iterations, scenario.send(float(batches.max()))),
@@ -36,9 +35,10 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
     times = phase(scenario, encode_batch, decode_iterations)
+    steady = scenario.steady(decode_iterations)
     parts = min(len(scenario.stages), encode_batch)
-    rare = encode_batch * scenario.steady(decode_iterations).active[-1] / parts < 1.0
-    own = phase(scenario, encode_batch, decode_iterations, tagged=True) if rare else times
+    sure = steady.any_active(encode_batch / parts)[-1] > 0.999
+    own = times if sure else phase(scenario, encode_batch, decode_iterations, tagged=True)
     law = scenario.workload.input
     deviation = max(float(c.encode_variance(encode_batch, law)) for c in scenario.costs) ** 0.5
     shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
@@ -50,7 +50,6 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
         seconds: Array = (phases - 1) * own.period + last
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
-    steady = scenario.steady(decode_iterations)
     first = times.encoded if shift else float(own.decoded[0])
     encodes = len(times.starts) - decode_iterations * parts
     work = times.ends - times.starts
