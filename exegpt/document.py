@@ -1,7 +1,6 @@
 """Nouns as JSON documents: every noun is a frozen dataclass that can be written, read back and fingerprinted."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -17,16 +16,22 @@ MAX_BYTES = 256 * 2**20
 """A larger document is refused before it is parsed."""
 
 
-@functools.cache
+_adapters: dict[type, Any] = {}
+"""What pydantic has built for each noun."""
+
+
 def _adapter(cls: type) -> Any:
     from pydantic import TypeAdapter  # 0.1 s: only what reads or writes documents pays for it
 
-    return TypeAdapter(cls)
+    if cls not in _adapters:
+        _adapters[cls] = TypeAdapter(cls)
+    return _adapters[cls]
 
 
 def to_dict(noun: Any) -> dict[str, Any]:
     """The noun as plain dicts, lists, strings and finite numbers."""
-    return _adapter(type(noun)).dump_python(noun, mode="json")
+    data: dict[str, Any] = _adapter(type(noun)).dump_python(noun, mode="json")
+    return data
 
 
 def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
@@ -34,13 +39,14 @@ def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
     from pydantic import ValidationError
 
     try:
-        return _adapter(cls).validate_python(data, strict=False)
+        noun: Noun = _adapter(cls).validate_python(data, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top level"
         value = repr(first["input"])
         value = value if len(value) < 60 else value[:57] + "..."
         raise InputError(f"{what} is not a valid {cls.__name__}: {where}: {first['msg']} (got {value}).") from None
+    return noun
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:

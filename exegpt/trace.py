@@ -158,7 +158,8 @@ def _date(value: Any) -> float:
             value = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
         except ValueError:
             return math.nan
-    return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+    moment: datetime = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+    return moment.timestamp()
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
