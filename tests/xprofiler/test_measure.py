@@ -1,4 +1,4 @@
-"""Measuring a tiny model's layers: every point is there, an interruption costs nothing, and the store finds it again."""
+"""Measuring a tiny model's layers: every point is there, an interruption costs nothing, and it is found again."""
 
 import functools
 
