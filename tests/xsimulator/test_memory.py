@@ -1,0 +1,81 @@
+"""Memory: weights add up, and the reserved blocks are what a simulated crowd of queries holds."""
+
+import numpy as np
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.model import BYTES
+from exegpt.schedule import BLOCK_SIZE
+from exegpt.workload import Workload, task
+from xsimulator.allocation import tp_degrees, uniform_stages
+from xsimulator.memory import biased_reservation, reservation, stage_memory
+
+
+def blocks_of(inputs, outputs):
+    """Blocks that a decoder-only query holds: all that it may ever cache."""
+    return -(-(inputs + outputs - 1) // BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("encode_batch", [8, 40])
+@pytest.mark.parametrize(("name", "iterations"), [("S", 7), ("T", 13), ("G", 64), ("C1", 1)])
+def test_reserved_blocks_are_the_simulated_percentile(name, iterations, encode_batch):
+    workload, rng = task(name), np.random.default_rng(1)
+    phases = 20_000
+    n = phases * encode_batch
+    inputs, outputs = workload.input.sample(n, rng), workload.output.sample(n, rng)
+    stays = np.maximum(1, -(-(outputs - 1) // iterations))  # from its encoding to the end of its last phase
+    begin = np.repeat(np.arange(phases), encode_batch)
+    held = blocks_of(inputs, outputs)
+    change = np.bincount(begin, held, phases) - np.bincount(np.minimum(begin + stays, phases), held, phases + 1)[:-1]
+    resident = np.cumsum(change)[stays.max() :]
+    found = reservation(workload, iterations).quantile(encode_batch, np.inf)
+    assert found == pytest.approx(np.quantile(resident, 0.999), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["S", "T"])
+def test_iteration_levels_residents_are_length_biased(name):
+    """Slots that are refilled at once: whom one finds there has been drawn with the time it stays."""
+    workload, rng = task(name), np.random.default_rng(2)
+    slots, n = 32, 400
+    inputs, outputs = (law.sample(slots * n, rng).reshape(slots, n) for law in (workload.input, workload.output))
+    ends, held = np.cumsum(outputs, axis=1), blocks_of(inputs, outputs)
+    times = np.arange(2000, ends[:, -1].min())
+    resident = sum(held[s][np.searchsorted(ends[s], times, side="right")] for s in range(slots))
+    assert biased_reservation(workload).mean * slots == pytest.approx(resident.mean(), rel=0.01)
+    assert biased_reservation(workload).quantile(slots, slots) == pytest.approx(np.quantile(resident, 0.999), rel=0.03)
+
+
+def test_never_more_than_everybody_at_the_longest():
+    workload = task("T")
+    longest = blocks_of(workload.input.max, workload.output.max)
+    for resident in range(1, 6):
+        assert longest <= biased_reservation(workload).quantile(resident, resident) <= resident * longest
+
+
+def test_certain_lengths_are_reserved_exactly_but_for_the_blocks_end():
+    """Half a block is the mean of what a last block leaves empty."""
+    need = reservation(Workload.fixed(33, 16), None)
+    assert need.longest == 3
+    assert need.mean == pytest.approx((33 + 15 + 7.5) / 16)
+
+
+@pytest.mark.parametrize("name", ["opt-13b", "llama-3.1-8b", "gpt2"])
+def test_stages_hold_the_models_weights_together(name):
+    model, cluster = builtin_model(name), parse_cluster("4xA40")
+    for tp in tp_degrees(model, cluster):
+        stages = uniform_stages(model, cluster, tp)
+        ends = [(i == 0, i == len(stages) - 1) for i in range(len(stages))]
+        total = sum(
+            stage_memory(model, cluster, s, "fp16", "fp16", 0, end).weights * tp
+            for s, end in zip(stages, ends, strict=True)
+        )
+        twice = model.vocab * model.hidden if model.tied_embeddings and len(stages) > 1 else 0
+        assert total == pytest.approx((model.parameters + twice) * BYTES["fp16"])
+
+
+def test_blocks_fill_what_is_left():
+    model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
+    memory = stage_memory(model, cluster, uniform_stages(model, cluster, 4)[0], "fp16", "fp16", 4096, (True, True))
+    assert memory.bytes(memory.blocks) <= memory.usable < memory.bytes(memory.blocks + 1)
+    assert memory.block == BLOCK_SIZE * model.layers * model.kv_bytes(4)
