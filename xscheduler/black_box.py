@@ -1,5 +1,7 @@
 """Optuna's black-box search, the alternative that the paper names: it knows nothing of monotonicity."""
 
+import warnings
+
 from xscheduler.space import Incumbent, Space
 
 
@@ -18,12 +20,12 @@ def black_box(spaces: list[Space], incumbent: Incumbent, trials: int = 200, seed
         incumbent.offer(space, point)
         found = space.at(point)
         excess = [f - c.limit for f, c in zip(found.figures, space.constraints, strict=True)]
-        trial.set_user_attr("excess", [max(min(e, 1e30), -1e30) for e in excess] + [0.0] * (_MOST - len(excess)))
+        trial.set_user_attr("excess", [max(min(e, 1e30), -1e30) for e in excess] + [0.0] * (most - len(excess)))
         return found.throughput
 
-    _MOST = max(len(space.constraints) for space in spaces)
-    sampler = optuna.samplers.TPESampler(
-        seed=seed, multivariate=False, constraints_func=lambda trial: trial.user_attrs["excess"]
-    )
+    most = max(len(space.constraints) for space in spaces)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Optuna 5 names another way, which Optuna 4 doesn't have
+        sampler = optuna.samplers.TPESampler(seed=seed, constraints_func=lambda trial: trial.user_attrs["excess"])
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(objective, n_trials=min(trials, sum(space.size for space in spaces)))
