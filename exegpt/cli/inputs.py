@@ -170,7 +170,7 @@ def with_profile(setting: Setting, profile: Profile, which: str) -> Setting:
 
 def set_threads(threads: int | None) -> None:
     """Use so many processor threads; None leaves torch's own choice, one per core."""
-    import torch
-
     if threads is not None:
+        import torch
+
         torch.set_num_threads(threads)

@@ -29,6 +29,7 @@ def simulate(
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     dtype: options.DTYPE = None,
     columns: options.COLUMNS = None,
+    threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
     """What a schedule, or a running engine's settings, will give: throughput, latencies, memory, what happens when.
@@ -41,6 +42,7 @@ def simulate(
     from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)
+    inputs.set_threads(threads)
     if schedule:
         given = inputs.read_schedule(schedule)
         found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)

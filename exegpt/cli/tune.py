@@ -31,6 +31,7 @@ def tune(
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
     columns: options.COLUMNS = None,
+    threads: options.THREADS = None,
     rate: options.RATE = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,
     export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
@@ -49,6 +50,7 @@ def tune(
 
     output.check_output(out)
     output.check_output(report)
+    inputs.set_threads(threads)
     bounds = [parse_duration(part) for part in latency_bound.split(",")]
     inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
     inputs.check_choice(export or "vllm", ENGINES, "--export")
