@@ -3,6 +3,8 @@
 Measured as the remainder of whole decoding iterations of the engine over the sum of their separately timed parts.
 """
 
+import itertools
+
 import numpy as np
 
 from exegpt.cluster import local_cluster
@@ -38,7 +40,7 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
     parts = parts + degree.embedding(batch) + degree.head(batch)
     remainder = np.array([span.end_s - span.start_s for span in decoding]) - parts
     # From the end of one iteration to the start of the next the engine books results.
-    gaps = [b.start_s - a.end_s for a, b in zip(decoding, decoding[1:], strict=False)]
+    gaps = [b.start_s - a.end_s for a, b in itertools.pairwise(decoding)]
     median = float(np.median(remainder) + (np.median(gaps) if gaps else 0.0))
     low, high = np.percentile(remainder, [25, 75])
     return Timing(max(0.0, median), float((high - low) / max(abs(median), 1e-9)))

@@ -14,6 +14,7 @@ import torch
 from exegpt.cluster import local_cluster
 from exegpt.kernels.kv_write import kv_write
 from exegpt.models import Model, load_model
+from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
 from xprofiler import machine, store
@@ -22,7 +23,7 @@ from xprofiler.engine_overhead import measure_overhead
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import timed
 
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 _PROMPTS = (1, 4, 16, 64)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -54,31 +55,14 @@ def grids(context: int) -> dict[str, Grid]:
 def measure(model: Model, recorder: Recorder) -> Profile:
     """Time every point of the model's grids and compile the Profile of one device."""
     points = grids(model.spec.context)
-    probe = AttentionProbe(model.spec, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1])
-    calls: dict[str, Callable[..., Callable[[], object]]] = {
-        "rest": lambda tokens: _layers(model, tokens),
-        "embedding": lambda tokens: _embedding(model, tokens),
-        "head": lambda rows: _head(model, rows),
-        "encode_attention": lambda batch, length: probe.call(batch, length, 0),
-        "chunk_attention": lambda chunk, past: probe.call(1, chunk, past),
-        "decode_attention": lambda batch, context: probe.call(batch, 1, context - 1),
-    }
-    for name, call in calls.items():
-        for at in itertools.product(*points[name].points):
-            recorder.record(name, at, lambda call=call, at=at: timed(call(*at)))
-    del probe
-    tables = {name: recorder.compiled(points[name], len(model.layers) if name == "rest" else 1) for name in calls}
-    degree = DegreeTables(
-        tp=1,
-        decoder=LayerTables(
-            rest=tables["rest"],
-            encode_attention=tables["encode_attention"],
-            chunk_attention=tables["chunk_attention"],
-            decode_attention=tables["decode_attention"],
-        ),
-        embedding=tables["embedding"],
-        head=tables["head"],
+    tables = _parts(model, recorder, points)
+    layer = LayerTables(
+        rest=tables["rest"],
+        encode_attention=tables["encode_attention"],
+        chunk_attention=tables["chunk_attention"],
+        decode_attention=tables["decode_attention"],
     )
+    degree = DegreeTables(tp=1, decoder=layer, embedding=tables["embedding"], head=tables["head"])
     for (batch,) in itertools.product(*points["overhead"].points):
         recorder.record("overhead", (batch,), lambda batch=batch: measure_overhead(model, degree, batch))
     local = Table(("bytes",), ((1.0,),), (0.0,))  # one device sends nothing
@@ -94,6 +78,25 @@ def measure(model: Model, recorder: Recorder) -> Profile:
         send_between_nodes=local,
         provenance=machine.provenance(),
     )
+
+
+def _parts(model: Model, recorder: Recorder, points: dict[str, Grid]) -> dict[str, Table]:
+    """The tables of everything but the engine's overhead. The attention probe's pool is free again at the end."""
+    probe = AttentionProbe(
+        model.spec, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], torch_dtype(model.dtype)
+    )
+    calls: dict[str, Callable[..., Callable[[], object]]] = {
+        "rest": lambda tokens: _layers(model, tokens),
+        "embedding": lambda tokens: _embedding(model, tokens),
+        "head": lambda rows: _head(model, rows),
+        "encode_attention": lambda batch, length: probe.call(batch, length, 0),
+        "chunk_attention": lambda chunk, past: probe.call(1, chunk, past),
+        "decode_attention": lambda batch, context: probe.call(batch, 1, context - 1),
+    }
+    for name, call in calls.items():
+        for at in itertools.product(*points[name].points):
+            recorder.record(name, at, lambda call=call, at=at: timed(call(*at)))
+    return {name: recorder.compiled(points[name], len(model.layers) if name == "rest" else 1) for name in calls}
 
 
 def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progress | None = None) -> Profile:
@@ -113,7 +116,7 @@ def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progre
 
 def _layers(model: Model, tokens: int) -> Callable[[], object]:
     """All layers but for their attention kernel, on `tokens` tokens."""
-    x = torch.randn(tokens, model.spec.hidden, dtype=model.ends.embed(*_ids(model, 1)).dtype)
+    x = torch.randn(tokens, model.spec.hidden, dtype=torch_dtype(model.dtype))
     _, positions = _ids(model, tokens)
     blocks = -(-tokens // BLOCK_SIZE)
     cache = model.new_cache(blocks, BLOCK_SIZE)
@@ -143,5 +146,5 @@ def _embedding(model: Model, tokens: int) -> Callable[[], object]:
 
 def _head(model: Model, rows: int) -> Callable[[], object]:
     """Final norm, head and sampling; every layer's weights have passed through the caches in between."""
-    x = torch.randn(rows, model.spec.hidden, dtype=model.ends.embed(*_ids(model, 1)).dtype)
+    x = torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))
     return lambda: model.sample(x)

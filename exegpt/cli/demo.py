@@ -53,7 +53,7 @@ def demo(
     inputs.set_threads(threads)
     asked_bound = parse_duration(latency_bound) if latency_bound else None
     directory.mkdir(parents=True, exist_ok=True)
-    model = _model(directory, seed)
+    model = create_demo_model(directory, seed)
     setting = _setting(model, trace or workload or "T", columns)
     frontier = _frontier(setting)
     bound_s = asked_bound or _third(frontier)
@@ -80,7 +80,7 @@ def demo(
     return 0
 
 
-def _model(directory: Path, seed: int) -> Path:
+def create_demo_model(directory: Path, seed: int) -> Path:
     """The demo's model, made unless an earlier demo has made it."""
     from exegpt.cli import output
     from exegpt.models.create import create_model
