@@ -102,10 +102,11 @@ def resident_tokens(workload: Workload, steady: SteadyState, encode_batch: int) 
 
 def cornish_fisher(mean: Array, variance: Array, third: Array) -> Array:
     """The 99.9th percentile of a law with this mean, variance and third central moment."""
-    deviation = np.sqrt(np.maximum(variance, 1e-300))
-    skewness = np.where(variance > 0, third / deviation**3, 0.0)
-    quantile: Array = mean + deviation * (_Z + (_Z**2 - 1) / 6 * skewness)
-    return np.where(variance > 0, quantile, mean)
+    deviation = np.sqrt(np.maximum(variance, 0.0))
+    random = variance > 1e-12 * mean**2  # what is less is rounding
+    skewed = np.divide(third, variance, out=np.zeros_like(variance), where=random)  # deviation · skewness
+    quantile: Array = mean + deviation * _Z + (_Z**2 - 1) / 6 * skewed
+    return quantile
 
 
 def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:

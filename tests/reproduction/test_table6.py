@@ -1,6 +1,6 @@
-"""The paper's Table 6: OPT-13B on four A40, task S, at the schedules that the paper states, counted its way.
+"""What the paper measured with OPT-13B on four A40s, task S: RRA's rows of Table 6, and Table 7's phases.
 
-The device is a plain roofline, so the figures are expected within 10 % (spec section 7), not equal.
+The roofline knows no kernel, so the paper's figures are held to 10 % (spec section 7).
 """
 
 import pytest
@@ -18,6 +18,8 @@ from xsimulator.scenario import Scenario
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")
 PROFILE = roofline_profile(OPT, A40)
+ROWS = [(52, 13), (49, 7)]
+"""(B_E, N_D) of the table's RRA schedules, T_P = 4."""
 
 
 def opt_schedule(encode_batch, decode_iterations):
@@ -35,30 +37,37 @@ def opt_schedule(encode_batch, decode_iterations):
     )
 
 
-@pytest.mark.parametrize(
-    ("encode_batch", "decode_iterations", "latency_s", "throughput_seq_s"),
-    [(52, 13, 10.23, 25.23), (49, 7, 16.87, 26.15)],
-)
-def test_rra_at_the_papers_schedules(encode_batch, decode_iterations, latency_s, throughput_seq_s):
-    made = opt_schedule(encode_batch, decode_iterations)
-    found = estimate(made, PROFILE, steady_state="paper", variation=False)
+@pytest.mark.parametrize(("row", "latency_s", "throughput_seq_s"), [(ROWS[0], 10.23, 25.23), (ROWS[1], 16.87, 26.15)])
+def test_table_6_rra(row, latency_s, throughput_seq_s):
+    found = estimate(opt_schedule(*row), PROFILE, steady_state="paper", variation=False)
     assert found.latency_s == pytest.approx(latency_s, rel=0.10)
     assert found.throughput_seq_s == pytest.approx(throughput_seq_s, rel=0.10)
-    # Its latency leaves out queueing: all its phases less the last one's unused tail.
+    assert found.feasible
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_papers_latency_is_its_phases_less_the_unused_tail(row):
+    """Latency = ceil(63 / N_D) · B_E / throughput but for the last phase's unused iterations (spec section 7)."""
+    scenario = Scenario.of(opt_schedule(*row), PROFILE, None, "paper", False)
+    times, found = rra.phase(scenario, *row), rra.estimate(scenario, *row)
+    encode_batch, decode_iterations = row
     phases = -(-63 // decode_iterations)
-    period = encode_batch / found.throughput_seq_s
-    assert (phases - 1) * period < found.latency_s <= phases * period
+    unused = times.decoded[-1] - times.decoded[62 % decode_iterations]
+    assert found.latency_s == pytest.approx(phases * encode_batch / found.throughput_seq_s - unused)
 
 
-def test_variation_adds_what_section_5_says():
-    made = opt_schedule(52, 13)
-    plain, careful = (estimate(made, PROFILE, variation=v).latency_s for v in (False, True))
+def test_table_7_phases():
+    """Encoding takes 1.68 s, a decoding iteration 0.038 s (Table 7 doesn't say under which of the two schedules)."""
+    times = [rra.phase(Scenario.of(opt_schedule(*row), PROFILE, None, "paper", False), *row) for row in ROWS]
+    for phase in times:
+        assert phase.encoded == pytest.approx(1.68, rel=0.10)
+    rare, often = ((p.decoded[-1] - p.encoded) / len(p.decoded) for p in times)
+    assert rare < 0.038 < often
+    assert often / rare < 1.5
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_variation_adds_five_to_six_percent(row):
+    """Spec section 5, under the law of section 2."""
+    plain, careful = (estimate(opt_schedule(*row), PROFILE, variation=v).latency_s for v in (False, True))
     assert 0.045 < careful / plain - 1 < 0.065
-
-
-def test_table_7s_phases():
-    """Encoding 1.68 s, a decoding iteration 0.038 s; the roofline's kernels are no slower than real ones."""
-    scenario = Scenario.of(opt_schedule(52, 13), PROFILE, None, "paper", False)
-    times = rra.phase(scenario, 52, 13)
-    assert times.encoded == pytest.approx(1.68, rel=0.15)
-    assert (times.decoded[-1] - times.encoded) / 13 <= 0.038
