@@ -130,11 +130,11 @@ def _candidates(
         default=None,
     )
 
+    usable = scenario.cluster.device.memory_bytes * scenario.cluster.memory_fraction
+
     def simulate(values: tuple[int, ...]) -> Evaluation:
         found = estimate(values)
-        need = blocks(values)
-        fit = min(m.blocks for m in scenario.memory(scenario.workload.input.mean * values[0]))
-        memory = need / fit if fit > 0 else float("inf")
+        memory = max(found.memory_bytes) / usable
         beyond = resident(values) / widest if widest else 0.0
         return Evaluation(found.throughput_tok_s, (memory, beyond, *limits.figures(found)), "; ".join(found.violations))
 

@@ -1,0 +1,174 @@
+"""Tuning: the bound is kept, the oracle agrees, every policy is answered for, and the answer can be run."""
+
+import functools
+import math
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.document import from_dict, to_dict
+from exegpt.errors import InputError
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload, task
+from tests.exegpt.nouns import MODEL, profile
+from xprofiler.roofline import roofline_profile
+from xscheduler.tune import POLICIES, tune
+from xsimulator import estimate
+from xsimulator.replay import replay
+
+OPT = builtin_model("opt-13b")
+A40 = parse_cluster("4xA40")
+ROOFLINE = roofline_profile(OPT, A40)
+ONE = parse_cluster("1xA40")
+SHORT = Workload.from_requests("short", task("S").scaled_to(64)[0].draw(200, seed=3)).laws
+
+
+@functools.cache
+def answer(bound_s=5.9, name="S", **how):
+    return tune(OPT, A40, task(name), ROOFLINE, latency_bound_s=bound_s, **how)
+
+
+@pytest.mark.parametrize("bound_s", [2.0, 5.9, 20.0, None])
+def test_every_schedule_keeps_its_bound_and_is_what_it_says(bound_s):
+    found = answer(bound_s)
+    assert [a.policy for a in found.alternatives] == list(POLICIES)
+    for other in found.alternatives:
+        assert other.schedule and other.estimate, other
+        assert other.schedule.policy == other.policy
+        assert other.schedule.latency_bound_s == bound_s
+        assert other.estimate.feasible
+        if bound_s is not None:
+            assert other.estimate.latency_s <= bound_s
+        again = estimate(other.schedule, ROOFLINE)
+        assert again.latency_s == pytest.approx(other.estimate.latency_s)
+        assert again.throughput_tok_s == pytest.approx(other.estimate.throughput_tok_s)
+        assert max(again.memory_bytes) <= A40.device.memory_bytes * A40.memory_fraction
+        assert from_dict(Schedule, to_dict(other.schedule), "a schedule") == other.schedule
+    best = max(a.estimate.throughput_tok_s for a in found.alternatives)
+    assert found.estimate.throughput_tok_s == best
+    assert [a.reason for a in found.alternatives].count("the best") == 1
+
+
+def test_a_looser_bound_is_never_slower():
+    reached = [answer(bound).estimate.throughput_tok_s for bound in (2.0, 5.9, 20.0, None)]
+    assert reached == sorted(reached)
+
+
+@pytest.mark.parametrize("fixed", [{"encode_batch": 1}, {"encode_batch": 4}, {"encode_batch": 9}])
+@pytest.mark.parametrize("bound_s", [0.05, 0.1, 0.4])
+def test_agrees_with_the_exhaustive_search(bound_s, fixed):
+    """Along one variable of a small workload, every value of which can be simulated."""
+    bnb, oracle = (
+        tune(
+            MODEL,
+            ONE,
+            SHORT,
+            profile(),
+            latency_bound_s=bound_s,
+            policies=("rra", "static"),
+            fixed=fixed,
+            method=method,
+        )
+        for method in ("bnb", "exhaustive")
+    )
+    for a, b in zip(bnb.alternatives, oracle.alternatives, strict=True):
+        assert (a.estimate is None) == (b.estimate is None)
+        if a.estimate:
+            assert a.estimate.throughput_tok_s >= 0.99 * b.estimate.throughput_tok_s
+    assert bnb.search.evaluations <= oracle.search.evaluations == oracle.search.space
+
+
+def test_a_bound_that_nothing_meets_names_the_lowest_latency():
+    found = answer(0.2)
+    assert found.schedule is None
+    assert found.estimate is None
+    assert found.lowest_latency_s > 0.2
+    for other in found.alternatives:
+        assert other.schedule is None
+        assert "above the bound of 0.2 s" in other.reason
+    met = answer(found.lowest_latency_s)
+    assert met.estimate.latency_s == pytest.approx(found.lowest_latency_s)
+    assert answer(found.lowest_latency_s * (1 - 1e-9)).schedule is None
+
+
+def test_a_model_too_large_for_the_devices_says_so():
+    tiny = ClusterSpec("tiny", 1, 1, A40.device, A40.intra, A40.inter, memory_fraction=0.3)
+    found = tune(OPT, tiny, task("S"), roofline_profile(OPT, tiny))
+    assert found.schedule is None
+    assert found.lowest_latency_s is None
+    assert all("memory" in a.reason for a in found.alternatives)
+
+
+@pytest.mark.parametrize(("bound", "value"), [("ttft_s", 0.3), ("tpot_s", 0.03)])
+def test_first_token_and_per_token_bounds_hold(bound, value):
+    found = answer(None, **{bound: value})
+    key = bound.replace("_s", "_p99_s")
+    assert found.schedule
+    for other in found.alternatives:
+        if other.estimate:
+            assert getattr(other.estimate, key) <= value
+    assert found.estimate.throughput_tok_s < answer(None).estimate.throughput_tok_s
+
+
+def test_what_limits_is_named():
+    assert {a.estimate.binding for a in answer(5.9).alternatives} & {"latency"}
+    assert "memory" in {a.estimate.binding for a in answer(None).alternatives}
+
+
+def test_variables_can_be_fixed_by_hand():
+    found = answer(20.0, policies=("rra",), fixed=FrozenDict(decode_iterations=7, tp_degree=4))
+    assert found.schedule.decode_iterations == 7
+    assert found.schedule.tp_degree == 4
+    assert found.estimate.throughput_tok_s <= answer(20.0, policies=("rra",)).estimate.throughput_tok_s
+
+
+class FrozenDict(dict):
+    """A dict that a cache can have as its key."""
+
+    def __hash__(self):
+        return hash(tuple(sorted(self.items())))
+
+
+def test_sequences_decoded_at_once_can_be_capped():
+    for other in answer(None, most_resident=20).alternatives:
+        s = other.schedule
+        assert max(s.encode_batch or 0, s.decode_batch or 0, s.max_num_seqs or 0) <= 20
+
+
+def test_a_measured_profile_is_not_trusted_beyond_its_batches():
+    widest = profile().degrees[0].decoder.decode_attention.points[0][-1]
+    found = tune(MODEL, ONE, SHORT, profile(), policies=("orca",))
+    assert found.schedule.max_num_seqs <= widest
+
+
+def test_the_winner_runs_as_predicted():
+    """The schedule as the scheduler wrote it, its own KV blocks included, over requests of its own workload."""
+    found = answer(5.9)
+    workload = task("S")
+    for other in found.alternatives:
+        run = replay(other.schedule, ROOFLINE, workload.draw(30, seed=2))
+        assert len(run.served) == 30
+        slowest = max(s.finish_s - s.start_s for s in run.served)
+        assert slowest <= 5.9 * workload.output.max / workload.p99_output
+
+
+def test_bad_requests_are_refused_in_a_sentence():
+    with pytest.raises(InputError, match="waa-c"):
+        answer(policies=("waa-c",))
+    with pytest.raises(InputError, match="micro_batches can't be fixed"):
+        answer(fixed=FrozenDict(micro_batches=2))
+    with pytest.raises(InputError, match="fixed to 0"):
+        answer(fixed=FrozenDict(encode_batch=0))
+    with pytest.raises(InputError, match="encoder-decoder"):
+        tune(builtin_model("t5-11b"), A40, task("S"), ROOFLINE)
+    with pytest.raises(InputError, match="search method"):
+        answer(method="guess")
+
+
+def test_optuna_is_feasible_and_not_better():
+    found = answer(5.9, policies=("static",), method="optuna")
+    assert found.estimate.latency_s <= 5.9
+    oracle = answer(5.9, policies=("static",), method="bnb")
+    assert found.estimate.throughput_tok_s <= oracle.estimate.throughput_tok_s
+    assert math.isfinite(found.search.seconds)
