@@ -34,5 +34,7 @@ class Estimate(Noun):
     """What keeps the throughput from being higher."""
     feasible: bool = True
     violations: tuple[str, ...] = ()
+    latency_tail_s: float | None = None
+    """Of the 99.9th percentile of output lengths, which a run's own figure for its longest requests comes close to."""
     extrapolated: tuple[str, ...] = ()
     """Tables of the profile that were asked outside their grid."""

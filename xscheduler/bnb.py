@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 
 from xscheduler.space import Incumbent, Point, Space
 
@@ -24,10 +25,11 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
         if _excluded(space, box, tolerance):
             return
         incumbent.offer(space, high)
-        if low == high or (tolerance == 0 and _all_within(space, box)):
+        bound = math.inf if _uncertain(space, box) else space.at(high).throughput
+        if low == high or (tolerance == 0 and math.isfinite(bound) and _all_within(space, box)):
             return  # nothing in the box is better than its highest corner
         incumbent.offer(space, low)
-        heapq.heappush(queue, (-space.at(high).throughput, next(order), space, box))
+        heapq.heappush(queue, (-bound, next(order), space, box))
 
     for space in spaces:
         add(space, (space.lowest, space.highest))
@@ -39,6 +41,11 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
             continue
         for half in _split(space, box, incumbent):
             add(space, half)
+
+
+def _uncertain(space: Space, box: Box) -> list[int]:
+    """The variables that the box spans along which throughput can't be trusted to rise."""
+    return [k for k, v in enumerate(space.variables) if not v.throughput_rises and box[0][k] < box[1][k]]
 
 
 def _corner(space: Space, box: Box, constraint: int, highest: bool) -> Point:
@@ -67,10 +74,10 @@ def _all_within(space: Space, box: Box) -> bool:
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:
     """Cut the box in two across the variable that the paper's heuristic picks: among the highest corner's neighbours
     along an edge, each with one variable at its lowest, the feasible one with the highest throughput; the longest side
-    where none is feasible.
+    where none is feasible. Variables along which throughput isn't trusted come first.
     """
     low, high = box
-    sides = [k for k in range(len(low)) if high[k] > low[k]]
+    sides = _uncertain(space, box)[:1] or [k for k in range(len(low)) if high[k] > low[k]]
     best, axis = 0.0, max(sides, key=lambda k: high[k] - low[k])
     if len(sides) > 1:
         for k in sides:

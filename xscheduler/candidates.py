@@ -22,6 +22,8 @@ class Limits:
     """What a schedule must keep to; None: no bound."""
 
     latency_s: float | None = None
+    tail: bool = False
+    """Whether `latency_s` holds for the 99.9th percentile of output lengths too."""
     ttft_s: float | None = None
     """On the 99th percentile."""
     tpot_s: float | None = None
@@ -36,10 +38,14 @@ class Limits:
         made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
         return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
 
+    def latency(self, estimate: Estimate) -> float | None:
+        """The latency of an estimate that `latency_s` bounds."""
+        return estimate.latency_tail_s if self.tail else estimate.latency_s
+
     def figures(self, estimate: Estimate) -> tuple[float, ...]:
         """An estimate's figures in the order of the latency constraints."""
         pairs = (
-            (self.latency_s, estimate.latency_s),
+            (self.latency_s, self.latency(estimate)),
             (self.ttft_s, estimate.ttft_p99_s),
             (self.tpot_s, estimate.tpot_p99_s),
         )

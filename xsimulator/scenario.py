@@ -151,8 +151,9 @@ class Scenario:
             violations.append(f"memory: {blocks} KV blocks are needed, {max(fit, 0)} fit beside the weights")
         length = self.workload.p99_output if self.bound == "p99-length" else output.quantile(0.99)
         sigmas = SIGMAS if self.variation else 0.0
-        life = lifetime(np.array([length, output.quantile(0.5), output.quantile(0.99)], dtype=np.float64))
-        bounded, _, p99 = life.seconds + sigmas * life.deviation
+        lengths = [length, output.quantile(0.5), output.quantile(0.99), max(length, output.quantile(0.999))]
+        life = lifetime(np.array(lengths, dtype=np.float64))
+        bounded, _, p99, tail = life.seconds + sigmas * life.deviation
         first, first_deviation = first_token
         tpot, tpot_p99 = self._per_token(lifetime, first)
         ranks = [i for i, stage in enumerate(self.stages) for _ in stage.devices]
@@ -160,6 +161,7 @@ class Scenario:
             throughput_seq_s=throughput,
             throughput_tok_s=throughput * output.mean,
             latency_s=float(bounded),
+            latency_tail_s=float(tail),
             latency_p50_s=float(life.seconds[1]),
             latency_p99_s=float(p99),
             ttft_s=first,

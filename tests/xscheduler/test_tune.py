@@ -88,7 +88,7 @@ def test_a_bound_that_nothing_meets_names_the_lowest_latency():
         assert other.schedule is None
         assert "above the bound of 0.2 s" in other.reason
     met = answer(found.lowest_latency_s)
-    assert met.estimate.latency_s == pytest.approx(found.lowest_latency_s)
+    assert met.estimate.latency_tail_s == pytest.approx(found.lowest_latency_s)
     assert answer(found.lowest_latency_s * (1 - 1e-9)).schedule is None
 
 
@@ -172,3 +172,11 @@ def test_optuna_is_feasible_and_not_better():
     oracle = answer(5.9, policies=("static",), method="bnb")
     assert found.estimate.throughput_tok_s <= oracle.estimate.throughput_tok_s
     assert math.isfinite(found.search.seconds)
+
+
+def test_a_bound_holds_for_the_longest_requests_too_unless_asked_otherwise():
+    with_tail = answer(3.1, policies=("rra",))
+    without = answer(3.1, policies=("rra",), tail=False)
+    assert with_tail.estimate.latency_s <= with_tail.estimate.latency_tail_s <= 3.1
+    assert without.estimate.latency_s <= 3.1 < without.estimate.latency_tail_s
+    assert without.estimate.throughput_tok_s > with_tail.estimate.throughput_tok_s
