@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
+from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import profile, schedule
 from xsimulator.replay import replay
@@ -82,3 +84,19 @@ def test_everybody_is_served_once_and_in_time(policy, requests, kv_blocks):
     if policy != "static":  # every token computed is a prompt's or the next of an output
         assert sum(span.tokens for span in spans) == sum(r.input + r.output - 1 for r in requests)
     assert [s.finish_s for s in run.served] == sorted(s.finish_s for s in run.served)
+
+
+def test_a_pipeline_works_on_several_micro_batches_at_once():
+    """Stages overlap, each does one piece at a time, and no token is begun before its predecessor is out."""
+    stages = tuple(Stage((i,), 1, "both", None, (4 * i, 4 * i + 4)) for i in range(3))
+    made = schedule("orca", stages=stages, cluster=parse_cluster("3xA40"), max_num_seqs=9, prefills_per_step=3)
+    run = replay(made, PROFILE, [RequestLengths(30 + i, 12) for i in range(30)])
+    assert sorted(s.index for s in run.served) == list(range(30))
+    begun = {}
+    for span in run.timeline.spans:
+        assert span.start_s >= begun.get(span.stage, 0.0) - 1e-12  # a stage does one piece at a time
+        begun[span.stage] = span.end_s
+    for micro_batch in range(3):
+        own = [span for span in run.timeline.spans if span.micro_batch == micro_batch]
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in itertools.pairwise(own))
+    assert sum(run.estimate.utilisation) > 1.8
