@@ -14,8 +14,9 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
     """The best feasible point of all spaces, left in `incumbent`.
 
     `tolerance` is the share by which neighbours may break monotonicity: a box is kept while its bounds are within it.
-    The paper's listing loops on boxes of one point and never tries a lowest corner: here both are settled when a box
-    is made.
+    Along a variable whose throughput isn't trusted to rise, boxes are cut to single values first, pruned by their
+    constraints alone. The paper's listing loops on boxes of one point and never tries a lowest corner: here both are
+    settled when a box is made.
     """
     queue: list[tuple[float, int, Space, Box]] = []
     order = itertools.count()

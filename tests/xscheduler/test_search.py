@@ -1,5 +1,8 @@
 """Branch and bound against its oracle, the exhaustive search, on spaces that are monotone, nearly so, or odd."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +62,22 @@ def test_tolerance_makes_up_for_noise():
     assert len(shares) > 20
     assert min(shares) >= 0.99
     assert max(shares) <= 1.0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_exact_where_throughput_does_not_rise_along_a_variable_that_says_so(seed):
+    """As along N_D on a pipeline: throughput rises along all variables but the last, where its order is shuffled."""
+
+    def make():
+        space = random_space(seed, (20, 300))
+        inner, *others, last = space.simulate, *space.variables
+        shuffled = np.random.default_rng(seed).permutation(len(last.values))
+        space.variables = (*others, replace(last, throughput_rises=False))
+        space.simulate = lambda at: replace(inner(at), throughput=inner((*at[:-1], int(shuffled[at[-1]]))).throughput)
+        return space
+
+    found, oracle = best(make)
+    assert found.throughput == oracle.throughput
 
 
 def test_a_single_point_is_an_answer_where_it_is_feasible():
