@@ -1,10 +1,12 @@
 """The spaces of each policy: which control variables it has, how they are oriented, and the Schedule of a point."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from exegpt.estimate import Estimate
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
+from exegpt.workload import LengthDistribution
 from xscheduler.space import Constraint, Evaluation, Space, Variable
 from xsimulator.policies import chunked, iterations, orca, rra, static
 from xsimulator.scenario import Scenario
@@ -61,9 +63,19 @@ class Candidates(Space):
     schedule: Callable[[tuple[int, ...]], Schedule] | None = None
 
 
+def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, ...]:
+    """Values of N_D that are looked at, falling: all up to 64, beyond that steps of 3 % and the least N_D that brings
+    a query of the bound's length through in j phases, for every j.
+    """
+    counts = {*range(1, 65), output.max}
+    counts.update(int(64 * 1.03**k) for k in range(1, math.ceil(math.log(max(output.max, 65) / 64, 1.03))))
+    for length in (p99_output, output.quantile(0.999)):
+        counts.update(-(-(length - 1) // phases) for phases in range(1, length // 64 + 1))
+    return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
+
+
 def spaces(policy: str, scenario: Scenario, limits: Limits, fixed: dict[str, int]) -> list[Candidates]:
     """The spaces of a policy in a scenario; `fixed` variables have the one value given."""
-    output = scenario.workload.output.max
 
     def ascending(name: str, most: int) -> Variable:
         return Variable(name, (fixed[name],) if name in fixed else tuple(range(1, most + 1)))
@@ -72,13 +84,17 @@ def spaces(policy: str, scenario: Scenario, limits: Limits, fixed: dict[str, int
         return (fixed[name],) if name in fixed else values
 
     if policy == "rra":
-        falling = (fixed["decode_iterations"],) if "decode_iterations" in fixed else tuple(range(output, 0, -1))
+        falling = enumerated(
+            "decode_iterations", iteration_counts(scenario.workload.output, scenario.workload.p99_output)
+        )
+        # A pipeline drains at a phase's end, which weighs most where phases are short; measured times are not smooth.
+        smooth = len(scenario.stages) == 1 and scenario.profile.source != "measured"
         return [
             _candidates(
                 policy,
                 scenario,
                 limits,
-                (ascending("encode_batch", MOST), Variable("decode_iterations", falling)),
+                (ascending("encode_batch", MOST), Variable("decode_iterations", falling, smooth)),
                 lambda v: rra.estimate(scenario, *v),
                 lambda v: rra.blocks(scenario, *v),
                 lambda v: rra.decode_batch(scenario, *v),
