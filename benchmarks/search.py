@@ -103,7 +103,7 @@ def tabulated(name: str, scenario: Scenario) -> list[Space]:
 
 def _shortened(variable: Variable) -> Variable:
     most = ITERATIONS if variable.name == "decode_iterations" else MOST
-    return Variable(variable.name, tuple(v for v in variable.values if v <= most))
+    return replace(variable, values=tuple(v for v in variable.values if v <= most))
 
 
 def under(bound_s: float, made: Sequence[Space]) -> list[Space]:
