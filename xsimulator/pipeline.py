@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+_PHASES = 200
+"""Phases after which the search for a cycle ends."""
+
 
 @dataclass(frozen=True)
 class PhaseTimes:
@@ -56,11 +59,20 @@ def _recurrence(
                     share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
                     ready = max(ready, ends[max(share, 0), stages - 1])
             starts[cell, s] = ready
-            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, s])
+            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, micro_batch, s])
             free[s] = ends[cell, s]
         if not is_encode:
             previous[micro_batch] = ends[cell, stages - 1]
     return starts, ends
+
+
+def _cycle(states: list[Array]) -> float | None:
+    """Seconds per phase once the pipeline's state is that of a few phases before, later by the same time everywhere."""
+    for back in range(1, min(len(states), 13)):
+        later = states[-1] - states[-1 - back]
+        if later.max() - later.min() <= 1e-9 * later.max():
+            return float(later.max()) / back
+    return None
 
 
 def phase_times(
@@ -73,24 +85,30 @@ def phase_times(
 ) -> PhaseTimes:
     """The steady phase of a pipeline.
 
-    `encode` [encoding micro-batches, stages] and `decode` [iterations, stages] are seconds per cell (one micro-batch on
-    one stage); `encode_send` and `decode_send` [iterations] the seconds between stages. With `repeats` the phase is
-    run until its period settles; without, once from an empty pipeline (its period is then its length).
+    `encode` [encoding micro-batches, stages] and `decode` [iterations, stages], or where micro-batches differ
+    [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `encode_send` and
+    `decode_send` [iterations] the seconds between stages. With `repeats` the phase is run until its period settles;
+    without, once from an empty pipeline (its period is then its length).
     """
     encode = np.ascontiguousarray(encode, dtype=np.float64)
-    decode = np.ascontiguousarray(decode, dtype=np.float64)
+    decode = np.asarray(decode, dtype=np.float64)
+    decode = np.ascontiguousarray(decode if decode.ndim == 3 else np.repeat(decode[:, None], micro_batches, axis=1))
     sends = np.zeros(len(decode)) if decode_send is None else np.ascontiguousarray(decode_send, dtype=np.float64)
     stages = encode.shape[1]
     free, previous = np.zeros(stages), np.zeros(micro_batches)
     starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
     period = float(ends.max())
-    if repeats:
-        begun: list[float] = [float(starts[0, 0])]
-        for _ in range(3 * stages + 3 if stages > 1 else 2):  # max-plus: periodic once the slowest circle dominates
-            starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
-            begun.append(float(starts[0, 0]))
-        back = min(len(begun) - 1, stages)
-        period = (begun[-1] - begun[-1 - back]) / back
+    states: list[Array] = []
+    while repeats and len(states) < _PHASES:
+        states.append(np.concatenate([free, previous]))
+        cycle = _cycle(states)
+        if cycle is not None:
+            period = cycle
+            break
+        starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
+    else:
+        if repeats:  # a very long cycle: the mean over the later half is close
+            period = float((states[-1] - states[_PHASES // 2]).max()) / (_PHASES - 1 - _PHASES // 2)
     origin = starts[0, 0]
     starts, ends = starts - origin, ends - origin
     encodes = len(encode)

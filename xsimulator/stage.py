@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 
 from exegpt.profile import DegreeTables, Profile, Table
 from exegpt.schedule import Schedule, Stage
@@ -61,6 +62,19 @@ class StageCost:
         tokens, p = token_totals(n, law)
         each = n[..., None]
         return self._common(tokens, each, each) @ p + self.encode_attention(n, law)
+
+    def encode_parts(self, batch: float, law: LengthDistribution, parts: int) -> Array:
+        """Expected seconds to encode `parts` micro-batches of `batch` prompts each, shortest first, [parts].
+
+        The longest of them holds up a pipeline: they lie at the quantiles of their total's normal law.
+        """
+        expected = self.encode(batch, law)
+        if parts == 1:
+            return expected[None]
+        at = ndtri((np.arange(parts) + 0.5) / parts)
+        seconds = self.encode_fixed(batch, np.maximum(law.mean + at * law.std / batch**0.5, law.s[0]))
+        scaled: Array = seconds * (expected / seconds.mean())
+        return scaled
 
     def encode_attention(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Expected seconds of attention, in all layers, for `batch` whole prompts with lengths of this law."""

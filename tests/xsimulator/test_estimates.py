@@ -89,6 +89,30 @@ def test_agrees_with_the_replay(name, policy, variables):
     )
 
 
+PIPELINES = [
+    ("S", "rra", rra_variables(8, 7)),
+    ("T", "rra", rra_variables(8, 7)),
+    ("C1", "rra", rra_variables(16, 32)),
+    ("S", "orca", {"max_num_seqs": 64, "prefills_per_step": 1}),
+    ("C1", "orca", {"max_num_seqs": 64, "prefills_per_step": 4}),
+    ("C1", "chunked", {"max_num_seqs": 32, "max_num_batched_tokens": 2048}),
+    ("T", "chunked", {"max_num_seqs": 64, "max_num_batched_tokens": 256}),
+    ("C1", "static", {"encode_batch": 50}),
+]
+
+
+@pytest.mark.parametrize(("name", "policy", "variables"), PIPELINES)
+def test_agrees_with_the_replay_on_a_pipeline(name, policy, variables):
+    """Two stages: long prompts hold up a micro-batch, and with it the others."""
+    requests, workload = requests_of(name)
+    made = opt_schedule(policy, workload, tp=2, **variables)
+    predicted = estimate(made, ROOFLINE, variation=False)
+    run = replay(made, ROOFLINE, requests)
+    measured = run.estimate.throughput_tok_s if policy == "static" else steady_tokens_s(run.served)
+    assert predicted.throughput_tok_s == pytest.approx(measured, rel=0.05)
+    assert predicted.tpot_s == pytest.approx(run.estimate.tpot_s, rel=0.2 if policy == "static" else 0.08)
+
+
 def test_enough_blocks_are_enough():
     """The pool that a schedule asks for throttles nobody: its throughput is that of an endless one."""
     requests, workload = requests_of("T")

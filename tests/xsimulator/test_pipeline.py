@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from xsimulator.pipeline import phase_times
@@ -95,7 +95,12 @@ def test_one_phase_is_what_the_events_say(pipeline):
         assert times.ends[cell, stage] == pytest.approx(end)
 
 
+LONG_CYCLE = (np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0.5], [1, 2, 1.5]]), np.array([[2.0, 1, 2]]), 3, 0.0, np.zeros(1))
+"""Repeats itself only after several phases."""
+
+
 @settings(max_examples=60)
+@example(LONG_CYCLE)
 @given(pipelines())
 def test_repeated_phases_have_the_period_of_a_long_simulation(pipeline):
     encode, decode, micro_batches, send, sends = pipeline

@@ -6,10 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Estimate
+from exegpt.workload import LengthDistribution
 from xsimulator.policies.iterations import Mixture, from_iterations
 from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
+
+
+def pieces_of(law: LengthDistribution, room: float) -> LengthDistribution:
+    """The tokens of one piece where prompts are cut after every `room` tokens."""
+    most = max(1, int(room))
+    full, rest = np.divmod(law.s, most)
+    weights = np.bincount(rest.astype(np.intp), weights=law.p, minlength=most + 1)
+    weights[0], weights[most] = 0.0, weights[most] + full @ law.p
+    lengths = np.flatnonzero(weights)
+    p = weights[lengths] / weights.sum()
+    return LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist()))
 
 
 def estimate(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) -> Estimate:
@@ -33,8 +45,9 @@ def estimate(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int)
     mixture = Mixture(
         weight=np.array([idle, share]),
         prompts=np.array([0.0, rate * pieces / share]),
-        prompt_tokens=np.array([0.0, rate * law.mean / share]),
         decoding=np.array([decoding, decoding]),
+        piece=pieces_of(law, room),
         prefill_iterations=pieces,
+        most_tokens=room,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

@@ -1,15 +1,22 @@
 """What iteration-level policies share: a steady state is a mixture of iterations, and a query lives through many."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Estimate
+from exegpt.workload import LengthDistribution
+from xsimulator.pipeline import phase_times
 from xsimulator.scenario import Lifetime, Scenario
+from xsimulator.stage import token_totals
 from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
+
+ROUNDS = 384
+"""Iterations that are followed through a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -20,74 +27,137 @@ class Mixture:
     """Share of the iterations; sums to 1."""
     prompts: Array
     """Prompts, or pieces, encoded."""
-    prompt_tokens: Array
     decoding: Array
     """Sequences decoded beside them."""
+    piece: LengthDistribution
+    """The tokens of one prompt, or piece, encoded."""
     prefill_iterations: float
     """Iterations that one prompt's encoding takes."""
+    most_tokens: float = math.inf
+    """Prompt tokens that an iteration takes at most; what is more waits for the next."""
 
 
-def iteration_seconds(scenario: Scenario, mixture: Mixture) -> Array:
-    """Seconds of each kind of iteration, [kinds, stages]."""
+@dataclass(frozen=True)
+class Rounds:
+    """Iterations in the steady state, seconds."""
+
+    mean: float
+    """From one token of a sequence to its next."""
+    deviation: float
+    first: float
+    """From the start of the iteration that encodes a prompt, or its last piece, to the first token."""
+    first_deviation: float
+    busy: Array
+    """[stages]: busy fractions."""
+    decoding_share: float
+    """Share of the time that would be left without prompts."""
+
+
+def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array) -> Array:
+    """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` pieces of `tokens` tokens
+    together beside `decoding` sequences: the arguments' shape and [stages].
+    """
     context = length_biased_context(scenario.workload, scenario.encoder_decoder)
     law = scenario.workload.input
     columns = []
     for cost in scenario.costs:
-        seconds = cost.mixed(mixture.prompt_tokens, mixture.prompts, mixture.decoding, context)
-        some = mixture.prompts > 0
-        whole = mixture.prompts * law.mean
-        share = np.divide(mixture.prompt_tokens, whole, out=np.zeros_like(whole), where=some)
-        attention = cost.encode_attention(np.maximum(mixture.prompts, 1.0), law)
-        columns.append(seconds + some * share * attention)
-    return np.stack(columns, axis=1)
+        most = float(np.maximum(prompts.max(), 1.0))
+        each = cost.encode_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
+        attention = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
+        columns.append(cost.mixed(tokens, prompts, decoding, context) + attention)
+    return np.stack(columns, axis=-1)
+
+
+def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
+    """Iterations one after the other."""
+    totals, p = token_totals(mixture.prompts, mixture.piece)
+    weight = np.outer(mixture.weight, p).ravel()
+    tokens = _within(totals, (mixture.prompts * mixture.piece.mean)[:, None], mixture.most_tokens).ravel()
+    prompts, decoding = np.repeat(mixture.prompts, len(p)), np.repeat(mixture.decoding, len(p))
+    seconds = seconds_of(scenario, prompts, tokens, decoding)[:, 0]
+    mean = float(weight @ seconds)
+    deviation = float(np.sqrt(weight @ (seconds - mean) ** 2))
+    own = weight * prompts
+    first = float(own @ seconds / own.sum()) if own.sum() else mean
+    alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)[:, 0]
+    return Rounds(mean, deviation, first, deviation, np.ones(1), float(weight @ alone) / mean)
+
+
+def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
+    """As many micro-batches as stages, followed through the pipeline for many rounds.
+
+    A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
+    and lengths are drawn evenly from their laws, always the same way.
+    """
+    parts = len(scenario.stages)
+    rng = np.random.default_rng(0)
+    u, v = ((rng.permutation(n) + 0.5) / n for n in (ROUNDS, ROUNDS * parts))
+    kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
+    each, extra = np.divmod(mixture.prompts[kind] / parts, 1.0)
+    turn = (rng.random(ROUNDS)[:, None] + np.arange(parts) / parts) % 1.0
+    prompts = each[:, None] + (turn < extra[:, None])
+    tokens = _drawn(prompts, mixture.piece, v.reshape(prompts.shape))
+    totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.piece.mean
+    tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
+    decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
+    cells = seconds_of(scenario, prompts, tokens, decoding)
+    hop = scenario.send(float(tokens.mean() + decoding.mean()))
+    times = phase_times(np.zeros((0, parts)), cells, parts, decode_send=np.full(ROUNDS, hop), repeats=False)
+    begin, end = (a.reshape(ROUNDS, parts, parts) for a in (times.starts, times.ends))
+    settled = slice(ROUNDS // 8, None)
+    out = end[:, :, -1]
+    between = np.diff(out, axis=0)[settled]
+    first = (out[1:] - end[:-1, -1:, 0])[settled][prompts[1:][settled] > 0]  # a step begins as the first stage is free
+    span = float(between.mean())
+    alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)
+    return Rounds(
+        mean=span,
+        deviation=float(between.std()),
+        first=float(first.mean()) if first.size else span,
+        first_deviation=float(first.std()) if first.size else 0.0,
+        busy=(end - begin).sum(axis=1)[settled].mean(axis=0) / span,
+        decoding_share=float(alone.sum() / cells.sum()),
+    )
+
+
+def _within(totals: Array, mean: Array, most: float) -> Array:
+    """Tokens of iterations drawn towards their mean so far that none exceeds `most`: what is too long for one waits for
+    the next, and where the mean itself is `most`, all are alike.
+    """
+    excess = float((totals - mean).max())
+    if excess <= 0 or not math.isfinite(most):
+        return totals
+    return mean + min(1.0, max(0.0, most - float(mean.max())) / excess) * (totals - mean)
+
+
+def _drawn(prompts: Array, piece: LengthDistribution, u: Array) -> Array:
+    """Tokens of `prompts` pieces together, at the quantiles `u` of their law."""
+    index = np.minimum(np.searchsorted(np.cumsum(piece.p), u), len(piece.s) - 1)
+    tokens: Array = prompts * piece.mean + np.sqrt(prompts) * (piece.s[index] - piece.mean)
+    return tokens
 
 
 def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Estimate:
-    """The Estimate of a steady state in which `rate` queries enter an iteration.
-
-    On a pipeline as many micro-batches as stages are under way, each with its share of the sequences: an iteration of
-    all takes the slowest stage's time once for every micro-batch, and a token the sum of the stages or that, whichever
-    is longer.
-    """
-    stages = len(scenario.stages)
-    if stages == 1:
-        seconds = iteration_seconds(scenario, mixture)
-        length, busy = seconds.sum(axis=1), np.ones(1)
-    else:
-        part = Mixture(
-            mixture.weight,
-            mixture.prompts / stages,
-            mixture.prompt_tokens / stages,
-            mixture.decoding / stages,
-            mixture.prefill_iterations,
-        )
-        seconds = iteration_seconds(scenario, part)
-        hop = scenario.send(float(part.prompt_tokens @ part.weight + part.decoding @ part.weight))
-        length = np.maximum(stages * seconds.max(axis=1), seconds.sum(axis=1) + (stages - 1) * hop)
-        busy = stages * (mixture.weight @ seconds) / float(mixture.weight @ length)
-    mean = float(mixture.weight @ length)
-    deviation = float(np.sqrt(mixture.weight @ (length - mean) ** 2))
-    own = mixture.weight * mixture.prompts
-    with_prompt = float(own @ length / own.sum()) if own.sum() else mean
-    first = mixture.prefill_iterations * with_prompt
+    """The Estimate of a steady state in which `rate` queries enter an iteration."""
+    rounds = (one_stage if len(scenario.stages) == 1 else pipelined)(scenario, mixture)
+    first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
+    if len(scenario.stages) == 1:
+        first = mixture.prefill_iterations * rounds.first
     shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
-        return Lifetime(first + need * mean, deviation * np.sqrt(need + 1.0), deviation * np.sqrt(need))
+        after = rounds.deviation * np.sqrt(need)
+        return Lifetime(first + need * rounds.mean, np.hypot(after, rounds.first_deviation), after)
 
-    alone = Mixture(mixture.weight, mixture.prompts * 0, mixture.prompt_tokens * 0, mixture.decoding, 0.0)
-    decode_share = float(mixture.weight @ iteration_seconds(scenario, alone).sum(axis=1)) / max(
-        float(mixture.weight @ iteration_seconds(scenario, mixture).sum(axis=1)), 1e-300
-    )
     return scenario.estimate(
-        throughput=rate / mean,
+        throughput=rate / rounds.mean,
         lifetime=lifetime,
-        first_token=(first, deviation),
+        first_token=(first, rounds.first_deviation),
         blocks=blocks(scenario, max_num_seqs),
-        tokens=float((mixture.prompt_tokens + mixture.decoding).max()),
-        busy=busy,
-        binding="decoding" if decode_share > 0.5 else "encoding",
+        tokens=float((mixture.prompts * mixture.piece.mean + mixture.decoding).max()),
+        busy=rounds.busy,
+        binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
     )
 
 

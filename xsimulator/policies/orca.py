@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from exegpt.estimate import Estimate
 from xsimulator.policies.iterations import Mixture, from_iterations
 from xsimulator.scenario import Scenario
-from xsimulator.stage import token_totals
 
 Array = NDArray[np.float64]
 
@@ -41,14 +40,12 @@ def estimate(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> E
     stay = float(need @ p) + 1.0
     rate = min(float(prefills_per_step), max_num_seqs / stay)
     law = admissions(rate, prefills_per_step)
-    counts = np.arange(prefills_per_step + 1, dtype=np.float64)
-    tokens, p_tokens = token_totals(counts, scenario.workload.input)
-    prompts = np.repeat(counts, len(p_tokens))
+    prompts = np.arange(prefills_per_step + 1, dtype=np.float64)
     mixture = Mixture(
-        weight=np.outer(law, p_tokens).ravel(),
+        weight=law,
         prompts=prompts,
-        prompt_tokens=tokens.ravel(),
         decoding=np.maximum(rate * stay - prompts, 0.0),
+        piece=scenario.workload.input,
         prefill_iterations=1.0,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

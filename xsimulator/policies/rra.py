@@ -19,10 +19,10 @@ def phase(scenario: Scenario, encode_batch: int, decode_iterations: int, tagged:
     parts = min(len(scenario.stages), encode_batch)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
-    encode = [float(c.encode(encode_batch / parts, scenario.workload.input)) for c in scenario.costs]
+    encode = [c.encode_parts(encode_batch / parts, scenario.workload.input, parts) for c in scenario.costs]
     decode = np.stack([c.decode(batches, steady.context) for c in scenario.costs], axis=1)
     return phase_times(
-        np.tile(encode, (parts, 1)),
+        np.stack(encode, axis=1),
         decode if tagged else runs[:, None] * decode,
         micro_batches=parts,
         encode_send=scenario.send(encode_batch / parts * scenario.workload.input.mean),

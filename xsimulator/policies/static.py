@@ -26,10 +26,10 @@ def phase(scenario: Scenario, batch: int) -> PhaseTimes:
     iterations = max(1, int(scenario.iterations[0].max()))
     need, p = scenario.iterations
     contexts = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-    encode = [float(c.encode(share, scenario.workload.input)) for c in scenario.costs]
+    encode = [c.encode_parts(share, scenario.workload.input, parts) for c in scenario.costs]
     decode = np.stack([c.decode(share, contexts) for c in scenario.costs], axis=1)
     return phase_times(
-        np.tile(encode, (parts, 1)),
+        np.stack(encode, axis=1),
         decode,
         micro_batches=parts,
         encode_send=scenario.send(share * scenario.workload.input.mean),
