@@ -1,10 +1,14 @@
 """Matrix products whose weights are packed once for the processor's vector units."""
 
 import functools
+import os
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+
+# Products are generated for each shape and kept; a model's shapes times the rows that occur are more than the default.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
 
 Activation = Literal["gelu_tanh"]
 

@@ -13,7 +13,7 @@ import torch
 
 from exegpt.cluster import local_cluster
 from exegpt.kernels.kv_write import kv_write
-from exegpt.models import Model, load_model
+from exegpt.models import Model, computed_rows, load_model
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -23,7 +23,7 @@ from xprofiler.engine_overhead import measure_overhead
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import timed
 
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100, 8196)
 _PROMPTS = (1, 4, 16, 64)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -116,19 +116,20 @@ def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progre
 
 def _layers(model: Model, tokens: int) -> Callable[[], object]:
     """All layers but for their attention kernel, on `tokens` tokens."""
-    x = torch.randn(tokens, model.spec.hidden, dtype=torch_dtype(model.dtype))
-    _, positions = _ids(model, tokens)
+    rows = computed_rows(tokens)
+    x = torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))
+    _, positions = _ids(model, rows)
     blocks = -(-tokens // BLOCK_SIZE)
     cache = model.new_cache(blocks, BLOCK_SIZE)
     slots = (
         (torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens].contiguous()
     )
-    attended = torch.randn(tokens, model.spec.heads, model.spec.head_size, dtype=x.dtype)
+    attended = torch.randn(rows, model.spec.heads, model.spec.head_size, dtype=x.dtype)
 
     def run() -> None:
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             _, k, v = layer.before_attention(x, positions)
-            kv_write(k, v, keys, values, slots)
+            kv_write(k[:tokens], v[:tokens], keys, values, slots)
             layer.after_attention(x, attended)
 
     return run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from exegpt.models import AttentionBatch, Batch
+from exegpt.models import AttentionBatch, Batch, computed_rows
 from exegpt.policies import Sequence, Step
 from exegpt.request import Request
 
@@ -70,14 +70,14 @@ def assemble(step: Step, running: Rows[Running], block_size: int) -> tuple[Batch
         attention.append(_attention(begin, part))
         rows += [begin + row for row in part.rows]
         begin += len(part.tokens)
-    positions = np.concatenate([part.positions for part in parts])
+    fill = np.zeros(computed_rows(begin) - begin, dtype=np.int64)
     slots = np.concatenate([_slots(part, block_size) for part in parts])
     batch = Batch(
-        tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
-        positions=torch.from_numpy(positions),
+        tokens=torch.from_numpy(np.concatenate([*(part.tokens for part in parts), fill])),
+        positions=torch.from_numpy(np.concatenate([*(part.positions for part in parts), fill])),
         slots=torch.from_numpy(slots),
         attention=tuple(attention),
-        rows=None if len(rows) == begin else torch.tensor(rows, dtype=torch.int64),
+        rows=None if len(rows) == begin + len(fill) else torch.tensor(rows, dtype=torch.int64),
     )
     return batch, [one for part in parts for one in part.receivers]
 

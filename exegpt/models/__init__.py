@@ -1,7 +1,7 @@
 """The layers of the supported architectures, their KV storage and weight loading."""
 
-from exegpt.models.batch import AttentionBatch, Batch
+from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
 from exegpt.models.decoder import Model, load_model, random_model
 
-__all__ = ["AttentionBatch", "Batch", "KVCache", "Model", "load_model", "random_model"]
+__all__ = ["AttentionBatch", "Batch", "KVCache", "Model", "computed_rows", "load_model", "random_model"]

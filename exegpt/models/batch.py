@@ -1,8 +1,20 @@
-"""Batch: the tensors of one iteration, without padding."""
+"""Batch: the tensors of one iteration, its prompts unpadded one after the other."""
 
 from dataclasses import dataclass
 
 import torch
+
+_EXACT_ROWS = 128
+_ROWS_STEP = 8
+
+
+def computed_rows(tokens: int) -> int:
+    """Rows that an iteration on so many tokens computes.
+
+    The processor's matrix products are generated anew for every number of rows, for milliseconds: beyond 128, rows of
+    zeros fill up to a multiple of eight, so that there are few numbers and a warm-up has seen them.
+    """
+    return tokens if tokens <= _EXACT_ROWS else -(-tokens // _ROWS_STEP) * _ROWS_STEP
 
 
 @dataclass(frozen=True)
@@ -22,14 +34,14 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """All tokens of one iteration, prompts' and decoding ones one after the other."""
+    """All tokens of one iteration, prompts' and decoding ones one after the other, then rows that only fill up."""
 
     tokens: torch.Tensor
-    """int64 [tokens]"""
+    """int64 [rows]"""
     positions: torch.Tensor
-    """int64 [tokens]: place in its sequence"""
+    """int64 [rows]: place in its sequence"""
     slots: torch.Tensor
     """int64 [tokens]: place in the cache, block · block_size + offset"""
     attention: tuple[AttentionBatch, ...]
     rows: torch.Tensor | None
-    """int64 [sequences]: the tokens that are followed by a new one; None where all are"""
+    """int64 [sequences]: the rows that are followed by a new token; None where all are"""

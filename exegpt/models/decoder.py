@@ -61,6 +61,7 @@ class Model:
         for part in batch.attention:
             own = slice(part.begin, part.end)
             attention(q[own], keys, values, part.tables, part.offsets, part.contexts, attended[own])
+        attended[batch.attention[-1].end :] = 0  # rows that only fill up
         return attended
 
     def sample(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,9 +72,10 @@ class Model:
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """One iteration: caches the batch's tokens and returns the final states [rows, hidden] that need a token."""
         x = self.ends.embed(batch.tokens, batch.positions)
+        tokens = len(batch.slots)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q, k, v = layer.before_attention(x, batch.positions)
-            kv_write(k, v, keys, values, batch.slots)
+            kv_write(k[:tokens], v[:tokens], keys, values, batch.slots)
             x = layer.after_attention(x, self.attend(q, keys, values, batch))
         return x if batch.rows is None else x[batch.rows]
 
