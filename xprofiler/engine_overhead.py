@@ -3,8 +3,6 @@
 Measured as the remainder of whole decoding iterations of the engine over the sum of their separately timed parts.
 """
 
-import itertools
-
 import numpy as np
 
 from exegpt.cluster import local_cluster
@@ -22,7 +20,7 @@ _OUTPUT = 40
 
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
-    """Median seconds per decoding iteration of `batch` sequences beyond what `degree`'s tables say; never negative."""
+    """Mean seconds per decoding iteration of `batch` sequences beyond what `degree`'s tables say; never negative."""
     prompt = min(_PROMPT, model.spec.context // 2)
     output = min(_OUTPUT, model.spec.context - prompt)
     rng = np.random.default_rng(batch)
@@ -38,12 +36,12 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
     layer = degree.decoder
     parts = model.spec.layers * (layer.rest(batch) + layer.decode_attention(batch, contexts))
     parts = parts + degree.embedding(batch) + degree.head(batch)
-    remainder = np.array([span.end_s - span.start_s for span in decoding]) - parts
-    # From the end of one iteration to the start of the next the engine books results.
-    gaps = [b.start_s - a.end_s for a, b in itertools.pairwise(decoding)]
-    median = float(np.median(remainder) + (np.median(gaps) if gaps else 0.0))
+    # An iteration lasts to the start of the next: in between the engine books results.
+    starts = np.array([span.start_s for span in decoding] + [decoding[-1].end_s])
+    remainder = np.diff(starts) - parts
     low, high = np.percentile(remainder, [25, 75])
-    return Timing(max(0.0, median), float((high - low) / max(abs(median), 1e-9)))
+    mean = float(remainder.mean())
+    return Timing(max(0.0, mean), float((high - low) / max(abs(mean), 1e-9)))
 
 
 def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Schedule:

@@ -23,12 +23,13 @@ from xprofiler.engine_overhead import measure_overhead
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import timed
 
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100, 8196)
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100)
 _PROMPTS = (1, 4, 16, 64)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _PASTS = (0, 32, 128, 512, 1024)
 _ENGINE_BATCHES = (1, 4, 16, 64)
+_PASSES = 3
 
 Progress = Callable[[str, int, int], None]
 """Called with the table's name, the points measured and the points in all."""
@@ -63,8 +64,8 @@ def measure(model: Model, recorder: Recorder) -> Profile:
         decode_attention=tables["decode_attention"],
     )
     degree = DegreeTables(tp=1, decoder=layer, embedding=tables["embedding"], head=tables["head"])
-    for (batch,) in itertools.product(*points["overhead"].points):
-        recorder.record("overhead", (batch,), lambda batch=batch: measure_overhead(model, degree, batch))
+    for turn, (batch,) in itertools.product(range(_PASSES), itertools.product(*points["overhead"].points)):
+        recorder.record("overhead", (batch,), turn, lambda batch=batch: measure_overhead(model, degree, batch))
     local = Table(("bytes",), ((1.0,),), (0.0,))  # one device sends nothing
     return Profile(
         version=Profile.VERSION,
@@ -93,9 +94,9 @@ def _parts(model: Model, recorder: Recorder, points: dict[str, Grid]) -> dict[st
         "chunk_attention": lambda chunk, past: probe.call(1, chunk, past),
         "decode_attention": lambda batch, context: probe.call(batch, 1, context - 1),
     }
-    for name, call in calls.items():
+    for turn, (name, call) in itertools.product(range(_PASSES), calls.items()):
         for at in itertools.product(*points[name].points):
-            recorder.record(name, at, lambda call=call, at=at: timed(call(*at)))
+            recorder.record(name, at, turn, lambda call=call, at=at: timed(call(*at)))
     return {name: recorder.compiled(points[name], len(model.layers) if name == "rest" else 1) for name in calls}
 
 
@@ -105,7 +106,7 @@ def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progre
     facts = machine.provenance()
     partial = store.path_for(model.spec, dtype, facts).with_suffix(".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    total = sum(len(grid) for grid in grids(model.spec.context).values())
+    total = _PASSES * sum(len(grid) for grid in grids(model.spec.context).values())
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None)
     profile = measure(model, recorder)

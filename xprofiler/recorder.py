@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,14 @@ class Grid:
 class Recorder:
     """Records points of grids and appends each to `path` (JSON lines); those already there are not measured again.
 
-    `progress` is called after every point with the name of its table.
+    A point is measured once in every pass, so that a slow moment of the machine falls on one pass alone. `progress` is
+    called after every measurement with the name of its table.
     """
 
     def __init__(self, path: Path | None = None, progress: Callable[[str], None] | None = None):
         self._path = path
         self._progress = progress or (lambda table: None)
-        self._points: dict[tuple[str, tuple[int, ...]], Timing] = {}
+        self._points: dict[tuple[str, tuple[int, ...]], dict[int, Timing]] = {}
         if path and path.is_file():
             text = path.read_text(encoding="utf-8")
             for line in text.splitlines():
@@ -42,28 +44,30 @@ class Recorder:
     def _load(self, line: str) -> None:
         try:
             row = json.loads(line)
-            self._points[row["table"], tuple(row["at"])] = Timing(float(row["seconds"]), float(row["spread"]))
+            timing = Timing(float(row["seconds"]), float(row["spread"]))
+            self._points.setdefault((row["table"], tuple(row["at"])), {})[int(row["turn"])] = timing
         except (ValueError, KeyError, TypeError):
             return  # a line torn by the interruption: its point is measured again
 
-    def record(self, table: str, at: tuple[int, ...], measure: Callable[[], Timing]) -> None:
-        """Measure the point `at` of a table, unless it is known."""
-        if (table, at) not in self._points:
-            timing = self._points[table, at] = measure()
+    def record(self, table: str, at: tuple[int, ...], turn: int, measure: Callable[[], Timing]) -> None:
+        """Measure the point `at` of a table in pass `turn`, unless it is known."""
+        turns = self._points.setdefault((table, at), {})
+        if turn not in turns:
+            timing = turns[turn] = measure()
             if self._path:
-                row = {"table": table, "at": at, "seconds": timing.seconds, "spread": timing.spread}
+                row = {"table": table, "at": at, "turn": turn, "seconds": timing.seconds, "spread": timing.spread}
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
         self._progress(table)
 
     def compiled(self, grid: Grid, scale: float = 1.0) -> Table:
-        """The grid's points as a Table, every time divided by `scale` (layers that one call ran through)."""
-        timings = [self._points[grid.table, at] for at in itertools.product(*grid.points)]
+        """The grid's points as a Table: the median over the passes, divided by `scale` (layers that one call ran)."""
+        turns = [list(self._points[grid.table, at].values()) for at in itertools.product(*grid.points)]
         return Table(
             axes=grid.axes,
             points=tuple(tuple(float(x) for x in axis) for axis in grid.points),
-            values=tuple(t.seconds / scale for t in timings),
-            spread=tuple(t.spread for t in timings),
+            values=tuple(statistics.median(t.seconds for t in point) / scale for point in turns),
+            spread=tuple(statistics.median(t.spread for t in point) for point in turns),
         )
 
     def forget(self) -> None:

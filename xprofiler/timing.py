@@ -15,7 +15,7 @@ class Timing:
     spread: float
 
 
-def timed(call: Callable[[], object], budget_s: float = 0.06, least: int = 4, most: int = 30) -> Timing:
+def timed(call: Callable[[], object], budget_s: float = 0.03, least: int = 3, most: int = 20) -> Timing:
     """Time `call` after one warm-up, `least` to `most` times, as many as fit into `budget_s` seconds."""
     call()
     times: list[float] = []

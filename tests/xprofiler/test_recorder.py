@@ -20,7 +20,7 @@ def record_all(recorder, limit=99):
             measured.append(at)
             return Timing(at[0] * 10.0 + at[1], 0.1)
 
-        recorder.record(GRID.table, at, measure)
+        recorder.record(GRID.table, at, 0, measure)
     return measured
 
 
@@ -56,3 +56,11 @@ def test_timing_warms_up_and_repeats():
     timing = timed(lambda: calls.append(1), budget_s=10.0, least=2, most=5)
     assert len(calls) == 6
     assert timing.seconds >= 0
+
+
+def test_a_point_is_the_median_of_its_passes():
+    grid = Grid("head", ("rows",), ((1,),))
+    recorder = Recorder()
+    for turn, seconds in enumerate((1.0, 9.0, 2.0)):
+        recorder.record("head", (1,), turn, lambda seconds=seconds: Timing(seconds, 0.1))
+    assert recorder.compiled(grid).values == (2.0,)
