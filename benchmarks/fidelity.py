@@ -74,6 +74,15 @@ def bound_between(setting: Setting, place: float, policies: tuple[str, ...]) -> 
     return float(f"{bound:.2g}")
 
 
+def evenly(setting: Setting, number: int) -> Setting:
+    """The setting with `number` rows of a trace, taken evenly from all of it: its beginning may not be like the rest."""
+    rows = setting.workload.requests
+    if not rows or len(rows) <= number:
+        return setting
+    every = [rows[i * len(rows) // number] for i in range(number)]
+    return replace(setting, workload=replace(setting.workload, requests=tuple(every)))
+
+
 def run_case(
     model: Any, setting: Setting, place: float, policies: tuple[str, ...], number: int, runs: int, seed: int
 ) -> Row:
@@ -180,7 +189,7 @@ def main() -> None:
             print(f"skipped: there is no trace {workload} under {DATA} (EXEGPT_DATA)", file=sys.stderr)
             continue
         source: str | Workload = str(DATA / workload) if "/" in workload else workload
-        setting = find_setting(str(directory), "local", source, columns=columns)
+        setting = evenly(find_setting(str(directory), "local", source, columns=columns), args.requests)
         rows.append(run_case(model, setting, place, tuple(args.policy.split(",")), args.requests, args.runs, args.seed))
         print(f"{rows[-1].workload}: {_errors(rows[-1].throughput_errors)}", file=sys.stderr)
     if args.json:
