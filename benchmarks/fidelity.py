@@ -75,7 +75,7 @@ def bound_between(setting: Setting, place: float, policies: tuple[str, ...]) -> 
 
 
 def evenly(setting: Setting, number: int) -> Setting:
-    """The setting with `number` rows of a trace, taken evenly from all of it: its beginning may not be like the rest."""
+    """The setting with `number` rows of a trace, taken evenly: its beginning may not be like the rest."""
     rows = setting.workload.requests
     if not rows or len(rows) <= number:
         return setting
