@@ -9,6 +9,7 @@ import numpy as np
 
 from exegpt.errors import InputError
 from exegpt.models import Model
+from exegpt.orders import fcfs
 from exegpt.policies import Ledger, Sequence, Step, make_ledger, make_policy
 from exegpt.request import FinishReason, Request, Result
 from exegpt.schedule import Schedule
@@ -63,7 +64,7 @@ class Engine:
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
-        ledger = make_ledger(self.schedule, make_policy(self.schedule))
+        ledger = make_ledger(self.schedule, make_policy(self.schedule), fcfs)
         running = self._submit(requests, ledger)
         warm_up(self.model, self.cache, ledger.pool, [one.sequence for one in running])
         return _Run(self, ledger, running, on_finish).finish()

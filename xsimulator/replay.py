@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Estimate
+from exegpt.orders import fcfs
 from exegpt.policies import Sequence, Step, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
@@ -91,7 +92,7 @@ def replay(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]
     """
     scenario = Scenario.of(schedule, profile, None, "exact", True)
     policy = make_policy(schedule)
-    ledger = make_ledger(schedule, policy)
+    ledger = make_ledger(schedule, policy, fcfs)
     ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in enumerate(requests))
     pipeline = _Pipeline(scenario, np.zeros(len(scenario.stages)), np.zeros(len(requests)))
     started, first = np.full(len(requests), np.nan), np.full(len(requests), np.nan)

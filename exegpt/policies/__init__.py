@@ -2,7 +2,8 @@
 runner both follow it.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from exegpt.errors import InputError
 from exegpt.policies.blocks import BlockPool
@@ -39,6 +40,6 @@ def make_policy(schedule: Schedule) -> Policy:
     raise InputError(f"Policy '{schedule.policy}' can't be run yet: static, orca, chunked and rra can.")
 
 
-def make_ledger(schedule: Schedule, policy: Policy) -> Ledger:
+def make_ledger(schedule: Schedule, policy: Policy, order: Callable[[Sequence], Any]) -> Ledger:
     """An empty ledger over the schedule's KV blocks."""
-    return Ledger(BlockPool(schedule.kv_blocks, schedule.block_size), policy.early_termination)
+    return Ledger(BlockPool(schedule.kv_blocks, schedule.block_size), order, policy.early_termination)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exegpt.errors import InputError
-from exegpt.orders import fcfs
 from exegpt.policies.blocks import BlockPool
 
 
@@ -80,8 +79,8 @@ class Ledger:
     def __init__(
         self,
         pool: BlockPool,
+        order: Callable[[Sequence], Any],
         early_termination: bool = True,
-        order: Callable[[Sequence], Any] = fcfs,
     ):
         self.pool = pool
         self.early_termination = early_termination

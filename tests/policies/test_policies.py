@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.errors import InputError
+from exegpt.orders import fcfs
 from exegpt.policies import BlockPool, Ledger, Sequence, Step
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.orca import OrcaPolicy
@@ -24,7 +25,7 @@ POLICIES = st.one_of(
 
 def drive(policy, requests, blocks=12, block_size=8):
     """Run the requests to the end, one second a step; returns the steps and the sequences with their finish steps."""
-    ledger = Ledger(BlockPool(blocks, block_size), policy.early_termination)
+    ledger = Ledger(BlockPool(blocks, block_size), fcfs, policy.early_termination)
     sequences = [Sequence(i, prompt, output, arrival) for i, (prompt, output, arrival) in enumerate(requests)]
     ledger.submit(sequences)
     now, steps, finished = 0.0, [], []
@@ -93,19 +94,19 @@ def test_orca_encodes_no_more_prompts_in_a_step_than_asked():
 
 
 def test_a_request_larger_than_the_cache_is_refused_with_its_size():
-    ledger = Ledger(BlockPool(4, 8))
+    ledger = Ledger(BlockPool(4, 8), fcfs)
     with pytest.raises(InputError, match=r"Request 0 needs 6 KV blocks for 20 \+ 25 tokens, and the cache has 4"):
         ledger.submit([Sequence(0, 20, 25)])
 
 
 def test_a_full_cache_makes_requests_wait_in_order():
-    ledger = Ledger(BlockPool(4, 8))
+    ledger = Ledger(BlockPool(4, 8), fcfs)
     ledger.submit([Sequence(0, 20, 5), Sequence(1, 20, 5), Sequence(2, 1, 1)])
     assert [s.index for s in ledger.admit(8, 0.0)] == [0]  # the small one doesn't overtake the one that must wait
 
 
 def test_cancelling_frees_blocks_at_once():
-    ledger = Ledger(BlockPool(4, 8))
+    ledger = Ledger(BlockPool(4, 8), fcfs)
     waiting, resident = Sequence(0, 4, 1), Sequence(1, 4, 1)
     ledger.submit([resident])
     ledger.admit(1, 0.0)
@@ -128,7 +129,7 @@ def test_a_pool_hands_out_each_block_once_and_takes_no_more_back():
 
 
 def test_a_stop_token_ends_a_sequence_early():
-    ledger = Ledger(BlockPool(4, 8))
+    ledger = Ledger(BlockPool(4, 8), fcfs)
     sequence = Sequence(0, 4, 10)
     ledger.submit([sequence])
     ledger.admit(1, 0.0)

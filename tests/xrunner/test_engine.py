@@ -14,6 +14,7 @@ from exegpt.document import fingerprint
 from exegpt.errors import InputError
 from exegpt.models import load_model
 from exegpt.models.create import create_model
+from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -197,7 +198,7 @@ def test_the_timeline_is_what_the_policy_decided(models):
     todo = requests(LENGTHS)
     report = Engine(model, plan).run(todo)
     policy = make_policy(plan)
-    ledger = make_ledger(plan, policy)
+    ledger = make_ledger(plan, policy, fcfs)
     from exegpt.policies import Sequence
 
     ledger.submit(Sequence(i, n, m) for i, (n, m) in enumerate(LENGTHS))
