@@ -12,9 +12,9 @@ NOUNS = {"exegpt", "exegpt.policies", "exegpt.orders"}
 RUNNABLE = {"exegpt.models", "exegpt.kernels"}
 ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import beside itself; None: all
     "exegpt.kernels": set(),
-    "exegpt": NOUNS,
-    "exegpt.policies": NOUNS,
-    "exegpt.orders": NOUNS,
+    "exegpt": {"exegpt"},
+    "exegpt.policies": {"exegpt"},
+    "exegpt.orders": {"exegpt"},
     "exegpt.models": {"exegpt", "exegpt.kernels"},
     "exegpt.cli": None,
     "exegpt.report": None,
