@@ -94,32 +94,32 @@ def sharded(tmp_path):
     return tmp_path / "m"
 
 
-def refused(directory, *words):
+def assert_refused(directory, *words):
     with pytest.raises(InputError) as error:
         load_model(directory)
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_no_config(tmp_path):
-    refused(tmp_path, "config.json")
+    assert_refused(tmp_path, "config.json")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
 def test_truncated_file(sharded, share):
     path = sharded / "model-00002-of-00002.safetensors"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    refused(sharded, "model-00002-of-00002.safetensors")
+    assert_refused(sharded, "model-00002-of-00002.safetensors")
 
 
 def test_missing_file(sharded):
     (sharded / "model-00001-of-00002.safetensors").unlink()
-    refused(sharded, "model-00001-of-00002.safetensors")
+    assert_refused(sharded, "model-00001-of-00002.safetensors")
 
 
 def test_no_weights_at_all(sharded):
     for path in sharded.glob("model*"):
         path.unlink()
-    refused(sharded, "model.safetensors")
+    assert_refused(sharded, "model.safetensors")
 
 
 def test_missing_tensor(sharded):
@@ -127,7 +127,7 @@ def test_missing_tensor(sharded):
     data = json.loads(index.read_text())
     del data["weight_map"]["model.norm.weight"]
     index.write_text(json.dumps(data))
-    refused(sharded, "model.norm.weight")
+    assert_refused(sharded, "model.norm.weight")
 
 
 def test_a_tensor_that_its_file_lacks(sharded):
@@ -135,7 +135,7 @@ def test_a_tensor_that_its_file_lacks(sharded):
     data = json.loads(index.read_text())
     data["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
     index.write_text(json.dumps(data))
-    refused(sharded, "model.norm.weight", "model-00001-of-00002.safetensors")
+    assert_refused(sharded, "model.norm.weight", "model-00001-of-00002.safetensors")
 
 
 @pytest.mark.parametrize("file", ["../m/model-00001-of-00002.safetensors", "/etc/passwd", 3])
@@ -144,19 +144,19 @@ def test_an_index_that_leaves_its_directory(sharded, file):
     data = json.loads(index.read_text())
     data["weight_map"]["model.norm.weight"] = file
     index.write_text(json.dumps(data))
-    refused(sharded, "index.json", "plain file names")
+    assert_refused(sharded, "index.json", "plain file names")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}'])
 def test_an_index_that_is_none(sharded, text):
     (sharded / "model.safetensors.index.json").write_text(text)
-    refused(sharded, "weight_map")
+    assert_refused(sharded, "weight_map")
 
 
 def test_wrong_shape(sharded):
     config = json.loads((sharded / "config.json").read_text())
     (sharded / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
-    refused(sharded, "gate_proj", "[160, 64]", "[161, 64]")
+    assert_refused(sharded, "gate_proj", "[160, 64]", "[161, 64]")
 
 
 def test_first_published_names_of_gpt2(tmp_path):
