@@ -1,5 +1,6 @@
 """Profile: how long one layer, the embedding, the head and the engine take, as tables over a measured grid."""
 
+import bisect
 import functools
 import itertools
 from dataclasses import dataclass, field
@@ -65,6 +66,21 @@ class Table(Noun):
             total = total + weight * values[tuple(index)]
         return np.maximum(total, 0.0)
 
+    def at(self, *where: float) -> float:
+        """Seconds at one point: what calling the table gives, without the cost of arrays."""
+        cells: list[tuple[tuple[int, float], ...]] = []
+        for p, x in zip(self.points, where, strict=True):
+            if len(p) == 1:
+                cells.append(((0, 1.0),))
+                continue
+            i = min(max(bisect.bisect_right(p, x) - 1, 0), len(p) - 2)
+            up = (x - p[i]) / (p[i + 1] - p[i])
+            cells.append(((i, 1.0 - up), (i + 1, up)))
+        corners = [(0, 1.0)]
+        for p, cell in zip(self.points, cells, strict=True):
+            corners = [(index * len(p) + i, weight * w) for index, weight in corners for i, w in cell]
+        return max(sum(weight * self.values[index] for index, weight in corners), 0.0)
+
     def _line(self, x: Array) -> Any:
         (p,), v = self._grid
         y = np.interp(x, p, v)
@@ -96,7 +112,15 @@ class LayerTables(Noun):
     chunk_attention: Table
     """[chunk, past]: `chunk` tokens of one prompt of which `past` are already in the cache."""
     decode_attention: Table
-    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, the new one included."""
+    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, the new one included. In an
+    encoder-decoder the context is the input, which cross-attention reads, and the output so far.
+    """
+    mixed_attention: Table | None = None
+    """[chunk, past, decodes, context]: where the engine computes prompts and decoding in one attention kernel, `chunk`
+    prompt tokens after `past` cached ones beside `decodes` sequences of `context` tokens.
+    """
+    cross_projection: Table | None = None
+    """[tokens]: an encoder-decoder's decoder layer makes the keys and values of `tokens` encoded tokens, once."""
 
 
 @dataclass(frozen=True)

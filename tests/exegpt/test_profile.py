@@ -34,6 +34,15 @@ def test_one_axis_goes_through_its_points_and_on_with_the_last_slope(xs, seed):
     assert float(table(xs[-1] + 1)) == pytest.approx(values[-1] + slope)
 
 
+@given(st.lists(AXIS, min_size=1, max_size=4), st.integers(0, 2**32 - 1))
+def test_one_point_is_what_an_array_of_points_gives(axes, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.random([len(a) for a in axes])
+    table = Table(tuple(f"axis{i}" for i in range(len(axes))), tuple(map(tuple, axes)), tuple(values.ravel()))
+    for where in rng.uniform(-100, 1200, (5, len(axes))):
+        assert table.at(*where) == pytest.approx(float(table(*where)), abs=1e-9)
+
+
 def test_time_is_never_negative_and_a_single_point_is_constant():
     assert float(Table(("tokens",), ((10.0, 20.0),), (1.0, 5.0))(1)) == 0.0
     assert float(Table(("batch",), ((1.0,),), (0.25,))(99)) == 0.25
