@@ -3,5 +3,6 @@
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
 from exegpt.models.decoder import Model, load_model, random_model
+from exegpt.models.shard import Shard
 
-__all__ = ["AttentionBatch", "Batch", "KVCache", "Model", "computed_rows", "load_model", "random_model"]
+__all__ = ["AttentionBatch", "Batch", "KVCache", "Model", "Shard", "computed_rows", "load_model", "random_model"]

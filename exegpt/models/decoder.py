@@ -15,6 +15,7 @@ from exegpt.model import ModelSpec, read_config
 from exegpt.models import gpt2, llama
 from exegpt.models.batch import Batch
 from exegpt.models.cache import KVCache
+from exegpt.models.shard import WHOLE, Shard
 from exegpt.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
 
 
@@ -42,18 +43,25 @@ class Ends(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer. `layers` may hold fewer than `spec.layers`: the profiler needs one."""
+    """A decoder-only transformer. `layers` may hold fewer than `spec.layers`, and each may be a shard."""
 
     spec: ModelSpec
+    """The whole model's sizes."""
     dtype: str
     layers: tuple[Layer, ...]
     ends: Ends
     eos: frozenset[int]
     """Tokens that end an output."""
+    shard: Shard = WHOLE
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model's layers."""
-        return KVCache.allocate(self.spec, len(self.layers), blocks, block_size, self.dtype)
+        return KVCache.allocate(self.share, len(self.layers), blocks, block_size, self.dtype)
+
+    @property
+    def share(self) -> ModelSpec:
+        """The sizes of this device's shard."""
+        return self.shard.share(self.spec)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The attention kernel alone; the batch's keys and values are in the cache: [tokens, heads, head_size]."""
@@ -86,18 +94,24 @@ class Model:
         return self.sample(x) if len(x) else torch.empty(0, dtype=torch.int64)
 
 
-def load_model(directory: str | Path, dtype: str = "fp32") -> Model:
-    """The model of a directory in the Hugging Face layout; InputError for what can't be run or read."""
+def load_model(directory: str | Path, dtype: str = "fp32", layers: int | None = None, shard: Shard = WHOLE) -> Model:
+    """The model of a directory in the Hugging Face layout, or its first `layers` layers, whole or a shard of each.
+
+    InputError for what can't be run, cut or read.
+    """
     config = read_config(directory)
     spec = ModelSpec.from_directory(directory)
     weights = SafetensorsWeights(directory, torch_dtype(dtype))
-    return _build(spec, config, weights, dtype, spec.layers, _eos(Path(directory), config))
+    count = spec.layers if layers is None else layers
+    return _build(spec, config, weights, dtype, count, _eos(Path(directory), config), shard)
 
 
-def random_model(spec: ModelSpec, layers: int | None = None, dtype: str = "fp32", seed: int = 0) -> Model:
+def random_model(
+    spec: ModelSpec, layers: int | None = None, dtype: str = "fp32", seed: int = 0, shard: Shard = WHOLE
+) -> Model:
     """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
     weights = RandomWeights(torch_dtype(dtype), seed)
-    return _build(spec, {}, weights, dtype, spec.layers if layers is None else layers, frozenset())
+    return _build(spec, {}, weights, dtype, spec.layers if layers is None else layers, frozenset(), shard)
 
 
 def runnable(spec: ModelSpec) -> bool:
@@ -107,7 +121,13 @@ def runnable(spec: ModelSpec) -> bool:
 
 @torch.inference_mode()
 def _build(
-    spec: ModelSpec, config: dict[str, Any], weights: Weights, dtype: str, layers: int, eos: frozenset[int]
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    layers: int,
+    eos: frozenset[int],
+    shard: Shard,
 ) -> Model:
     if not runnable(spec):
         raise InputError(
@@ -117,13 +137,13 @@ def _build(
     if spec.architecture == "gpt2":
         gpt2.check_config(config, spec.name)
         ends: Ends = gpt2.GPT2Ends(spec, config, weights)
-        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i) for i in range(layers)]
+        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i, shard) for i in range(layers)]
     else:
         llama.check_config(config, spec.name)
         tables = llama.rotary_tables(config, spec)
         ends = llama.LlamaEnds(spec, config, weights)
-        made = [llama.LlamaLayer(spec, config, weights, i, tables) for i in range(layers)]
-    return Model(spec, dtype, tuple(made), ends, eos)
+        made = [llama.LlamaLayer(spec, config, weights, i, shard, tables) for i in range(layers)]
+    return Model(spec, dtype, tuple(made), ends, eos, shard)
 
 
 def _eos(directory: Path, config: dict[str, Any]) -> frozenset[int]:

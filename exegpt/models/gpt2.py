@@ -9,6 +9,7 @@ from exegpt.errors import InputError
 from exegpt.kernels.linear import PackedLinear
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
+from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights
 
 Shapes = dict[str, tuple[int, ...]]
@@ -45,9 +46,10 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
 def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
     """Names and shapes of one layer's tensors; matrices are stored [inputs, outputs]."""
     shapes: Shapes = {}
+    query = spec.heads * spec.head_size
     matrices = {
-        "attn.c_attn": (spec.hidden, 3 * spec.hidden),
-        "attn.c_proj": (spec.hidden, spec.hidden),
+        "attn.c_attn": (spec.hidden, 3 * query),
+        "attn.c_proj": (query, spec.hidden),
         "mlp.c_fc": (spec.hidden, spec.ffn),
         "mlp.c_proj": (spec.ffn, spec.hidden),
     }
@@ -66,19 +68,22 @@ def _get(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class GPT2Layer:
-    """One decoder layer. Its attention kernel is called between its two halves."""
+    """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int):
-        shapes = layer_shapes(spec, layer)
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard):
+        self.spec = shard.share(spec)
+        self.shard = shard
+        shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"{_PREFIX}h.{layer}.{name}"
-            return _get(weights, full, shapes[full])
+            side_by_side = 3 if name.startswith("attn.c_attn") else 1
+            return shard.cut(_get(weights, full, shapes[full]), own[full], side_by_side)
 
         def linear(name: str, **options: Any) -> PackedLinear:
-            return PackedLinear(get(f"{name}.weight").t().contiguous(), get(f"{name}.bias"), **options)
+            weight, bias = get(f"{name}.weight").t().contiguous(), get(f"{name}.bias")
+            return PackedLinear(weight, shard.once(bias) if name.endswith("c_proj") else bias, **options)
 
-        self.spec = spec
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
         self.input_norm = get("ln_1.weight"), get("ln_1.bias")
         self.qkv = linear("attn.c_attn")
@@ -97,11 +102,12 @@ class GPT2Layer:
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        return in_pieces(self._feed_forward, self.output(attended.flatten(1), residual=x))
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = F.layer_norm(x, (self.spec.hidden,), *self.attention_norm, self.epsilon)
-        return self.down(self.up(normed), residual=x)
+        return self.down(self.up(normed), residual=self.shard.once(x))
 
 
 class GPT2Ends:

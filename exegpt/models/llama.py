@@ -13,6 +13,7 @@ from exegpt.kernels.rotary import rotate
 from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
+from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights
 
 Shapes = dict[str, tuple[int, ...]]
@@ -81,16 +82,19 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 
 
 class LlamaLayer:
-    """One decoder layer. Its attention kernel is called between its two halves."""
+    """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, tables: Any):
-        shapes = layer_shapes(spec, layer)
+    def __init__(
+        self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard, tables: Any
+    ):
+        self.spec = shard.share(spec)
+        self.shard = shard
+        shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"model.layers.{layer}.{name}.weight"
-            return weights.get(full, shapes[full])
+            return shard.cut(weights.get(full, shapes[full]), own[full])
 
-        self.spec = spec
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))
         self.cosines, self.sines = tables
         self.input_norm = get("input_layernorm")
@@ -112,11 +116,12 @@ class LlamaLayer:
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        return in_pieces(self._feed_forward, self.output(attended.flatten(1), residual=x))
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
-        return self.down(inner, residual=x)
+        return self.down(inner, residual=self.shard.once(x))
 
 
 class LlamaEnds:
