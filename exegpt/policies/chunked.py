@@ -1,6 +1,6 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for pieces of prompts."""
 
-from exegpt.policies.ledger import Ledger, Step
+from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
 class ChunkedPolicy:
@@ -14,22 +14,23 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        decode = tuple(s for s in ledger.resident if s.encoded)[: self.max_num_batched_tokens]
+        decode = tuple(ledger.decoding[: self.max_num_batched_tokens])
         budget = self.max_num_batched_tokens - len(decode)
         encode = []
-        for sequence in [s for s in ledger.resident if not s.encoded]:
+        for sequence in ledger.encoding:
             if budget <= 0:
                 break
             count = min(budget, sequence.input_tokens - sequence.cached)
             encode.append((sequence, count))
             budget -= count
-        while budget > 0 and len(ledger.resident) < self.max_num_seqs:
+        while budget > 0 and ledger.residents < self.max_num_seqs:
             admitted = ledger.admit(1, now)
             if not admitted:
                 break
             count = min(budget, admitted[0].input_tokens)
             encode.append((admitted[0], count))
             budget -= count
-        if not decode and not encode:
-            return None
-        return Step(encode=tuple(encode), decode=decode)
+        if encode:
+            return Step(tuple(encode), decode)
+        room = budget > 0 and ledger.residents < self.max_num_seqs
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None

@@ -4,13 +4,18 @@ It is shared by the event simulator, which advances it by predicted time, and th
 work, so both take the same decisions.
 """
 
-import bisect
+import heapq
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from exegpt.errors import InputError
 from exegpt.policies.blocks import BlockPool
+
+
+ENDLESS = sys.maxsize
+"""As many iterations as there may be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +25,8 @@ class Sequence:
         waiting ──admit──► resident (encoding ──► decoding) ──release──► done
 
     The encoding pass that completes a prompt gives the first output token. A decoding iteration caches the token made
-    last and makes the next, so at most `input_tokens + max_output - 1` tokens are ever cached.
+    last and makes the next, so at most `input_tokens + max_output - 1` tokens are ever cached. In an encoder-decoder
+    the first decoding iteration gives the first token, after a start token that is cached too.
     """
 
     index: int
@@ -35,10 +41,12 @@ class Sequence:
     """Output tokens made."""
     finished: bool = False
     blocks: list[int] = field(default_factory=list)
+    ready_s: float = 0.0
+    """When the decoding side has its keys and values, where it is another than the encoding side."""
 
     @property
     def tokens_needed(self) -> int:
-        """The most tokens it will ever have in the cache."""
+        """The most tokens it will ever have in the cache (decoder-only)."""
         return self.input_tokens + self.max_output - 1
 
     @property
@@ -54,6 +62,10 @@ class Step:
     encode: tuple[tuple[Sequence, int], ...] = ()
     """(sequence, tokens of its prompt to compute now)."""
     decode: tuple[Sequence, ...] = ()
+    repeats: int = 1
+    """Iterations in a row for which the policy decides this, unless somebody finishes, is cancelled or arrives."""
+    arrivals: bool = False
+    """Whether somebody's arrival may end the row."""
 
     @property
     def phase(self) -> Any:
@@ -73,7 +85,7 @@ class Ledger:
 
     A sequence is admitted only when the blocks for all it may ever cache are free, and holds them until released: no
     running sequence can meet a full cache. With `early_termination` a finished sequence is released at once; without,
-    when every resident one has finished (static batches).
+    when every resident one has finished (static batches). In an `encoder_decoder`, encoding gives no token.
     """
 
     def __init__(
@@ -81,86 +93,131 @@ class Ledger:
         pool: BlockPool,
         order: Callable[[Sequence], Any],
         early_termination: bool = True,
+        encoder_decoder: bool = False,
     ):
         self.pool = pool
         self.early_termination = early_termination
+        self.encoder_decoder = encoder_decoder
         self.order = order
-        self.waiting: list[Sequence] = []
-        self.resident: list[Sequence] = []
+        self.encoding: list[Sequence] = []
+        """Residents whose prompts aren't wholly in the cache, in order of admission."""
+        self.decoding: list[Sequence] = []
+        """The other residents, in the order in which their prompts ended."""
+        self.iterations = 0
+        """Decoding iterations booked so far."""
+        self._coming: list[tuple[float, int, Sequence]] = []
+        """Those that have not arrived: a heap by arrival."""
+        self._queue: list[tuple[Any, int, Sequence]] = []
+        """Those that have: a heap by order."""
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Those that are not resident, arrived or not, in no particular order."""
+        return [entry[-1] for heap in (self._queue, self._coming) for entry in heap]
+
+    @property
+    def resident(self) -> list[Sequence]:
+        """Those that hold blocks."""
+        return self.encoding + self.decoding
+
+    @property
+    def residents(self) -> int:
+        """How many hold blocks."""
+        return len(self.encoding) + len(self.decoding)
+
+    def blocks_needed(self, sequence: Sequence) -> int:
+        """Blocks for all the tokens that a sequence may ever cache."""
+        return self.pool.blocks_for(sequence.tokens_needed + self.encoder_decoder)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences wait; InputError for one that the whole pool could not hold."""
         for sequence in sequences:
-            need = self.pool.blocks_for(sequence.tokens_needed)
+            need = self.blocks_needed(sequence)
             if need > self.pool.total:
                 raise InputError(
                     f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
                     f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the "
                     "cache more memory."
                 )
-            bisect.insort(self.waiting, sequence, key=self.order)
+            heapq.heappush(self._coming, (sequence.arrival_s, sequence.index, sequence))
 
     def admit(self, most: int, now: float, tokens: float = float("inf")) -> list[Sequence]:
         """Make up to `most` waiting sequences resident, in order, as long as their prompts' sum stays within `tokens`
-        and their blocks are free. Those that arrive after `now` are passed over.
+        and their blocks are free: nobody overtakes one that doesn't fit yet. Those that arrive after `now` are passed
+        over.
         """
+        self._arrive(now)
         admitted: list[Sequence] = []
-        kept: list[Sequence] = []
-        for place, sequence in enumerate(self.waiting):
-            need = self.pool.blocks_for(sequence.tokens_needed)
-            full = len(admitted) >= most or need > self.pool.free or sequence.input_tokens > tokens
-            if full and sequence.arrival_s <= now:  # nobody overtakes a request that merely doesn't fit yet
-                kept.extend(self.waiting[place:])
+        while self._queue and len(admitted) < most:
+            sequence = self._queue[0][-1]
+            need = self.blocks_needed(sequence)
+            if need > self.pool.free or sequence.input_tokens > tokens:
                 break
-            if sequence.arrival_s > now:
-                kept.append(sequence)
-                continue
+            heapq.heappop(self._queue)
             sequence.blocks = self.pool.take(need)
             tokens -= sequence.input_tokens
             admitted.append(sequence)
-        self.waiting = kept
-        self.resident.extend(admitted)
+        self.encoding += admitted
         return admitted
 
-    def advance(self, step: Step, stopped: Collection[Sequence] = ()) -> list[Sequence]:
-        """Book a step's work. `stopped` made a stop token; returns the sequences that finished in this step."""
-        finished = []
-        for sequence, count in step.encode:
-            sequence.cached += count
-            if sequence.encoded:
-                sequence.generated = 1
-                if sequence.max_output <= 1 or sequence in stopped:
-                    finished.append(sequence)
+    def advance(self, step: Step, stopped: Collection[Sequence] = (), iterations: int = 1) -> list[Sequence]:
+        """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.
+        `stopped` made a stop token; returns the sequences that finished in this step.
+        """
+        finished = self._encode(step, stopped) if step.encode else []
+        if step.decode:
+            self.iterations += iterations
         for sequence in step.decode:
             if sequence.finished:  # a static batch computes its finished rows again until the last one ends
                 continue
-            sequence.cached += 1
-            sequence.generated += 1
+            sequence.cached += iterations
+            sequence.generated += iterations
             if sequence.generated >= sequence.max_output or sequence in stopped:
                 finished.append(sequence)
         for sequence in finished:
             sequence.finished = True
-        if self.early_termination:
+        if not self.early_termination:
+            if all(sequence.finished for sequence in self.resident):
+                self._release(self.decoding)
+        elif finished:
             self._release(finished)
-        elif all(sequence.finished for sequence in self.resident):
-            self._release(list(self.resident))
+        return finished
+
+    def _encode(self, step: Step, stopped: Collection[Sequence]) -> list[Sequence]:
+        finished = []
+        completed = False
+        for sequence, count in step.encode:
+            sequence.cached += count
+            if sequence.encoded:
+                completed = True
+                self.decoding.append(sequence)
+                sequence.generated = 0 if self.encoder_decoder else 1
+                if sequence.generated >= sequence.max_output or sequence in stopped:
+                    finished.append(sequence)
+        if completed:
+            self.encoding = [sequence for sequence in self.encoding if not sequence.encoded]
         return finished
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or resident; its blocks are free at once."""
-        if sequence in self.resident:
+        if sequence.blocks:
             self._release([sequence])
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        else:
+            self._queue, self._coming = (
+                [entry for entry in heap if entry[-1] is not sequence] for heap in (self._queue, self._coming)
+            )
+            heapq.heapify(self._queue)
+            heapq.heapify(self._coming)
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits and nobody is resident."""
-        return not self.waiting and not self.resident
+        return not (self.decoding or self.encoding or self._queue or self._coming)
 
     def next_arrival(self, now: float) -> float | None:
         """When the next waiting sequence arrives after `now`; None where none does."""
-        return min((s.arrival_s for s in self.waiting if s.arrival_s > now), default=None)
+        self._arrive(now)
+        return self._coming[0][0] if self._coming else None
 
     def check(self) -> None:
         """Raise AssertionError unless every block is either free or held by exactly one resident sequence."""
@@ -168,9 +225,15 @@ class Ledger:
         if len(set(held)) != len(held) or len(held) + self.pool.free != self.pool.total:
             raise AssertionError(f"{len(held)} held + {self.pool.free} free blocks are not {self.pool.total}")
 
+    def _arrive(self, now: float) -> None:
+        while self._coming and self._coming[0][0] <= now:
+            sequence = heapq.heappop(self._coming)[-1]
+            heapq.heappush(self._queue, (self.order(sequence), sequence.index, sequence))
+
     def _release(self, sequences: list[Sequence]) -> None:
         gone = set(map(id, sequences))
-        self.resident = [s for s in self.resident if id(s) not in gone]
+        self.encoding = [s for s in self.encoding if id(s) not in gone]
+        self.decoding = [s for s in self.decoding if id(s) not in gone]
         for sequence in sequences:
             self.pool.give_back(sequence.blocks)
             sequence.blocks = []

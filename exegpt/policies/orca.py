@@ -1,6 +1,6 @@
 """Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
 
-from exegpt.policies.ledger import Ledger, Step
+from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
 class OrcaPolicy:
@@ -16,9 +16,9 @@ class OrcaPolicy:
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        decode = tuple(ledger.resident)
+        decode = tuple(ledger.decoding)
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode))
         admitted = ledger.admit(room, now) if room > 0 else []
-        if not decode and not admitted:
-            return None
-        return Step(encode=tuple((s, s.input_tokens) for s in admitted), decode=decode)
+        if admitted:
+            return Step(tuple((s, s.input_tokens) for s in admitted), decode)
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None

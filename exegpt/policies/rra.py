@@ -13,17 +13,16 @@ class RRAPolicy:
     def __init__(self, encode_batch: int, decode_iterations: int):
         self.encode_batch = encode_batch
         self.decode_iterations = decode_iterations
-        self._left = 0
-        """Decoding iterations left in this phase."""
+        self._phase_ends = 0
+        """The ledger's count of iterations at which this phase is over."""
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        if self._left == 0 or not ledger.resident:
+        if ledger.iterations >= self._phase_ends or not ledger.decoding:
+            self._phase_ends = ledger.iterations + self.decode_iterations
             admitted = ledger.admit(self.encode_batch, now)
-            self._left = self.decode_iterations
             if admitted:
                 return Step(encode=tuple((s, s.input_tokens) for s in admitted))
-        if not ledger.resident:
+        if not ledger.decoding:
             return None
-        self._left -= 1
-        return Step(decode=tuple(ledger.resident))
+        return Step(decode=tuple(ledger.decoding), repeats=self._phase_ends - ledger.iterations)

@@ -1,6 +1,6 @@
 """Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
 
-from exegpt.policies.ledger import Ledger, Step
+from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
 class StaticPolicy:
@@ -13,7 +13,7 @@ class StaticPolicy:
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        if ledger.resident:
-            return Step(decode=tuple(ledger.resident))
+        if ledger.decoding:
+            return Step(decode=tuple(ledger.decoding), repeats=ENDLESS)
         admitted = ledger.admit(self.batch, now)
         return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
