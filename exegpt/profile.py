@@ -19,14 +19,12 @@ class Table(Noun):
     """Seconds over a rectangular grid, linear between its points.
 
     `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
-    `spread` their relative interquartile ranges, where they were measured. Beyond the grid the outermost cell's slope
-    goes on; `covers` tells whether a query needed that.
-    """
-
+XX
     axes: tuple[str, ...]
     points: tuple[tuple[float, ...], ...]
     values: tuple[float, ...]
     spread: tuple[float, ...] | None = None
+    filled: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         size = int(np.prod([len(p) for p in self.points])) if self.points else 0
@@ -36,6 +34,8 @@ class Table(Noun):
             raise InputError(f"The grid of a table over {self.axes} must increase along every axis.")
         if not np.isfinite(self.values).all() or min(self.values) < 0:
             raise InputError(f"A table over {self.axes} holds times that are negative or not finite.")
+        if self.filled and not 0 <= min(self.filled) <= max(self.filled) < size:
+            raise InputError(f"A table over {self.axes} names filled values that it doesn't have.")
 
     @functools.cached_property
     def _grid(self) -> tuple[tuple[Array, ...], Array]:
@@ -83,13 +83,31 @@ class Table(Noun):
             corners = [(index * len(p) + i, weight * w) for index, weight in corners for i, w in cell]
         return max(sum(weight * self.values[index] for index, weight in corners), 0.0)
 
+    @functools.cached_property
+    def _measured(self) -> Array:
+        """Of each cell of the grid, named by its lower corner, whether all its corners were measured."""
+        missing = np.zeros(len(self.values), dtype=bool)
+        missing[list(self.filled or ())] = True
+        cells = missing.reshape([len(p) for p in self.points])
+        for axis, p in enumerate(self.points):
+            if len(p) > 1:
+                cells = np.take(cells, range(len(p) - 1), axis) | np.take(cells, range(1, len(p)), axis)
+        return ~cells
+
     def covers(self, *at: Any) -> bool:
-        """Whether every query lies within the grid."""
+        """Whether every query lies within the grid, in a cell whose corners were all measured."""
         for p, x in zip(self.points, at, strict=True):
             a = np.asarray(x)
             if len(p) > 1 and a.size and (a.min() < p[0] - 1e-9 or a.max() > p[-1] + 1e-9):
                 return False
-        return True
+        if not self.filled:
+            return True
+        # A query on a grid line belongs to the cell below it: what lies beyond the line has no weight.
+        cell = [
+            np.clip(np.searchsorted(p, np.asarray(x) - 1e-9, side="right") - 1, 0, max(len(p) - 2, 0))
+            for p, x in zip(self.points, at, strict=True)
+        ]
+        return bool(self._measured[tuple(np.broadcast_arrays(*cell))].all())
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,8 @@ class Profile(Noun):
     """[bytes]: point to point between nodes."""
     provenance: dict[str, str] = field(default_factory=dict)
     """Hardware and software that was measured, or the rates that were assumed."""
+    host_copy: Table | None = None
+    """[bytes]: from a device to pinned host memory, or back; None: as long as a send."""
 
     VERSION = 1
 

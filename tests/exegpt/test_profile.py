@@ -67,3 +67,17 @@ def test_covers_tells_whether_a_query_left_the_grid():
 def test_a_broken_table_is_refused(points, values, message):
     with pytest.raises(InputError, match=message):
         Table(("tokens",), points, values)
+
+
+def test_a_value_that_completes_the_rectangle_is_not_covered():
+    """3 x 3 points of which the last was not measured: only its cell is not covered, and not that cell's other edges."""
+    table = Table(("batch", "context"), ((1, 2, 4), (1, 2, 4)), tuple(range(1, 10)), filled=(8,))
+    assert table.covers(1.5, 3.9) and table.covers(2, 4) and table.covers(4, 2)
+    assert table.covers(np.array([1, 4]), np.array([4, 1]))
+    assert not table.covers(3, 3) and not table.covers(4, 4) and not table.covers(np.array([1, 3]), np.array([1, 3]))
+    assert not table.covers(5, 1)
+
+
+def test_filled_values_must_exist():
+    with pytest.raises(InputError, match="filled values that it doesn't have"):
+        Table(("tokens",), ((1, 2),), (1.0, 2.0), filled=(2,))
