@@ -19,7 +19,12 @@ class Table(Noun):
     """Seconds over a rectangular grid, linear between its points.
 
     `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
-XX
+    `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
+    `spread` their relative interquartile ranges, where they were measured. `filled` are the places in `values` that
+    complete the rectangle without having been measured. Beyond the grid the outermost cell's slope goes on; `covers`
+    tells whether a query needed that, or a filled value.
+    """
+
     axes: tuple[str, ...]
     points: tuple[tuple[float, ...], ...]
     values: tuple[float, ...]

@@ -70,7 +70,7 @@ def test_a_broken_table_is_refused(points, values, message):
 
 
 def test_a_value_that_completes_the_rectangle_is_not_covered():
-    """3 x 3 points of which the last was not measured: only its cell is not covered, and not that cell's other edges."""
+    """3 x 3 points, the last one not measured: its cell isn't covered, but for the edges away from it."""
     table = Table(("batch", "context"), ((1, 2, 4), (1, 2, 4)), tuple(range(1, 10)), filled=(8,))
     assert table.covers(1.5, 3.9) and table.covers(2, 4) and table.covers(4, 2)
     assert table.covers(np.array([1, 4]), np.array([4, 1]))
