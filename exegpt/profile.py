@@ -89,30 +89,25 @@ class Table(Noun):
         return max(sum(weight * self.values[index] for index, weight in corners), 0.0)
 
     @functools.cached_property
-    def _measured(self) -> Array:
-        """Of each cell of the grid, named by its lower corner, whether all its corners were measured."""
-        missing = np.zeros(len(self.values), dtype=bool)
-        missing[list(self.filled or ())] = True
-        cells = missing.reshape([len(p) for p in self.points])
-        for axis, p in enumerate(self.points):
-            if len(p) > 1:
-                cells = np.take(cells, range(len(p) - 1), axis) | np.take(cells, range(1, len(p)), axis)
-        return ~cells
+    def _filled(self) -> Array:
+        """Of each value of the grid, whether it was filled."""
+        filled = np.zeros(len(self.values), dtype=bool)
+        filled[list(self.filled or ())] = True
+        return filled.reshape([len(p) for p in self.points])
 
     def covers(self, *at: Any) -> bool:
-        """Whether every query lies within the grid, in a cell whose corners were all measured."""
+        """Whether every query lies within the grid, between values that were measured."""
         for p, x in zip(self.points, at, strict=True):
             a = np.asarray(x)
             if len(p) > 1 and a.size and (a.min() < p[0] - 1e-9 or a.max() > p[-1] + 1e-9):
                 return False
         if not self.filled:
             return True
-        # A query on a grid line belongs to the cell below it: what lies beyond the line has no weight.
-        cell = [
-            np.clip(np.searchsorted(p, np.asarray(x) - 1e-9, side="right") - 1, 0, max(len(p) - 2, 0))
-            for p, x in zip(self.points, at, strict=True)
-        ]
-        return bool(self._measured[tuple(np.broadcast_arrays(*cell))].all())
+        neighbours = []  # along each axis the point below and the point above, the same one for a query on a point
+        for p, x in zip(self.points, np.broadcast_arrays(*at), strict=True):
+            below = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 1)
+            neighbours.append((below, np.minimum(np.searchsorted(p, x, side="left"), len(p) - 1)))
+        return not any(self._filled[corner].any() for corner in itertools.product(*neighbours))
 
 
 @dataclass(frozen=True)

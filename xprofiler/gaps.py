@@ -1,0 +1,59 @@
+"""Grids with gaps: values that were measured on parts of a rectangle, made into a Table over all of it."""
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.profile import Table
+
+Array = NDArray[np.float64]
+
+
+def gridded(points: tuple[tuple[float, ...], ...], measured: Mapping[tuple[float, ...], float]) -> Array:
+    """The measured seconds on the grid, NaN where there are none; points off the grid are left out."""
+    values = np.array([measured.get(at, np.nan) for at in itertools.product(*points)], dtype=np.float64)
+    return values.reshape([len(p) for p in points])
+
+
+def bridge(points: tuple[tuple[float, ...], ...], values: Array) -> Array:
+    """Fill every NaN that lies between measured neighbours along an axis, linearly along the axis whose two neighbours
+    are nearest; again for what those fills bracket. What lies beyond all neighbours stays NaN.
+    """
+    values = values.copy()
+    while True:
+        best, width = np.full(values.shape, np.nan), np.full(values.shape, np.inf)
+        for axis, at in enumerate(points):
+            filled, span = _along(np.asarray(at), np.moveaxis(values, axis, -1))
+            filled, span = np.moveaxis(filled, -1, axis), np.moveaxis(span, -1, axis)
+            nearer = span < width
+            best[nearer], width[nearer] = filled[nearer], span[nearer]
+        gaps = np.isnan(values) & np.isfinite(best)
+        if not gaps.any():
+            return values
+        values[gaps] = best[gaps]
+
+
+def _along(at: Array, values: Array) -> tuple[Array, Array]:
+    """Linear between the measured values of each line [..., n], and how many steps apart the two neighbours are."""
+    n = len(at)
+    known = np.isfinite(values)
+    place = np.arange(n)
+    below = np.maximum.accumulate(np.where(known, place, -1), axis=-1)
+    above = np.minimum.accumulate(np.where(known, place, n)[..., ::-1], axis=-1)[..., ::-1]
+    between = (below >= 0) & (above < n) & ~known
+    low, high = np.clip(below, 0, n - 1), np.clip(above, 0, n - 1)
+    share = (at - at[low]) / np.where(between, at[high] - at[low], 1.0)
+    left, right = np.take_along_axis(values, low, -1), np.take_along_axis(values, high, -1)
+    return (
+        np.where(between, left + share * (right - left), np.nan),
+        np.where(between, (high - low).astype(np.float64), np.inf),
+    )
+
+
+def table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], values: Array, beyond: Array) -> Table:
+    """The Table of `values`, whose NaNs become those of `beyond` and are named as filled."""
+    gaps = np.isnan(values)
+    whole = np.where(gaps, beyond, values).ravel()
+    return Table(axes, points, tuple(whole.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)

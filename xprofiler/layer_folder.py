@@ -1,0 +1,163 @@
+"""The layers source: a folder of one engine's layer timings, as LLM serving simulators publish them.
+
+`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) times one attention kernel for a piece of a
+prompt beside decoding sequences, `dense.csv` (layer, tokens, time_us) the other layers by tokens, `per_sequence.csv`
+(layer, sequences, time_us) those that see one row per sequence. Times are in microseconds, for one device.
+"""
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xprofiler.gaps import Array, bridge, gridded, table
+
+_IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
+_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_US = 1e-6
+
+
+def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, overhead_s: float = 0.0) -> Profile:
+    """The Profile that a folder of layer timings describes, for one device; `overhead_s` is the engine's own time per
+    iteration, which such a folder doesn't hold.
+
+    Raises InputError where a file, column or layer is missing, or where `meta.yaml` names another model.
+    """
+    meta = _meta(folder)
+    _check_model(model, meta, folder)
+    dtype = dtype or meta.get("variant")
+    if dtype is None:
+        raise InputError(f"'{folder}' has no meta.yaml that names a dtype: pass --dtype.")
+    dense = _by_layer(folder / "dense.csv", "tokens", (*_IN_LAYER, "embedding", "final_layernorm"))
+    rows = _by_layer(folder / "per_sequence.csv", "sequences", ("lm_head", "sampler"))
+    nothing = Table(("bytes",), ((1.0,),), (0.0,))
+    known = ("hardware", "gpu", "model", "vllm_version", "cuda_version", "profiled_at")
+    return Profile(
+        version=Profile.VERSION,
+        source="operators",
+        model=model.fingerprint,
+        dtype=dtype,
+        device=str(meta.get("hardware", "unknown")),
+        degrees=(
+            DegreeTables(
+                tp=1,
+                decoder=_layer(dense, _attention(folder / "attention.csv")),
+                embedding=_sum("tokens", [dense["embedding"]]),
+                head=_sum("rows", [rows["lm_head"], rows["sampler"], dense["final_layernorm"]]),
+            ),
+        ),
+        overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
+        send=nothing,  # one device sends nothing
+        send_between_nodes=nothing,
+        provenance={
+            "source": f"layer timings of '{folder.name}'",
+            **{key: str(meta[key]) for key in known if key in meta},
+            "not_in_source": "the engine's own time per iteration; tensor parallelism; links",
+            "overhead_s": f"{overhead_s:.4g}",
+        },
+    )
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    """What `meta.yaml`, in the folder or the one above it, says; nothing where there is none."""
+    import yaml
+
+    for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
+        if path.is_file():
+            return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return {}
+
+
+def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
+    from exegpt.builtin_models import builtin_model
+
+    named = meta.get("model")
+    if named is None:
+        return
+    try:
+        measured = builtin_model(str(named))
+    except InputError:  # a model that isn't built in can't be compared
+        return
+    if measured.fingerprint != model.fingerprint:
+        raise InputError(f"'{folder}' holds layers of {named}, not of '{model.name}': pass --model {named}.")
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise InputError(f"There is no file '{path}': a folder of layers needs it.")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for column in (*columns, "time_us"):
+        if not rows or column not in rows[0]:
+            raise InputError(f"'{path}' has no column '{column}', or no rows.")
+    return rows
+
+
+def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[float, float]]:
+    """Seconds by layer and number of tokens or sequences."""
+    found: dict[str, dict[float, float]] = defaultdict(dict)
+    for row in _read(path, ("layer", axis)):
+        found[row["layer"]][float(row[axis])] = float(row["time_us"]) * _US
+    for layer in needed:
+        if layer not in found:
+            raise InputError(f"'{path}' has no layer '{layer}': it has {', '.join(sorted(found))}.")
+    return dict(found)
+
+
+def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
+    """The sum of several layers' times where the first was measured; the others linear between their points."""
+    at = tuple(sorted(parts[0]))
+    total = sum(np.interp(at, sorted(p), [p[x] for x in sorted(p)]) for p in parts)
+    return Table((axis,), (at,), tuple(np.asarray(total).tolist()))
+
+
+def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
+    """One layer; attention of prompts alone and of decoding alone are slices of the shared table."""
+    chunks, pasts, decodes, contexts = mixed.points
+    seconds = np.array(mixed.values).reshape([len(p) for p in mixed.points])
+    alone = seconds[:, :, 0, 0]  # no decoding: the context doesn't matter
+
+    def slice_of(axes: tuple[str, str], points: tuple[tuple[float, ...], ...], values: Array) -> Table:
+        return Table(axes, points, tuple(values.ravel().tolist()))
+
+    return LayerTables(
+        rest=_sum("tokens", [dense[name] for name in _IN_LAYER]),
+        # One prompt per kernel was measured: several take one after the other.
+        encode_attention=slice_of(
+            ("batch", "length"), ((1.0, 2.0), chunks[1:]), np.stack([alone[1:, 0], 2 * alone[1:, 0]])
+        ),
+        chunk_attention=slice_of(("chunk", "past"), (chunks[1:], pasts), alone[1:]),
+        decode_attention=slice_of(("batch", "context"), (decodes[1:], contexts), seconds[0, 0, 1:]),
+        mixed_attention=mixed,
+    )
+
+
+def _attention(path: Path) -> Table:
+    """The shared kernel's table over [chunk, past, decodes, context].
+
+    Without a prompt the past doesn't matter, without decoding the context doesn't: those planes repeat the one value
+    that was measured. Two grids that were measured over each other leave gaps, which are bridged linearly. What no
+    measurement brackets (prompts beside more decoding sequences than the engine takes beside one) grows with the
+    decoding sequences as it does without a prompt, and is named as filled.
+    """
+    measured = {tuple(float(r[c]) for c in _ATTENTION): float(r["time_us"]) * _US for r in _read(path, _ATTENTION)}
+    points = tuple(tuple(sorted({at[axis] for at in measured} | {0.0})) for axis in range(3))
+    contexts = tuple(sorted({at[3] for at in measured if at[2] > 0}))
+    points = (*points, contexts)
+    values = gridded(points, measured)
+    values[0] = values[0, 0]
+    values[:, :, 0, :] = gridded((*points[:3], (0.0,)), measured)[:, :, 0, :]
+    values[0, :, 0, :] = 0.0
+    values = bridge(points, values)
+    beyond = values.copy()
+    for n in range(1, len(points[2])):
+        growth = values[0, 0, n] - values[0, 0, n - 1]
+        beyond[:, :, n] = np.where(np.isnan(beyond[:, :, n]), beyond[:, :, n - 1] + growth, beyond[:, :, n])
+    if np.isnan(beyond).any():
+        raise InputError(f"'{path}' does not hold enough rows of pieces alone and of decoding alone to fill its grid.")
+    return table(("chunk", "past", "decodes", "context"), points, values, beyond)
