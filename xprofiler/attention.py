@@ -9,7 +9,7 @@ from exegpt.kernels.attention import attention
 from exegpt.model import ModelSpec
 from exegpt.schedule import BLOCK_SIZE
 
-_COLD_BYTES = 2**28
+COLD_BYTES = 2**28
 """A pool of this size outgrows the processor's caches: between two visits of one layer's cache the runner reads all
 the weights, so a block is never still there."""
 
@@ -21,7 +21,7 @@ class AttentionProbe:
 
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: torch.dtype = torch.float32):
         block_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize * BLOCK_SIZE
-        self._blocks = max(batch * -(-length // BLOCK_SIZE), _COLD_BYTES // block_bytes)
+        self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
         self._heads = model.heads
         self._order = torch.randperm(self._blocks, dtype=torch.int32)
         self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, dtype=dtype)

@@ -34,7 +34,7 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
         return Timing(0.0, 0.0)
     contexts = prompt + 1 + np.arange(len(decoding))
     layer = degree.decoder
-    parts = model.spec.layers * (layer.rest(batch) + layer.decode_attention(batch, contexts))
+    parts = len(model.layers) * (layer.rest(batch) + layer.decode_attention(batch, contexts))
     parts = parts + degree.embedding(batch) + degree.head(batch)
     # An iteration lasts to the start of the next: in between the engine books results.
     starts = np.array([span.start_s for span in decoding] + [decoding[-1].end_s])
@@ -54,7 +54,7 @@ def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Sche
         cluster=local_cluster(),
         workload=Workload.fixed(prompt, output),
         profile=ProfileReference("measured", ""),
-        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        stages=(Stage((0,), 1, "both", None, (0, len(model.layers))),),
         kv_blocks=batch * -(-(prompt + output) // BLOCK_SIZE),
         dtype=model.dtype,
         kv_dtype=model.dtype,

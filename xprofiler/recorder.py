@@ -4,10 +4,11 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exegpt.profile import Table
+from xprofiler.ranks import Ranks
 from xprofiler.timing import Timing
 
 
@@ -22,24 +23,34 @@ class Grid:
     def __len__(self) -> int:
         return len(list(itertools.product(*self.points)))
 
+    def of_degree(self, tp: int) -> "Grid":
+        """The same points for a tensor-parallel degree, recorded under a name of their own."""
+        return self if tp == 1 else replace(self, table=f"{self.table} tp={tp}")
+
 
 class Recorder:
     """Records points of grids and appends each to `path` (JSON lines); those already there are not measured again.
 
     A point is measured once in every pass, so that a slow moment of the machine falls on one pass alone. `progress` is
-    called after every measurement with the name of its table.
+    called after every measurement with the name of its table. In a job of several `ranks` all record the same points in
+    the same order, each point at once, as they compute at once in a run; it is then the median rank's, and rank 0
+    alone keeps the file.
     """
 
-    def __init__(self, path: Path | None = None, progress: Callable[[str], None] | None = None):
-        self._path = path
+    def __init__(
+        self, path: Path | None = None, progress: Callable[[str], None] | None = None, ranks: Ranks | None = None
+    ):
+        self._ranks = ranks or Ranks()
+        self._path = path if self._ranks.rank == 0 else None
         self._progress = progress or (lambda table: None)
         self._points: dict[tuple[str, tuple[int, ...]], dict[int, Timing]] = {}
-        if path and path.is_file():
-            text = path.read_text(encoding="utf-8")
+        if self._path and self._path.is_file():
+            text = self._path.read_text(encoding="utf-8")
             for line in text.splitlines():
                 self._load(line)
             if text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
-                path.write_text(text + "\n", encoding="utf-8")
+                self._path.write_text(text + "\n", encoding="utf-8")
+        self._points = self._ranks.all(self._points)[0]
 
     def _load(self, line: str) -> None:
         try:
@@ -49,11 +60,14 @@ class Recorder:
         except (ValueError, KeyError, TypeError):
             return  # a line torn by the interruption: its point is measured again
 
-    def record(self, table: str, at: tuple[int, ...], turn: int, measure: Callable[[], Timing]) -> None:
-        """Measure the point `at` of a table in pass `turn`, unless it is known."""
+    def record(self, table: str, at: tuple[int, ...], turn: int, measure: Callable[[], Timing | None]) -> None:
+        """Measure the point `at` of a table in pass `turn`, unless it is known; a rank with no part gives None."""
         turns = self._points.setdefault((table, at), {})
         if turn not in turns:
-            timing = turns[turn] = measure()
+            timings = [timing for timing in self._ranks.all(measure()) if timing]
+            timing = turns[turn] = Timing(
+                statistics.median(t.seconds for t in timings), statistics.median(t.spread for t in timings)
+            )
             if self._path:
                 row = {"table": table, "at": at, "turn": turn, "seconds": timing.seconds, "spread": timing.spread}
                 with self._path.open("a", encoding="utf-8") as file:

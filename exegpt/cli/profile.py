@@ -1,5 +1,6 @@
-"""`exegpt profile`: measures this machine's layers."""
+"""`exegpt profile`: measures this machine's layers, or under mpirun a cluster's."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -11,25 +12,41 @@ from exegpt.cli import options
 def profile(
     model: options.MODEL_DIRECTORY,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the profile to this file too.")] = None,
+    cluster_out: Annotated[
+        Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
     """Measure this machine's layers for a model; an interrupted measurement goes on where it stopped.
 
+    Under mpirun, one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the links.
+
     Example: exegpt profile --model my-model
+
+    Example: mpirun -n 4 exegpt profile --model my-model --out profile.json --cluster-out cluster.yaml
     """
     from exegpt import document
     from exegpt.cli import inputs, output
-    from xprofiler.measure import measure_profile
+    from xprofiler.cluster import found_cluster, write_cluster
+    from xprofiler.measure import measure_job
+    from xprofiler.ranks import job
 
-    directory = inputs.model_directory(model)
-    output.check_output(out)
-    inputs.set_threads(threads)
-    with output.progress("measuring layers") as progress:
-        measured = measure_profile(directory, dtype=dtype, progress=lambda _, done, total: progress(done, total))
-    if out:
-        document.write(out, measured)
+    with job() as ranks:
+        first = ranks.rank == 0
+        ranks.agree(lambda: _check(model, (out, cluster_out) if first else ()))
+        inputs.set_threads(threads or ranks.threads)
+        with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
+            found = measure_job(Path(model), dtype, ranks, lambda _, done, total: progress(done, total))
+        cluster = found_cluster(ranks, found.intra, found.inter) if cluster_out else None
+        if not first:
+            return
+        measured = found.profile
+        if out:
+            document.write(out, measured)
+        if cluster_out and cluster:
+            write_cluster(cluster_out, cluster)
     if json:
         facts = {"fingerprint": measured.fingerprint, "source": measured.source, "provenance": measured.provenance}
         return output.emit(
@@ -38,3 +55,13 @@ def profile(
     print(
         f"Measured {model} on {measured.provenance.get('processor', 'this machine')}: {measured.fingerprint}, stored."
     )
+
+
+def _check(model: str, outs: tuple[Path | None, ...]) -> dict[str, str]:
+    """InputError for a model that isn't there or a file that can't be written; there is nothing to agree on yet."""
+    from exegpt.cli import inputs, output
+
+    inputs.model_directory(model)
+    for out in outs:
+        output.check_output(out)
+    return {}

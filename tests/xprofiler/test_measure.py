@@ -28,7 +28,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "_BATCHES", (1, 4))
     monkeypatch.setattr(measure, "_ENGINE_BATCHES", (1, 2))
     monkeypatch.setattr(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
-    monkeypatch.setattr("xprofiler.attention._COLD_BYTES", 2**16)
+    monkeypatch.setattr("xprofiler.attention.COLD_BYTES", 2**16)
 
 
 def test_a_profile_has_every_table_positive_and_is_found_again(directory):

@@ -1,0 +1,41 @@
+"""The cluster that a job's ranks make up, as measured, and its file."""
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+from exegpt import document
+from exegpt.cluster import ClusterSpec, LinkSpec, local_cluster
+from xprofiler import machine
+from xprofiler.ranks import Ranks
+
+
+def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec) -> ClusterSpec:
+    """A device per rank, each with its share of its node's memory; its rates are those of the median rank while all
+    ranks compute. All ranks must call it (about a second).
+    """
+    local = machine.measured(local_cluster())
+    devices = ranks.all(local.device)
+    device = replace(
+        local.device,
+        memory_bytes=min(device.memory_bytes for device in devices) // ranks.per_node,
+        bandwidth_bytes_s=statistics.median(device.bandwidth_bytes_s for device in devices),
+        flops_s={dtype: statistics.median(d.flops_s[dtype] for d in devices) for dtype in local.device.flops_s},
+    )
+    name = f"{len(ranks.nodes)} nodes x {ranks.per_node} ranks"
+    return replace(
+        local,
+        name=name,
+        nodes=len(ranks.nodes),
+        devices_per_node=ranks.per_node,
+        device=device,
+        intra=intra,
+        inter=inter,
+    )
+
+
+def write_cluster(path: Path, cluster: ClusterSpec) -> None:
+    """Write a cluster as the YAML file that `--cluster` reads, whole or not at all."""
+    import yaml
+
+    document.write_text(path, yaml.safe_dump(document.to_dict(cluster), sort_keys=False))

@@ -1,0 +1,112 @@
+"""What moving data between the ranks of a job costs: the all-reduce of hidden states, point-to-point sends, copies.
+
+Data are moved through host memory by MPI. Numbers of repetitions are fixed, since all who take part must make the same
+calls.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from exegpt.cluster import LinkSpec
+from exegpt.profile import Table
+from xprofiler.ranks import Ranks
+from xprofiler.recorder import Grid, Recorder
+from xprofiler.timing import Timing, timed
+
+_REPEATS = 10
+_BYTES = tuple(4**i for i in range(5, 14))
+_COPY_BYTES = 2**26
+
+HOST_COPY = Grid("host_copy", ("bytes",), ((_COPY_BYTES,),))
+ALONE = Table(("bytes",), ((1.0,),), (0.0,))
+"""One device sends nothing."""
+
+
+def all_reduce(group: object) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Sums a tensor over the ranks of an MPI communicator, in float32, which MPI can add."""
+    from mpi4py import MPI
+
+    def reduce(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        group.Allreduce(MPI.IN_PLACE, wide.numpy())  # type: ignore[attr-defined]
+        return wide.to(x.dtype)
+
+    return reduce
+
+
+def time_all_reduce(group: object, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:
+    """An all-reduce of [rows, hidden] over a group of ranks; all groups of the job do it at once, as in a run. None for
+    a rank without a group.
+    """
+    if group is None:
+        return None
+    x, reduce = torch.zeros(rows, hidden, dtype=dtype), all_reduce(group)
+    return timed(lambda: reduce(x), least=_REPEATS, most=_REPEATS)
+
+
+def pairs(ranks: Ranks) -> dict[str, tuple[int, int]]:
+    """Which two ranks measure each kind of link that the job has: those of neighbouring pipeline stages."""
+    found = {}
+    if ranks.per_node > 1:
+        found["send"] = (ranks.nodes[0][0], ranks.nodes[0][1])
+    if len(ranks.nodes) > 1:
+        found["send_between_nodes"] = (ranks.nodes[0][-1], ranks.nodes[1][0])
+    return found
+
+
+def link_grids(ranks: Ranks) -> tuple[Grid, ...]:
+    """What is measured about the job's links, once each in every pass."""
+    sends = tuple(Grid(name, ("bytes",), (_BYTES,)) for name in pairs(ranks))
+    return (*sends, HOST_COPY) if ranks.size > 1 else ()
+
+
+def measure_links(recorder: Recorder, ranks: Ranks, turn: int) -> None:
+    """One pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
+    for name, pair in pairs(ranks).items():
+        for size in _BYTES:
+            recorder.record(name, (size,), turn, lambda pair=pair, size=size: _time_send(ranks, pair, size))
+    if ranks.size > 1:
+        recorder.record(HOST_COPY.table, (_COPY_BYTES,), turn, lambda: _time_copy(_COPY_BYTES))
+
+
+def _time_send(ranks: Ranks, pair: tuple[int, int], size: int) -> Timing | None:
+    """One way of a message of `size` bytes: half of there and back."""
+    if ranks.rank not in pair:
+        return None
+    first = ranks.rank == pair[0]
+    buffer = np.zeros(size, dtype=np.uint8)
+    there_and_back = ranks.between(pair[1] if first else pair[0], first)
+    timing = timed(lambda: there_and_back(buffer), least=_REPEATS, most=_REPEATS)
+    return Timing(timing.seconds / 2, timing.spread)
+
+
+def _time_copy(size: int) -> Timing:
+    """A copy within host memory, on all ranks at once."""
+    source, target = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    return timed(lambda: target.copy_(source))
+
+
+def sends(recorder: Recorder, ranks: Ranks) -> tuple[Table, Table]:
+    """The tables of sends within a node and between nodes; where the job has one kind of link alone, both are that."""
+    grids = {grid.table: grid for grid in link_grids(ranks)}
+    tables = {name: recorder.compiled(grids[name]) for name in pairs(ranks)}
+    within = tables.get("send") or tables.get("send_between_nodes") or ALONE
+    return within, tables.get("send_between_nodes") or within
+
+
+def host_copy(recorder: Recorder, ranks: Ranks) -> dict[str, str]:
+    """The rate of copies within host memory, where it was measured, as a fact of a Profile's provenance."""
+    if ranks.size == 1:
+        return {}
+    return {"host_copy_bytes_s": f"{_COPY_BYTES / recorder.compiled(HOST_COPY).values[0]:.4g}"}
+
+
+def link(table: Table, share: float = 1.0) -> LinkSpec:
+    """The link that a table over bytes tells of, `share` bytes of traffic per byte asked: the smallest message's time,
+    and the largest's bytes per second beyond that.
+    """
+    (sizes,), (latency, *_, whole) = table.points, table.values
+    carrying = whole - latency if whole > latency else whole
+    return LinkSpec(share * sizes[-1] / carrying, latency)

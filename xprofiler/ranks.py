@@ -1,0 +1,159 @@
+"""The ranks of a job, grouped by node. Without a launcher such as mpirun, this process is a job of one rank.
+
+Ranks that wait for others sleep: MPI's own waiting spins, and takes a processor and its memory bandwidth from what is
+being measured. mpi4py is imported only where a launcher has started several ranks.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from exegpt.errors import InputError
+
+T = TypeVar("T")
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Where launchers say how many ranks they started."""
+_NAP_S = 2e-4
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+class Agreed(InputError):
+    """A bad input that every rank of the job knows of, so that all end alike and rank 0 says why."""
+
+
+class Ranks:
+    """The ranks of an MPI communicator `world`; `node` is the part of it on this node. Alone without them."""
+
+    def __init__(self, world: Any = None, node: Any = None):
+        self._world = world
+        self._node = node
+        self.rank = world.rank if world else 0
+        self.host = os.uname().nodename
+        here = tuple(node.allgather(self.rank)) if node else (0,)
+        self.nodes = tuple(sorted(set(self.all(here))))
+        """The ranks of each node."""
+        self.per_node = len(here)
+        self.local = here.index(self.rank)
+        """This rank's place on its node."""
+        if len({len(ranks) for ranks in self.nodes}) > 1:
+            counts = ", ".join(str(len(ranks)) for ranks in self.nodes)
+            raise Agreed(f"The nodes have {counts} ranks: start as many on each, one per device.")
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are in all."""
+        return self.per_node * len(self.nodes)
+
+    @property
+    def threads(self) -> int | None:
+        """Processor threads for each rank: OMP_NUM_THREADS, else an equal share of the processors that it may use.
+        None where it is alone: torch's own choice.
+        """
+        if self.size == 1:
+            return None
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        if asked.isdigit():
+            return int(asked)
+        return max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // self.per_node))
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on every rank; all must call it."""
+        if self._world is None:
+            return [value]
+        self._wait(self._world.Ibarrier())
+        values: list[T] = self._world.allgather(value)
+        return values
+
+    def group(self, size: int) -> Any:
+        """The communicator of this rank's group of `size` neighbours on its node; None for a rank left over. All must
+        call it.
+        """
+        group = self._node.Split(self.local // size)
+        return group if group.size == size else None
+
+    def between(self, other: int, first: bool) -> Callable[[Any], None]:
+        """Sends a buffer to rank `other` and back if `first`, and the other way round if not."""
+
+        def there_and_back(buffer: Any) -> None:
+            for sends in (first, not first):
+                if sends:
+                    self._world.Send(buffer, other)
+                else:
+                    self._world.Recv(buffer, other)
+
+        return there_and_back
+
+    def agree(self, facts: Callable[[], dict[str, str]]) -> dict[str, str]:
+        """This rank's facts, which must be those of every rank; Agreed, on all of them, where one differs or its facts
+        raise an InputError.
+        """
+        try:
+            mine, trouble = facts(), ""
+        except InputError as error:
+            mine, trouble = {}, str(error)
+        heard = self.all((self.host, mine, trouble))
+        for rank, (host, theirs, bad) in enumerate(heard):
+            if bad:
+                raise Agreed(bad if self.size == 1 else f"On rank {rank} ({host}): {bad}")
+            for name, value in heard[0][1].items():
+                if theirs[name] != value:
+                    raise Agreed(
+                        f"Rank {rank} ({host}) has {name} '{theirs[name]}' and rank 0 '{value}': start all ranks alike."
+                    )
+        return mine
+
+    def _wait(self, request: Any) -> None:
+        while not request.Test():
+            time.sleep(_NAP_S)
+
+
+@contextmanager
+def job() -> Iterator[Ranks]:
+    """The job that this process is a rank of. What one rank alone fails by ends the whole job, naming the rank."""
+    started = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+    if started == 1:
+        yield Ranks()
+        return
+    world = _world(started)
+    try:
+        yield Ranks(world, world.Split_type(_mpi().COMM_TYPE_SHARED))
+    except Agreed:
+        if world.rank:
+            raise SystemExit(BAD_INPUT) from None
+        raise
+    except BaseException as error:
+        if not isinstance(error, InputError):
+            traceback.print_exc()
+        sys.stderr.write(f"exegpt: rank {world.rank} ({os.uname().nodename}): {str(error) or type(error).__name__}\n")
+        sys.stderr.flush()
+        code = (
+            BAD_INPUT if isinstance(error, InputError) else INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        )
+        world.Abort(code)
+
+
+def _mpi() -> Any:
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _world(started: int) -> Any:
+    """MPI's communicator of all ranks, which must be as many as were started."""
+    try:
+        world = _mpi().COMM_WORLD
+    except ImportError as error:
+        raise InputError(
+            f"{started} ranks were started, and mpi4py can't be used ({error}): pip install 'exegpt[mpi]'."
+        ) from None
+    if world.size != started:
+        raise InputError(
+            f"{started} ranks were started, and MPI sees {world.size}: start them with the mpirun of the MPI library "
+            f"that mpi4py uses, or with srun --mpi=pmix."
+        )
+    return world
