@@ -45,6 +45,9 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
     own = {
         "rra": {"encode_batch": 4, "decode_batch": 9, "decode_iterations": 8},
         "static": {"encode_batch": 4},
+        "hybrid": {"encode_batch": 4, "micro_batches": 2, "encode_micro_batches": 3},
+        "waa-c": {"encode_batch": 4, "decode_batch": 9, "micro_batches": 2},
+        "waa-m": {"encode_batch": 4, "decode_batch": 9, "micro_batches": 2},
         "orca": {"max_num_seqs": 8, "prefills_per_step": 1},
         "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     }[policy]
