@@ -2,7 +2,7 @@
 
 import typer
 
-from exegpt.cli import bench, demo, listing, model, profile, run, show, simulate, tune
+from exegpt.cli import bench, demo, listing, model, profile, profile_import, run, show, simulate, tune
 
 app = typer.Typer(
     help="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound.",
@@ -13,13 +13,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (demo.demo, tune.tune, run.run, bench.bench, simulate.simulate, profile.profile, show.show):
+for command in (demo.demo, tune.tune, run.run, bench.bench, simulate.simulate, show.show):
     app.command()(command)
 app.command("list")(listing.list_)
 
 _model = typer.Typer(help="Model directories.", no_args_is_help=True, rich_markup_mode=None)
 _model.command("create")(model.create)
 app.add_typer(_model, name="model")
+
+_profile = typer.Typer(rich_markup_mode=None)
+_profile.callback(invoke_without_command=True)(profile.profile)
+_profile.command("import")(profile_import.import_)
+app.add_typer(_profile, name="profile")
 
 
 @app.callback(invoke_without_command=True)

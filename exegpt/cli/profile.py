@@ -10,7 +10,10 @@ from exegpt.cli import options
 
 
 def profile(
-    model: options.MODEL_DIRECTORY,
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A model directory in the Hugging Face layout.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the profile to this file too.")] = None,
     cluster_out: Annotated[
         Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
@@ -23,16 +26,25 @@ def profile(
 
     Under mpirun, one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the links.
 
+    Measurements that others published become profiles by `exegpt profile import`.
+
     Example: exegpt profile --model my-model
 
     Example: mpirun -n 4 exegpt profile --model my-model --out profile.json --cluster-out cluster.yaml
     """
+    if context.invoked_subcommand:
+        return
     from exegpt import document
     from exegpt.cli import inputs, output
+    from exegpt.errors import InputError
     from xprofiler.cluster import found_cluster, write_cluster
     from xprofiler.measure import measure_job
     from xprofiler.ranks import job
 
+    if model is None:
+        raise InputError(
+            "Name a model directory to measure with --model, or import a profile: `exegpt profile import`."
+        )
     with job() as ranks:
         first = ranks.rank == 0
         ranks.agree(lambda: _check(model, (out, cluster_out) if first else ()))

@@ -1,0 +1,76 @@
+"""`exegpt profile import`: a Profile from measurements that others published."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exegpt.cli import options
+
+SOURCES = ("aiconfigurator", "vidur", "layers")
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur or layers")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="vidur, layers: the folder of CSV files. aiconfigurator: its systems folder, if elsewhere."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help=options.MODEL_HELP)] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the profile to this file.")] = ...,  # type: ignore[assignment]
+    system: Annotated[str | None, typer.Option(help="aiconfigurator: the GPU system, like h100_sxm.")] = None,
+    engine: Annotated[str, typer.Option(help="aiconfigurator: whose kernels: vllm, trtllm or sglang.")] = "vllm",
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8. Default: the source's own, else bf16.")] = None,
+    kv_dtype: options.KV_DTYPE = None,
+    overhead: Annotated[
+        str | None, typer.Option(help="The engine's own time per iteration, like 3ms; no source holds it. Default: 0.")
+    ] = None,
+    json: options.JSON = False,
+) -> None:
+    """A profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
+    files (mlp, attention, network), or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
+
+    Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
+    """
+    from exegpt import document
+    from exegpt.cli import inputs, output
+    from exegpt.duration import parse_duration
+    from exegpt.errors import InputError
+
+    inputs.check_choice(source, SOURCES, "Source")
+    output.check_output(out)
+    spec = inputs.find_model(model)
+    overhead_s = parse_duration(overhead) if overhead else 0.0
+    if source == "aiconfigurator":
+        from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
+
+        if system is None:
+            raise InputError(f"Name the system with --system: one of {', '.join(SYSTEMS)}.")
+        imported = aiconfigurator_profile(spec, system, engine, dtype or "bf16", kv_dtype, path, overhead_s)
+    else:
+        if path is None or not path.is_dir():
+            raise InputError(f"There is no folder '{path}': name the folder of the {source} files after the source.")
+        if source == "layers":
+            from xprofiler.layer_folder import layers_profile
+
+            imported = layers_profile(spec, path, dtype, overhead_s)
+        else:
+            from xprofiler.vidur import vidur_profile
+
+            imported = vidur_profile(spec, path, dtype or "fp16", overhead_s)
+    document.write(out, imported)
+    if json:
+        return output.emit(
+            {
+                "profile": {"fingerprint": imported.fingerprint, "source": imported.source},
+                "degrees": [d.tp for d in imported.degrees],
+                "out": str(out),
+                "provenance": {**output.provenance(imported), "import": imported.provenance},
+            }
+        )
+    degrees = ", ".join(str(d.tp) for d in imported.degrees)
+    print(f"'{out}': {spec.name} on {imported.device} in {imported.dtype}, tensor-parallel degrees {degrees}.")
+    for key, value in imported.provenance.items():
+        output.note(f"· {key}: {value}")

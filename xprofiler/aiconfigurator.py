@@ -1,0 +1,240 @@
+"""The aiconfigurator source: operator tables that its package carries as Parquet files, read without running its code.
+
+`data/SYSTEM/FAMILY/ENGINE/VERSION/NAME_perf.parquet` under the package's systems folder; the newest version of each
+table is taken. Latencies are in milliseconds.
+"""
+
+import importlib.util
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.errors import InputError
+from exegpt.model import BYTES, ModelSpec
+from exegpt.profile import Profile, Table
+from xprofiler.gaps import Array, bridge, gridded, table
+from xprofiler.heads import table_for
+from xprofiler.operators import Operators, compose
+from xprofiler.products import Products
+
+SYSTEMS = {
+    "a100_sxm": "A100-80GB",
+    "h100_sxm": "H100-SXM",
+    "h200_sxm": "H200-SXM",
+    "b200_sxm": "B200",
+    "l40s": "L40S",
+    "rtx_pro_6000_server": "RTXPRO6000",
+}
+"""The package's systems → our device kinds."""
+ENGINES = ("vllm", "trtllm", "sglang")
+_PACKAGE = "aiconfigurator_core"
+_GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}  # 16-bit formats have one rate
+_MS = 1e-3
+
+
+def systems_folder() -> Path | None:
+    """The installed package's folder of tables; None where it isn't installed."""
+    found = importlib.util.find_spec(_PACKAGE)
+    places = found.submodule_search_locations if found else None
+    return Path(next(iter(places))) / "systems" if places else None
+
+
+def aiconfigurator_profile(
+    model: ModelSpec,
+    system: str,
+    engine: str = "vllm",
+    dtype: str = "bf16",
+    kv_dtype: str | None = None,
+    folder: Path | None = None,
+    overhead_s: float = 0.0,
+) -> Profile:
+    """A model's Profile on `system` from the tables measured with `engine`'s kernels. `folder` is the package's systems
+    folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold.
+
+    Raises InputError for a system, engine, dtype or shape that the tables don't hold, each with what they do.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"There are no tables of engine '{engine}': choose {', '.join(ENGINES)}.")
+    if system not in SYSTEMS:
+        raise InputError(f"There is no system '{system}': the systems are {', '.join(SYSTEMS)}.")
+    if dtype not in _GEMM_DTYPES:
+        raise InputError(f"The tables hold no products in {dtype}: choose {', '.join(_GEMM_DTYPES)}.")
+    cluster = parse_cluster(f"1x8x{SYSTEMS[system]}")
+    kv_dtype = kv_dtype or dtype
+    tables = _Tables(_find(folder) / "data" / system, engine)
+    return compose(
+        model,
+        _operators(model, tables, cluster, dtype, kv_dtype),
+        dtype,
+        cluster.device.kind,
+        cluster.inter,
+        overhead_s,
+        {
+            "source": "aiconfigurator",
+            "system": system,
+            "engine": engine,
+            "kv_dtype": kv_dtype,
+            **{f"{name}_version": version for name, version in tables.versions.items()},
+            "products": "between measured shapes by the ratio to full speed; beyond 65536 wide, the ratio there",
+            "pieces": "attention after cached tokens: the whole prompt's, by the share of token pairs",
+            "send": "half of a two-device all-gather; between nodes: the device kind's data sheet",
+            "filled": "attention of more tokens than were measured grows with the work, and is named as filled",
+            "not_in_source": "the engine's own time per iteration; sampling; norms, rotary embedding and activation, "
+            "which take their bytes at the bandwidth that products reach, but at least as long as the least product"
+            + ("; products in fp16, which take as long as in bf16" if dtype == "fp16" else ""),
+        },
+    )
+
+
+def _find(folder: Path | None) -> Path:
+    found = folder or systems_folder()
+    if found is None:
+        raise InputError(
+            "The package aiconfigurator is not installed: `pip install exegpt[gpu-data]`, or name its systems folder."
+        )
+    if not (found / "data").is_dir():
+        raise InputError(f"'{found}' is not a systems folder of aiconfigurator: it has no folder 'data'.")
+    return found
+
+
+@dataclass
+class _Tables:
+    """One system's tables."""
+
+    folder: Path
+    engine: str
+
+    def __post_init__(self) -> None:
+        self.versions: dict[str, str] = {}
+
+    def columns(self, family: str, name: str, engine: str | None = None, **only: Any) -> dict[str, Array]:
+        """The columns of a table's rows that have these values; InputError where there is no such table or row."""
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        engine = engine or self.engine
+        files = sorted(
+            (self.folder / family / engine).glob(f"*/{name}_perf.parquet"), key=lambda p: _order(p.parent.name)
+        )
+        if not files:
+            raise InputError(f"System '{self.folder.name}' has no table '{name}' of {engine}: choose another --engine.")
+        self.versions[name] = files[-1].parent.name
+        rows = pq.read_table(files[-1])
+        for column, value in only.items():
+            if column in rows.column_names:
+                left = rows.filter(pc.equal(rows[column], value))
+                if not left.num_rows:
+                    known = ", ".join(sorted(map(str, set(rows[column].to_pylist()))))
+                    raise InputError(
+                        f"System '{self.folder.name}' has no {column} {value} in table '{name}' of {engine}: it has"
+                        f" {known}."
+                    )
+                rows = left
+        return {column: rows[column].to_numpy() for column in rows.column_names}
+
+
+def _order(version: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", version)]
+
+
+def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str) -> Operators:
+    device = cluster.device
+
+    def products(kind: str, flops: str) -> Products:
+        rows = tables.columns("gemm", "gemm", gemm_dtype=kind)
+        m, n, k = (rows[c].astype(np.float64) for c in "mnk")
+        rates = (device.flops_s[flops], device.bandwidth_bytes_s, BYTES[flops])
+        return Products.of(m, n, k, rows["latency"] * _MS, *rates)
+
+    half = products("bfloat16", "bf16")
+    own = half if dtype != "fp8" else products(_GEMM_DTYPES[dtype], dtype)
+    attention = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}.get(kv_dtype, kv_dtype)
+    encode = _attention(tables, "context", model.head_size, attention)
+    decode = _attention(tables, "generation", model.head_size, attention)
+    reduce = _collective(tables.columns("comm", "custom_allreduce"))
+    gather = _collective(tables.columns("comm", "nccl", engine="nccl", op_name="all_gather", nccl_dtype="half"))
+    return Operators(
+        rows=own.rows,
+        product=own.seconds,
+        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k)),
+        moved=lambda size: half.floor_s + size / half.reached_bytes_s,
+        encode_attention=lambda heads, kv_heads: table_for(encode, heads, kv_heads),
+        decode_attention=lambda heads, kv_heads: table_for(decode, heads, kv_heads),
+        all_reduce=lambda size, tp: _seconds(reduce, size, tp),
+        all_gather=lambda size, tp: _seconds(gather, size, tp),
+        degrees=(1, *sorted(reduce.keys() & gather.keys())),
+        send=_halved(gather[2]),
+    )
+
+
+def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:
+    """Tables over one common grid by (heads, KV heads), of the kernel that most rows were measured with.
+
+    Where a table has attention in 8 bits beside 8-bit keys and values, that is what the engine uses.
+    """
+    name = f"{phase}_attention"
+    rows = tables.columns("attention", name, head_dim=head_size, window_size=0, kv_cache_dtype=kv_dtype)
+    kept = np.ones(len(rows["latency"]), dtype=bool)
+    if kv_dtype == "fp8" and "fp8" in rows["attn_dtype"]:
+        kept &= rows["attn_dtype"] == "fp8"
+    kept &= rows["kernel_source"] == Counter(rows["kernel_source"][kept]).most_common(1)[0][0]
+    length = rows["isl"] + rows["step"]  # a decoding row's step is what is cached before its token
+    cells: dict[tuple[int, int], dict[tuple[float, ...], float]] = defaultdict(dict)
+    key = (rows["num_heads"], rows["num_key_value_heads"], rows["batch_size"], length, rows["latency"])
+    for heads, kv_heads, batch, tokens, latency in zip(*(column[kept].tolist() for column in key), strict=True):
+        cells[heads, kv_heads][float(batch), float(tokens)] = latency * _MS
+    points = tuple(tuple(map(float, np.unique(column[kept]))) for column in (rows["batch_size"], length))
+    power = 2.0 if phase == "context" else 1.0
+    axes = ("batch", "length" if phase == "context" else "context")
+    return {heads: _completed(axes, points, measured, power) for heads, measured in cells.items()}
+
+
+def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[Any, float], power: float) -> Table:
+    """Beyond the largest batches and lengths measured together, time grows with the work: in proportion to the batch,
+    and with the length to this power.
+    """
+    values = bridge(points, gridded(points, measured))
+    beyond = values.copy()
+    batches, lengths = (np.array(p) for p in points)
+    for j in range(1, len(lengths)):
+        grown = beyond[0, j - 1] * (lengths[j] / lengths[j - 1]) ** power
+        beyond[0, j] = grown if np.isnan(beyond[0, j]) else beyond[0, j]
+    for i in range(1, len(batches)):
+        grown = beyond[i - 1] * (batches[i] / batches[i - 1])
+        beyond[i] = np.where(np.isnan(beyond[i]), grown, beyond[i])
+    return table(axes, points, values, beyond)
+
+
+def _collective(rows: dict[str, Array]) -> dict[int, Table]:
+    """Seconds by message bytes, by the number of devices. Kernels launched from a graph, where both were measured."""
+    kept = np.ones(len(rows["latency"]), dtype=bool)
+    sources = {str(s) for s in rows["kernel_source"]}
+    graphs = {s for s in sources if s.endswith("_graph")}
+    if graphs:
+        kept &= np.isin(rows["kernel_source"].astype(str), sorted(graphs))
+    found = {}
+    for devices in np.unique(rows["num_gpus"][kept]):
+        own = kept & (rows["num_gpus"] == devices)
+        best: dict[float, float] = {}
+        for size, latency in zip(rows["message_size"][own].tolist(), rows["latency"][own].tolist(), strict=True):
+            best[float(size)] = min(latency * _MS, best.get(float(size), np.inf))
+        sizes = tuple(sorted(best))
+        found[int(devices)] = Table(("bytes",), (sizes,), tuple(best[s] for s in sizes))
+    return found
+
+
+def _seconds(tables: dict[int, Table], size: Array, tp: int) -> Array:
+    """A collective over `tp` devices; a smaller message than any measured takes as long as the smallest."""
+    if tp == 1:
+        return np.zeros_like(size)
+    return np.asarray(tables[tp](np.maximum(size, tables[tp].points[0][0])))
+
+
+def _halved(gather: Table) -> Table:
+    """Point to point from an all-gather of two devices, each of which sends half of the message."""
+    return Table(("bytes",), (tuple(b / 2 for b in gather.points[0]),), gather.values)

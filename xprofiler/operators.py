@@ -1,0 +1,136 @@
+"""The operators source: a Profile composed of single operators' measured times.
+
+A layer is its matrix products, its attention kernel, the norms, rotary embedding and activation between them, and after
+each block an all-reduce where devices share it. Sources measure the first two and collectives; what they lack, the
+provenance names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.cluster import LinkSpec
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+
+Array = NDArray[np.float64]
+
+_ACTIVATION_BYTES = 2  # activations stay in 16 bits, also between 8-bit matrix products
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What one device's operators take."""
+
+    rows: Array
+    """[M]: the numbers of rows at which matrix products were measured, increasing."""
+    product: Callable[[float, float], Array]
+    """(n, k) → [M] seconds of a layer's matrix product with `n` outputs and `k` inputs."""
+    head_product: Callable[[float, float], Array]
+    """The same for the output head, which stays in 16 bits."""
+    moved: Callable[[Array], Array]
+    """Seconds of a kernel that moves so many bytes."""
+    encode_attention: Callable[[int, int], Table]
+    """(heads, KV heads) → [batch, length], of one device."""
+    decode_attention: Callable[[int, int], Table]
+    """(heads, KV heads) → [batch, context]."""
+    all_reduce: Callable[[Array, int], Array]
+    """Seconds to sum arrays of so many bytes over `tp` devices."""
+    all_gather: Callable[[Array, int], Array]
+    """Seconds until each of `tp` devices has all of so many bytes."""
+    degrees: tuple[int, ...]
+    """Tensor-parallel degrees whose collectives were measured, with 1."""
+    send: Table
+    """[bytes]: point to point within a node."""
+
+
+def compose(
+    model: ModelSpec,
+    operators: Operators,
+    dtype: str,
+    device: str,
+    between_nodes: LinkSpec,
+    overhead_s: float,
+    provenance: dict[str, str],
+) -> Profile:
+    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree.
+
+    Raises InputError for an encoder-decoder.
+    """
+    if model.encoder_layers:
+        raise InputError(
+            f"'{model.name}' has an encoder, whose attention looks both ways, and operator tables hold causal "
+            "attention alone: use a decoder-only model, or the roofline."
+        )
+    degrees = tuple(tp for tp in model.tp_degrees(max(operators.degrees)) if tp in operators.degrees)
+    link = (1e3, 1e6, 1e9)
+    return Profile(
+        version=Profile.VERSION,
+        source="operators",
+        model=model.fingerprint,
+        dtype=dtype,
+        device=device,
+        degrees=tuple(_degree(model, operators, tp) for tp in degrees),
+        overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
+        send=operators.send,
+        send_between_nodes=Table(
+            ("bytes",), (link,), tuple(between_nodes.latency_s + b / between_nodes.bandwidth_bytes_s for b in link)
+        ),
+        provenance={**provenance, "overhead_s": f"{overhead_s:.4g}"},
+    )
+
+
+def _degree(model: ModelSpec, operators: Operators, tp: int) -> DegreeTables:
+    heads, kv_heads = model.heads // tp, -(-model.kv_heads // tp)
+    rows, hidden = operators.rows, _ACTIVATION_BYTES * operators.rows * model.hidden
+    encode = operators.encode_attention(heads, kv_heads)
+    decode = operators.decode_attention(heads, kv_heads)
+    reduce = operators.all_reduce(hidden, tp)
+    products = sum(operators.product(n, k) for n, k in model.layer_matrices(tp))
+    vocab = model.vocab // tp
+    logits = operators.head_product(vocab, model.hidden) + operators.moved(4 * hidden)  # the final norm
+    return DegreeTables(
+        tp=tp,
+        decoder=LayerTables(
+            rest=_over("tokens", rows, products + _between_products(model, operators, tp) + 2 * reduce),
+            encode_attention=encode,
+            chunk_attention=_pieces(encode, decode),
+            decode_attention=decode,
+        ),
+        embedding=_over("tokens", rows, operators.moved(2 * hidden) + reduce),
+        head=_over("rows", rows, logits + operators.all_gather(_ACTIVATION_BYTES * rows * model.vocab, tp)),
+    )
+
+
+def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
+    """[M]: norms, each with its residual sum, rotary embedding with the write to the cache, and activation: kernels
+    that read and write activations and compute next to nothing.
+    """
+    (qkv, hidden), (_, attended) = model.attention_matrices(tp)
+    width = model.ffn_matrices(tp)[0][0]
+    norm = 4 * hidden  # input and residual in, both out
+    rotary = qkv + attended + 2 * (qkv - attended)  # all in; queries and keys out, keys and values to the cache
+    activation = width + model.ffn_matrices(tp)[1][1]
+    return sum(operators.moved(_ACTIVATION_BYTES * operators.rows * n) for n in (norm, norm, rotary, activation))
+
+
+def _over(axis: str, at: Array, seconds: Array) -> Table:
+    return Table((axis,), (tuple(at.tolist()),), tuple(np.asarray(seconds, dtype=np.float64).tolist()))
+
+
+def _pieces(encode: Table, decode: Table) -> Table:
+    """Attention of a piece of a prompt after what is cached, from that of whole prompts: the share of the whole's pairs
+    of tokens that the piece computes, but at least the time to read the cache once, as a decoding step does.
+    """
+    batches, lengths = encode.points
+    first = lengths[0]
+    chunks = tuple(n for n in lengths if 2 * n <= lengths[-1])
+    chunk, past = np.meshgrid(np.array(chunks), np.array((0.0, *chunks)), indexing="ij")
+    whole = encode(batches[0], np.maximum(chunk + past, first))
+    share = chunk * (2 * past + chunk + 1) / ((chunk + past) * (chunk + past + 1))
+    read = np.where(past > 0, decode(1.0, past + chunk), 0.0)
+    seconds = np.maximum(whole * share, read)
+    return Table(("chunk", "past"), (chunks, (0.0, *chunks)), tuple(seconds.ravel().tolist()))

@@ -1,0 +1,91 @@
+"""Matrix products of any shape from a table of measured ones.
+
+What a device needs for [m, k] by [k, n] is its time at full speed (the longer of FLOPs at the peak rate and bytes at
+the peak bandwidth) divided by the efficiency it reaches. Times leap with the shape, efficiencies change slowly: so it
+is the ratio of measured time to full-speed time that is taken between the four measured (n, k) around a shape, linear
+in the logarithms, at each measured m. Beyond the largest measured n or k, the ratio there holds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Measured matrix products of one dtype."""
+
+    rows: Array
+    """[M]: the measured m, increasing."""
+    outputs: Array
+    """[N]: the measured n, increasing."""
+    inputs: Array
+    """[K]: the measured k, increasing."""
+    ratio: Array
+    """[M, N, K]: measured over full-speed time."""
+    flops_s: float
+    bandwidth_bytes_s: float
+    value_bytes: int
+    floor_s: float
+    """The least time that was measured: what a kernel takes that moves next to nothing."""
+    reached_bytes_s: float
+    """The highest rate at which weights were read."""
+
+    @staticmethod
+    def of(
+        m: Array, n: Array, k: Array, seconds: Array, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
+    ) -> "Products":
+        """From the columns of a table, [measurements] each; where a shape has several times, the least."""
+        rows, outputs, inputs = (np.unique(v) for v in (m, n, k))
+        best = np.full((len(rows), len(outputs), len(inputs)), np.inf)
+        place = (np.searchsorted(rows, m), np.searchsorted(outputs, n), np.searchsorted(inputs, k))
+        np.minimum.at(best, place, seconds)
+        full = _full_speed(rows[:, None, None], outputs[:, None], inputs, flops_s, bandwidth_bytes_s, value_bytes)
+        ratio = _carried(np.where(np.isfinite(best), best / full, np.nan))
+        read = (n * k * value_bytes / seconds)[m <= 16]
+        return Products(
+            rows,
+            outputs,
+            inputs,
+            ratio,
+            flops_s,
+            bandwidth_bytes_s,
+            value_bytes,
+            float(seconds.min()),
+            float(read.max()),
+        )
+
+    def seconds(self, n: float, k: float) -> Array:
+        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows."""
+        full = _full_speed(self.rows, n, k, self.flops_s, self.bandwidth_bytes_s, self.value_bytes)
+        (i, up), (j, right) = _between(self.outputs, n), _between(self.inputs, k)
+        corner = self.ratio[:, i : i + 2, j : j + 2]
+        ratio = (1 - up) * (1 - right) * corner[:, 0, 0] + up * (1 - right) * corner[:, 1, 0]
+        return full * (ratio + (1 - up) * right * corner[:, 0, 1] + up * right * corner[:, 1, 1])
+
+
+def _full_speed(
+    m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
+) -> Array:
+    """Seconds at the peak rates. The outputs are written in 16 bits whatever the inputs are."""
+    moved = (n * k + m * k) * value_bytes + 2 * m * n
+    return np.maximum(2.0 * m * n * k / flops_s, moved / bandwidth_bytes_s)
+
+
+def _between(points: Array, x: float) -> tuple[int, float]:
+    """The point below `x` and how far, in logarithms, it lies towards the next; never outside."""
+    i = int(np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2))
+    share = np.log(x / points[i]) / np.log(points[i + 1] / points[i])
+    return i, float(np.clip(share, 0.0, 1.0))
+
+
+def _carried(ratio: Array) -> Array:
+    """Shapes that were not measured (the very largest) take the ratio of the nearest smaller k, n or m that was."""
+    for axis in (2, 1, 0):
+        line = np.moveaxis(ratio, axis, 0)
+        for i in range(1, len(line)):
+            line[i] = np.where(np.isnan(line[i]), line[i - 1], line[i])
+    return ratio
