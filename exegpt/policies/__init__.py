@@ -8,13 +8,15 @@ from typing import Any, Protocol
 from exegpt.errors import InputError
 from exegpt.policies.blocks import BlockPool
 from exegpt.policies.chunked import ChunkedPolicy
+from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.ledger import Ledger, Sequence, Step
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
+from exegpt.policies.waa import WAAPolicy
 from exegpt.schedule import Schedule
 
-__all__ = ["BlockPool", "Ledger", "Policy", "Sequence", "Step", "make_ledger", "make_policy"]
+__all__ = ["BlockPool", "Ledger", "Policy", "Sequence", "Step", "WAAPolicy", "make_ledger", "make_policy"]
 
 
 class Policy(Protocol):
@@ -27,19 +29,25 @@ class Policy(Protocol):
 
 
 def make_policy(schedule: Schedule) -> Policy:
-    """The policy that a schedule names, with its control variables; InputError for one that doesn't run on one rank."""
+    """The policy that a schedule names, with its control variables; InputError for one whose sides are apart."""
     match schedule.policy:
         case "static":
             return StaticPolicy(schedule.encode_batch or 0)
+        case "hybrid":
+            return HybridPolicy(schedule.encode_batch or 0)
         case "orca":
             return OrcaPolicy(schedule.max_num_seqs or 0, schedule.prefills_per_step or 0)
         case "chunked":
             return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
         case "rra":
             return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0)
-    raise InputError(f"Policy '{schedule.policy}' can't be run yet: static, orca, chunked and rra can.")
+    raise InputError(
+        f"Policy '{schedule.policy}' encodes and decodes on devices apart, which can be simulated but not run yet: "
+        "static, hybrid, orca, chunked and rra run."
+    )
 
 
-def make_ledger(schedule: Schedule, policy: Policy, order: Callable[[Sequence], Any]) -> Ledger:
+def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Callable[[Sequence], Any]) -> Ledger:
     """An empty ledger over the schedule's KV blocks."""
-    return Ledger(BlockPool(schedule.kv_blocks, schedule.block_size), order, policy.early_termination)
+    pool = BlockPool(schedule.kv_blocks, schedule.block_size)
+    return Ledger(pool, order, policy.early_termination, schedule.model.spec.encoder_layers > 0)

@@ -13,7 +13,6 @@ from typing import Any
 from exegpt.errors import InputError
 from exegpt.policies.blocks import BlockPool
 
-
 ENDLESS = sys.maxsize
 """As many iterations as there may be."""
 

@@ -2,29 +2,34 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
+from exegpt.policies import make_ledger
 from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile, schedule
+from tests.exegpt.nouns import MODEL, profile, schedule
+from xprofiler.roofline import roofline_profile
 from xsimulator.replay import replay
 from xsimulator.stage import Chunks, stage_costs
 
 PROFILE = profile()
-POLICIES = ("rra", "static", "orca", "chunked")
+POLICIES = ("rra", "static", "hybrid", "orca", "chunked")
+APART = ("waa-c", "waa-m")
+T5 = builtin_model("t5-small")
+T5_PROFILE = roofline_profile(T5, parse_cluster("4xA40"), overhead_s=1e-4)
 
 
 def costs():
-    return stage_costs(schedule(), PROFILE)[0]
+    return stage_costs(schedule().stages, PROFILE, set())[0]
 
 
 def encode(*lengths):
-    return costs().step(Chunks(np.array(lengths, dtype=np.float64), np.zeros(len(lengths)), len(lengths)), 0, 0.0)
+    return costs().step(Chunks(lengths, [0] * len(lengths), len(lengths)), 0, 0.0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -53,7 +58,7 @@ def test_a_static_batch_computes_finished_rows_along():
 
 def test_a_prompt_in_chunks_asks_for_its_past():
     run = replay(schedule("chunked", max_num_batched_tokens=64), PROFILE, [RequestLengths(100, 1)])
-    pieces = [Chunks(np.array([64.0]), np.array([0.0]), 0), Chunks(np.array([36.0]), np.array([64.0]), 1)]
+    pieces = [Chunks([64], [0], 0), Chunks([36], [64], 1)]
     assert run.seconds == pytest.approx(sum(costs().step(piece, 0, 0.0) for piece in pieces))
 
 
@@ -69,21 +74,109 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(POLICIES), REQUESTS, st.integers(7, 40))
-def test_everybody_is_served_once_and_in_time(policy, requests, kv_blocks):
-    run = replay(schedule(policy, kv_blocks=kv_blocks), PROFILE, requests)
+def stages_of(model, phase, first, count):
+    """`count` stages of one device each, from the rank `first` on, which together hold what a phase needs."""
+    made = []
+    for i in range(count):
+        encoder, decoder = (
+            (round(i * layers / count), round((i + 1) * layers / count)) if layers else None
+            for layers in (model.encoder_layers, model.layers)
+        )
+        if model.encoder_layers and phase == "encode":
+            decoder = None
+        if phase == "decode":
+            encoder = None
+        made.append(Stage((first + i,), 1, phase, encoder, decoder))
+    return tuple(made)
+
+
+@st.composite
+def plans(draw, policies=(*POLICIES, *APART), models=(MODEL, T5)):
+    """A schedule of any policy on one to three stages a side, and the profile that goes with it."""
+    policy, model = draw(st.sampled_from(policies)), draw(st.sampled_from(models))
+    stages = stages_of(model, "both", 0, draw(st.integers(1, 3)))
+    if policy in APART:
+        count = draw(st.integers(1, 2))
+        stages = stages_of(model, "encode", 0, count) + stages_of(model, "decode", count, draw(st.integers(1, 2)))
+    changes = {}
+    if policy in ("rra", "static"):
+        changes["encode_micro_batches"] = draw(st.sampled_from([None, 1, 2, 5]))
+    made = schedule(
+        policy,
+        model,
+        stages=stages,
+        cluster=parse_cluster("4xA40"),
+        kv_blocks=draw(st.integers(7, 40)),
+        replicas=draw(st.sampled_from([1, 1, 2])),
+        **changes,
+    )
+    return made, T5_PROFILE if model is T5 else PROFILE
+
+
+@settings(max_examples=150)
+@given(plans(), REQUESTS)
+def test_everybody_is_served_once_and_in_time(plan, requests):
+    run = replay(*plan, requests)
     assert sorted(s.index for s in run.served) == list(range(len(requests)))
     for s in run.served:
         asked = requests[s.index]
         assert (s.input_tokens, s.output_tokens, s.arrival_s) == (asked.input, asked.output, asked.arrival_s)
         assert asked.arrival_s <= s.start_s < s.first_token_s <= s.finish_s <= run.seconds
         assert (s.first_token_s == s.finish_s) == (asked.output == 1)
-    spans = run.timeline.spans
-    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(spans))
-    if policy != "static":  # every token computed is a prompt's or the next of an output
-        assert sum(span.tokens for span in spans) == sum(r.input + r.output - 1 for r in requests)
     assert [s.finish_s for s in run.served] == sorted(s.finish_s for s in run.served)
+    assert all(0 <= share <= 1 + 1e-9 for share in run.estimate.utilisation)
+    assert len(run.estimate.utilisation) == len(plan[0].stages) * plan[0].replicas
+
+
+@settings(max_examples=150)
+@given(plans(), REQUESTS)
+def test_cells_keep_the_recurrence(plan, requests):
+    """A stage does one piece after the other, and tokens are computed once on every stage."""
+    made, tables = plan
+    spans = replay(made, tables, requests).timeline.spans
+    until = {}
+    for span in spans:
+        assert span.start_s >= until.get(span.device, 0.0) - 1e-12
+        until[span.device] = span.end_s
+    decoder_only = made.model.spec is MODEL
+    for stage in made.stages:
+        tokens = sum(
+            r.input * (stage.phase != "decode") + (r.output - decoder_only) * (stage.phase != "encode")
+            for i, r in enumerate(requests)
+            if i % made.replicas == 0
+        )
+        done = sum(span.tokens for span in spans if span.device == stage.devices[0])
+        assert done >= tokens if made.policy in ("static", "hybrid") else done == tokens
+
+
+@settings(max_examples=200)
+@given(plans(), REQUESTS)
+def test_following_many_iterations_at_once_is_following_each(plan, requests):
+    quick, slow = replay(*plan, requests, timeline=False), replay(*plan, requests, step_by_step=True)
+    assert not quick.timeline.spans
+    assert [s.index for s in quick.served] == [s.index for s in slow.served]
+    for one, other in zip(quick.served, slow.served, strict=True):
+        times = [(s.start_s, s.first_token_s, s.finish_s) for s in (one, other)]
+        assert times[0] == pytest.approx(times[1], rel=1e-9)
+    assert quick.estimate.utilisation == pytest.approx(slow.estimate.utilisation, rel=1e-9)
+
+
+@settings(max_examples=50)
+@given(plans(), REQUESTS)
+def test_no_block_stays_behind(plan, requests):
+    ledgers = []
+
+    def watched(*arguments):
+        ledgers.append(make_ledger(*arguments))
+        return ledgers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xsimulator.replay.make_ledger", watched)
+        replay(*plan, requests)
+    assert len(ledgers) == plan[0].replicas
+    for ledger in ledgers:
+        ledger.check()
+        assert ledger.idle and ledger.pool.free == ledger.pool.total
 
 
 def test_a_pipeline_works_on_several_micro_batches_at_once():

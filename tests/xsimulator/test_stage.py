@@ -19,7 +19,7 @@ def cost(**ends):
 
 
 def chunks(tokens, past, completed):
-    return Chunks(np.array(tokens, dtype=np.float64), np.array(past, dtype=np.float64), completed)
+    return Chunks(list(tokens), list(past), completed)
 
 
 # The straight lines of tests/exegpt/nouns.py, in seconds.

@@ -1,0 +1,27 @@
+"""WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
+
+from exegpt.policies.ledger import ENDLESS, Ledger, Step
+
+
+class WAAPolicy:
+    """Each side is asked on its own, whenever its first stage is free.
+
+    The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; from then
+    on they hold them. The decoding side gives a token to everybody whose keys and values have arrived (`ready_s`), so
+    an iteration's end is when encoded sequences join.
+    """
+
+    early_termination = True
+
+    def __init__(self, encode_batch: int):
+        self.encode_batch = encode_batch
+
+    def next_encode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next batch to encode, or None while nobody waits or no blocks are free."""
+        admitted = ledger.admit(self.encode_batch, now)
+        return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
+
+    def next_decode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next decoding iteration, or None while nobody can be decoded."""
+        decode = tuple([s for s in ledger.decoding if s.ready_s <= now])
+        return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None

@@ -1,0 +1,254 @@
+"""Cells: the pieces of iterations on the stages of a pipeline, each when its turn comes (spec section 5).
+
+A cell starts when its stage is free, its input has arrived from the stage before, and, where it decodes, its
+micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
+"""
+
+import itertools
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from exegpt.interpolation import linear
+from exegpt.policies import Sequence, Step
+from exegpt.timeline import Phase, Span
+from xsimulator.scenario import Scenario, Side
+from xsimulator.stage import Chunks, StageCost
+
+Array = NDArray[np.float64]
+
+_MOST = 4096
+"""Iterations that are followed at once: a bound on memory."""
+_COUNT = np.arange(float(_MOST))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a step that goes through the stages as one."""
+
+    micro_batch: int
+    encode: Items[tuple[Sequence, int]]
+    decode: Items[Sequence]
+
+    @property
+    def phase(self) -> Phase:
+        """What it does."""
+        if self.encode and self.decode:
+            return "mixed"
+        return "encode" if self.encode else "decode"
+
+    @property
+    def sequences(self) -> int:
+        """How many it is for."""
+        return len(self.encode) + len(self.decode)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in one iteration."""
+        return sum([count for _, count in self.encode]) + len(self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a step, or of several alike. Seconds."""
+
+    iterations: int
+    next_s: float
+    """When the next step may be decided: the first stage is free."""
+    encoded: dict[int, float]
+    """When each sequence's prompt, or chunk of it, left the last stage, by the sequence's index."""
+    first: Array
+    """[micro-batches]: when the first iteration's tokens came out."""
+    last: Array
+    """[micro-batches]: and the last one's."""
+
+
+@njit(cache=True)
+def _follow(seconds: Any, hops: Any, ready: Any, free: Any, now: float, until: float) -> Any:
+    """Run iterations of `seconds` [iterations, pieces, stages] until the first stage is free at `until` or later.
+
+    `hops` [pieces, stages] are the seconds to each stage from the one before. `ready` [pieces], from when on each piece
+    may start, and `free` [stages] are updated. Returns how many iterations ran, when the first stage is free, and the
+    cells' starts and ends.
+    """
+    iterations, pieces, stages = seconds.shape
+    starts, ends = np.empty_like(seconds), np.empty_like(seconds)
+    for i in range(iterations):
+        for p in range(pieces):
+            at = max(now, ready[p])
+            for s in range(stages):
+                at = max(at + hops[p, s], free[s])
+                starts[i, p, s] = at
+                at += seconds[i, p, s]
+                ends[i, p, s] = at
+                free[s] = at
+            ready[p] = at
+        now = max(now, free[0])
+        if now >= until:
+            return i + 1, now, starts[: i + 1], ends[: i + 1]
+    return iterations, now, starts, ends
+
+
+class DecodeSeconds:
+    """One stage's seconds of decoding iterations: what `StageCost.step` gives, which is linear in the context between
+    the points of its table.
+    """
+
+    def __init__(self, cost: StageCost):
+        self._cost = cost
+        layer = cost.tables.decoder
+        points = (layer.mixed_attention or layer.decode_attention).points[-1]
+        self._points = np.array(points if len(points) > 1 else (points[0], points[0] + 1.0))
+        self._values: dict[int, Array] = {}
+
+    def __call__(self, sequences: int, contexts: Array) -> Array:
+        """Seconds of iterations of so many sequences at mean contexts [iterations]."""
+        values = self._values.get(sequences)
+        if values is None:
+            values = np.array([self._cost.step(None, sequences, point) for point in self._points])
+            self._values[sequences] = values
+        seconds: Array = linear(self._points, values, contexts)
+        return seconds
+
+
+class Pipeline:
+    """The stages of one side while requests run through them, a sequence always in the same micro-batch.
+
+    Encoding alone is cut into `encode_pieces`, in the order of the micro-batches; None: one for each of them.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        side: Side,
+        micro_batches: int,
+        encode_pieces: int | None = None,
+        keep_spans: bool = False,
+    ):
+        stages = len(side.stages)
+        self.stages = side.stages
+        self.micro_batches = micro_batches
+        self.spans: list[Span] | None = [] if keep_spans else None
+        self.busy = np.zeros(stages)
+        """[stages]: seconds of work so far."""
+        self._free = np.zeros(stages)
+        """[stages]: when each one is free."""
+        self._token = np.zeros(micro_batches)
+        """[micro-batches]: when each one's last token came out."""
+        self._scenario, self._side, self._encode_pieces = scenario, side, encode_pieces
+        kinds = {id(cost): DecodeSeconds(cost) for cost in side.costs}
+        self._decode_seconds = [kinds[id(cost)] for cost in side.costs]
+        self._takes_over = scenario.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
+        """Whether prompts come from another side's encoders, and this one makes their keys and values."""
+        self._hops: dict[int, Array] = {}
+        self._pace = 0.0
+        """Seconds of a decoding iteration lately."""
+
+    def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
+        """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
+        next step would be decided before `until`.
+        """
+        if step.encode:
+            return self._run_encoding(self._pieces(step), now)
+        return self._run_decoding(self._by_micro_batch(step), now, most, until)
+
+    def _pieces(self, step: Step) -> list[Piece]:
+        if self._encode_pieces is None or step.decode:
+            return self._by_micro_batch(step)
+        encode = sorted(step.encode, key=lambda pair: pair[0].index % self.micro_batches)
+        count = min(self._encode_pieces, len(encode))
+        cuts = [len(encode) * i // count for i in range(count + 1)]
+        return [Piece(i, encode[a:b], ()) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
+
+    def _by_micro_batch(self, step: Step) -> list[Piece]:
+        parts = self.micro_batches
+        if parts == 1:
+            return [Piece(0, step.encode, step.decode)]
+        encode: list[list[tuple[Sequence, int]]] = [[] for _ in range(parts)]
+        decode: list[list[Sequence]] = [[] for _ in range(parts)]
+        for pair in step.encode:
+            encode[pair[0].index % parts].append(pair)
+        for sequence in step.decode:
+            decode[sequence.index % parts].append(sequence)
+        return [Piece(m, encode[m], decode[m]) for m in range(parts) if encode[m] or decode[m]]
+
+    def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
+        seconds = np.array([[[cost.step(*_shape(piece)) for cost in self._side.costs] for piece in pieces]])
+        ready = np.array([self._token[piece.micro_batch] if piece.decode else 0.0 for piece in pieces])
+        _, next_s, _ = self._book(pieces, seconds, ready, now, np.inf)
+        encoded = {}
+        for piece, out in zip(pieces, ready.tolist(), strict=True):
+            if piece.decode:
+                self._token[piece.micro_batch] = out
+            for sequence, count in piece.encode:
+                encoded[sequence.index] = out
+                if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
+                    self._token[sequence.index % self.micro_batches] = out
+        last = self._token.copy()
+        return Ran(1, next_s, encoded, last, last)
+
+    def _run_decoding(self, pieces: list[Piece], now: float, most: int, until: float) -> Ran:
+        shapes = []
+        for piece in pieces:
+            live = [s for s in piece.decode if not s.finished]
+            most = min([most, *[s.max_output - s.generated for s in live]])
+            # A finished row of a static batch is computed again at its last position.
+            shapes.append((len(piece.decode), sum([s.cached for s in piece.decode]) + len(live), len(live)))
+        if self._pace and until < np.inf:
+            most = min(most, int((until - now) / self._pace) + 2)
+        count = _COUNT[: min(most, _MOST)]
+        seconds = np.empty((len(count), len(pieces), len(self._free)))
+        for p, (sequences, tokens, growth) in enumerate(shapes):
+            contexts = (tokens + growth * count) / sequences
+            for s, decode_seconds in enumerate(self._decode_seconds):
+                seconds[:, p, s] = decode_seconds(sequences, contexts)
+        if self._takes_over:
+            for p, piece in enumerate(pieces):
+                tokens = sum([s.input_tokens for s in piece.decode if s.generated == 0])
+                if tokens:
+                    seconds[0, p] += [float(cost.handover(tokens)) for cost in self._side.costs]
+        micro_batches = [piece.micro_batch for piece in pieces]
+        ready = self._token[micro_batches]
+        iterations, next_s, ends = self._book(pieces, seconds, ready, now, until)
+        self._pace = (next_s - now) / iterations
+        first = self._token.copy()
+        first[micro_batches] = ends[0, :, -1]
+        self._token[micro_batches] = ready
+        return Ran(iterations, next_s, {}, first, self._token.copy())
+
+    def _book(
+        self, pieces: list[Piece], seconds: Array, ready: Array, now: float, until: float
+    ) -> tuple[int, float, Array]:
+        """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
+        hops = np.array([self._hop(piece.tokens) for piece in pieces])
+        iterations, next_s, starts, ends = _follow(seconds, hops, ready, self._free, now, until)
+        self.busy += seconds[:iterations].sum(axis=(0, 1))
+        if self.spans is not None:
+            for i, p, s in np.ndindex(*ends.shape):
+                piece, device = pieces[p], self._side.stages[s].devices[0]
+                begin, end = float(starts[i, p, s]), float(ends[i, p, s])
+                self.spans.append(
+                    Span(device, s, piece.phase, piece.micro_batch, begin, end, piece.sequences, piece.tokens)
+                )
+        return iterations, next_s, ends
+
+    def _hop(self, tokens: int) -> Array:
+        """[stages]: seconds to each stage from the one before."""
+        if tokens not in self._hops:
+            self._hops[tokens] = self._scenario.hops(self._side, tokens)
+        return self._hops[tokens]
+
+
+def _shape(piece: Piece) -> tuple[Chunks | None, int, float]:
+    """What a stage's cost depends on: the prompts, how many decode, and their mean context."""
+    chunks = None
+    if piece.encode:
+        completed = sum([s.cached + count >= s.input_tokens for s, count in piece.encode])
+        chunks = Chunks([count for _, count in piece.encode], [s.cached for s, _ in piece.encode], completed)
+    decoding = len(piece.decode)
+    tokens = sum([s.cached + (not s.finished) for s in piece.decode])
+    return chunks, decoding, tokens / decoding if decoding else 0.0
