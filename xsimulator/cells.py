@@ -148,6 +148,11 @@ class Pipeline:
         self._pace = 0.0
         """Seconds of a decoding iteration lately."""
 
+    @property
+    def seconds(self) -> float:
+        """When the last piece of work so far is done."""
+        return float(self._free.max())
+
     def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
         next step would be decided before `until`.

@@ -34,7 +34,7 @@ class Replay:
     timeline: Timeline
     """Without spans where they were not asked for."""
     seconds: float
-    """Until the last request finished."""
+    """Until the last piece of work was done."""
     estimate: Estimate
 
 
@@ -54,6 +54,7 @@ def replay(
     served: list[Served] = []
     spans: list[Span] = []
     busy: list[float] = []
+    seconds = 0.0
     devices = 1 + max(rank for stage in schedule.stages for rank in stage.devices)
     for r in range(schedule.replicas):
         record, pipelines = _follow(schedule, scenario, requests[r :: schedule.replicas], timeline, step_by_step)
@@ -61,8 +62,8 @@ def replay(
         for pipeline in pipelines:
             spans += [replace(span, device=span.device + r * devices) for span in pipeline.spans or ()]
         busy += _by_rank(schedule, pipelines)
+        seconds = max(seconds, *(pipeline.seconds for pipeline in pipelines))
     served.sort(key=lambda s: (s.finish_s, s.index))
-    seconds = served[-1].finish_s if served else 0.0
     share = tuple(b / seconds if seconds else 0.0 for b in busy)
     spans.sort(key=lambda span: span.start_s)
     estimate = summarise(served, seconds, schedule.bound, utilisation=share)
