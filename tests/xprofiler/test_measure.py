@@ -1,6 +1,5 @@
 """Measuring a tiny model's layers: every point is there, an interruption costs nothing, and it is found again."""
 
-import functools
 import json
 
 import pytest
@@ -10,6 +9,8 @@ from exegpt.model import ModelSpec
 from exegpt.models.create import create_model
 from exegpt.profile import Profile
 from xprofiler import machine, measure, store
+
+from .small import shrink
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,7 @@ def directory(tmp_path_factory):
 def small(monkeypatch, tmp_path):
     """Few points, a pool that fits the processor's caches, and a cache folder of the test's own."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
-    monkeypatch.setattr(measure, "_TOKENS", (1, 4, 16))
-    monkeypatch.setattr(measure, "_PROMPTS", (1, 4))
-    monkeypatch.setattr(measure, "_BATCHES", (1, 4))
-    monkeypatch.setattr(measure, "_ENGINE_BATCHES", (1, 2))
-    monkeypatch.setattr(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
-    monkeypatch.setattr("xprofiler.attention.COLD_BYTES", 2**16)
+    shrink(monkeypatch.setattr)
 
 
 def test_a_profile_has_every_table_positive_and_is_found_again(directory):

@@ -1,0 +1,57 @@
+"""Measuring with few points: for tests in this process, and, run as a program, for the ranks of a test's job.
+
+As a program it is `exegpt`. By environment: FAIL=RANK:POINT ends that rank by an exception at its so-manieth point,
+ALONE=1 gives every rank a node of its own.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from xprofiler import attention, collectives, machine, measure, ranks
+
+
+def shrink(put: Callable[[object, str, Any], None]) -> None:
+    """Set few points, a pool that fits the processor's caches, and short timings with `put`, a setattr."""
+    for name, points in (("TOKENS", (1, 4, 16)), ("PROMPTS", (1, 4)), ("BATCHES", (1, 4)), ("ENGINE_BATCHES", (1, 2))):
+        put(measure, f"_{name}", points)
+    put(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
+    put(attention, "COLD_BYTES", 2**16)
+    put(collectives, "_BYTES", (2**10, 2**16, 2**22))
+    put(machine, "measured", functools.partial(_measured, machine.measured))
+
+
+def _measured(real: Callable[..., Any], cluster: Any) -> Any:
+    machine.matrix_flops_s.__defaults__ = (64,)
+    machine.read_bandwidth_bytes_s.__defaults__ = (2**16,)
+    return real(cluster)
+
+
+def _fail(rank: int, point: int) -> None:
+    real, count = measure.Recorder.record, 0
+
+    def record(self: Any, *args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == point and self._ranks.rank == rank:
+            raise RuntimeError(f"broken at {args[0]}")
+        real(self, *args)
+
+    measure.Recorder.record = record  # type: ignore[method-assign]
+
+
+def _own_nodes(real: Any, world: Any, node: Any) -> Any:
+    return real(world, world.Split(world.rank))
+
+
+if __name__ == "__main__":
+    from exegpt.cli import main
+
+    shrink(setattr)
+    if "FAIL" in os.environ:
+        _fail(*map(int, os.environ["FAIL"].split(":")))
+    if "ALONE" in os.environ:
+        ranks.Ranks = functools.partial(_own_nodes, ranks.Ranks)  # type: ignore[assignment, misc]
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A job of two ranks under mpirun: one profile for all degrees, one cluster, and how it fails and goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exegpt.cli import main
+from exegpt.cluster import parse_cluster
+from exegpt.document import read
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models.create import create_model
+from exegpt.profile import Profile
+from xprofiler import ranks
+
+ROOT = Path(__file__).parents[2]
+SMALL = Path(__file__).parent / "small.py"
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models that differ in size."""
+    root = tmp_path_factory.mktemp("models")
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 300, "context": 48}
+    create_model(root / "tiny", "llama", ffn=128, **sizes)
+    create_model(root / "other", "llama", ffn=96, **sizes)
+    return root
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Runs Python as the two ranks of a job, with the same arguments or with a list for each."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
+    if not MPIRUN:
+        pytest.skip("there is no mpirun: pip install -e '.[mpi]'")
+
+    def run(*arguments, **environment):
+        given = {"EXEGPT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"} | environment
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            given[name] = "1"
+        given["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+        programs = [["-n", "1", sys.executable, *map(str, own)] for own in (arguments[0], arguments[-1])]
+        line = [MPIRUN, *programs[0], ":", *programs[1]]
+        return subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=ROOT, env=os.environ | given)
+
+    return run
+
+
+def profile(model, *more):
+    return [SMALL, "profile", "--model", model, *more]
+
+
+def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, models, tmp_path):
+    """After an exception in one rank, which ends the job with its name, everything measured so far stands."""
+    out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"
+    asked = profile(models / "tiny", "--out", out, "--cluster-out", yaml, "--json")
+    broken = job(asked, FAIL="1:150")
+    assert broken.returncode == 1
+    assert "exegpt: rank 1 (" in broken.stderr and "broken at chunk_attention tp=2" in broken.stderr
+    (partial,) = (tmp_path / "cache" / "profiles").iterdir()
+    rows = [json.loads(line) for line in partial.read_text().splitlines()]
+    assert len(rows) == 149 and not out.exists()
+    rows = [row | {"seconds": 1.0} if row["table"] == "host_copy" else row for row in rows]  # none is measured again
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    done = job(asked)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["out"] == str(out)  # one rank speaks
+    (stored,) = (tmp_path / "cache" / "profiles").iterdir()
+    found = read(Profile, out)
+    assert read(Profile, stored) == found
+    assert [tables.tp for tables in found.degrees] == [1, 2]
+    assert found.model == ModelSpec.from_directory(models / "tiny").fingerprint
+    for tables in found.degrees:
+        layer = tables.decoder
+        for table in (layer.rest, layer.encode_attention, layer.chunk_attention, layer.decode_attention, found.send):
+            assert min(table.values) > 0 and len(table.spread) == len(table.values)
+    assert found.send_between_nodes == found.send and "send between ranks 0 and 1" in found.provenance["links"]
+    assert float(found.provenance["host_copy_bytes_s"]) == pytest.approx(2**26, rel=1e-3)
+
+    cluster = parse_cluster(str(yaml))
+    assert (cluster.nodes, cluster.devices_per_node, cluster.is_cpu) == (1, 2, True)
+    assert cluster.device.flops_s["fp32"] > 0 and cluster.intra.bandwidth_bytes_s > 0 and cluster.inter.latency_s > 0
+    schedule = tmp_path / "schedule.json"
+    tuned = ["tune", "-l", "inf", "-m", models / "tiny", "-c", yaml, "-p", out, "-w", "9/5", "--policy", "rra"]
+    assert main([*map(str, tuned), "--out", str(schedule)]) == 0
+    stages = json.loads(schedule.read_text())["stages"]
+    assert sorted(rank for stage in stages for rank in stage["devices"]) == [0, 1]
+
+
+def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_path):
+    out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"
+    done = job(profile(models / "tiny", "--out", out, "--cluster-out", yaml), ALONE="1")
+    assert done.returncode == 0, done.stderr
+    found = read(Profile, out)
+    assert [tables.tp for tables in found.degrees] == [1]
+    assert found.provenance["ranks"] == "2 nodes x 1" and min(found.send_between_nodes.values) > 0
+    cluster = parse_cluster(str(yaml))
+    assert (cluster.nodes, cluster.devices_per_node) == (2, 1)
+
+
+def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_path):
+    done = job(profile(models / "tiny"), profile(models / "other"))
+    assert done.returncode == 2, done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("exegpt: ")]
+    assert "has model 'other (" in sentence and "and rank 0 'tiny (" in sentence and "start all ranks alike" in sentence
+    assert "Traceback" not in done.stderr and not (tmp_path / "cache").exists()
+
+
+DISAGREE = """
+import sys
+from exegpt.errors import InputError
+from xprofiler.ranks import job
+
+def facts():
+    if sys.argv[1] == "trouble" and ranks.rank == 1:
+        raise InputError("There is no model directory 'tiny'.")
+    return {"dtype": "fp32", "exegpt": f"0.{ranks.rank}"}
+
+try:
+    with job() as ranks:
+        ranks.agree(facts)
+except InputError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("version", "has exegpt '0.1' and rank 0 '0.0': start all ranks alike."),
+        ("trouble", "There is no model directory 'tiny'."),
+    ],
+)
+def test_what_one_rank_finds_wrong_is_said_once_with_its_number(job, what, words):
+    done = job(["-c", DISAGREE, what])
+    assert done.returncode == 2, done.stderr
+    (sentence,) = done.stdout.splitlines()
+    assert "ank 1 (" in sentence and sentence.endswith(words)
+
+
+SHARDED = """
+import sys, torch
+from exegpt.models import Shard, load_model
+from tests.models.test_decoder import IDS, logits
+from xprofiler.collectives import all_reduce
+from xprofiler.ranks import job
+with job() as ranks:
+    whole, group = logits(load_model(sys.argv[1]), IDS[:40]), ranks.group(2)
+    for dtype, close in (("fp32", 1e-4), ("bf16", 0.3)):
+        mine = logits(load_model(sys.argv[1], dtype, shard=Shard(ranks.local, 2, all_reduce(group))), IDS[:40])
+        torch.testing.assert_close(mine.float(), whole, atol=close, rtol=close)
+    assert len(ranks.all(None)) == ranks.size == 2
+"""
+
+
+def test_a_models_shards_on_two_ranks_give_the_whole_models_logits(job, models):
+    done = job(["-c", SHARDED, models / "tiny"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_launcher_that_mpi_does_not_know_of_is_refused():
+    """As srun without --mpi=pmix: each rank would take itself for the only one, and all would write one file."""
+    pytest.importorskip("mpi4py")
+    code = "from xprofiler.ranks import job\nwith job(): pass"
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=given | {"SLURM_STEP_NUM_TASKS": "4"}
+    )
+    assert "InputError: 4 ranks were started, and MPI sees 1" in done.stderr
+
+
+def test_a_process_without_a_launcher_is_alone():
+    with ranks.job() as alone:
+        assert (alone.rank, alone.size, alone.per_node, alone.nodes) == (0, 1, 1, ((0,),))
+        assert alone.all("x") == ["x"] and alone.threads is None
+
+        def wrong():
+            raise InputError("No such thing.")
+
+        with pytest.raises(InputError, match=r"^No such thing\.$"):
+            alone.agree(wrong)
