@@ -58,7 +58,10 @@ def simulate(
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
         )
-    run, facts = (_replay if replay else _steady)(given, found, replay, columns)
+    if replay:
+        run, facts = _replay(given, found, replay, columns, timeline is not None)
+    else:
+        run, facts = _steady(given, found)
     if timeline:
         document.write_text(timeline, document.dumps(chrome_trace([run()]), indent=None))
     if json:
@@ -104,14 +107,16 @@ def engine_schedule(
     )
 
 
-def _steady(schedule: Any, profile: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
+def _steady(schedule: Any, profile: Any) -> tuple[Any, dict[str, Any]]:
     import xsimulator
     from exegpt.document import to_dict
 
     return lambda: xsimulator.timeline(schedule, profile), to_dict(xsimulator.estimate(schedule, profile))
 
 
-def _replay(schedule: Any, profile: Any, source: str, columns: str | None) -> tuple[Any, dict[str, Any]]:
+def _replay(
+    schedule: Any, profile: Any, source: str, columns: str | None, timeline: bool
+) -> tuple[Any, dict[str, Any]]:
     import time
 
     from exegpt.served import latencies, percentiles
@@ -120,7 +125,7 @@ def _replay(schedule: Any, profile: Any, source: str, columns: str | None) -> tu
 
     requests = read_trace(source, parse_columns(columns) if columns else None)
     start = time.perf_counter()
-    done = replay(schedule, profile, requests)
+    done = replay(schedule, profile, requests, timeline=timeline)
     wall = time.perf_counter() - start
     times = latencies(done.served, "arrival")
     facts = {
