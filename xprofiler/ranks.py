@@ -51,15 +51,22 @@ class Ranks:
 
     @property
     def threads(self) -> int | None:
-        """Processor threads for each rank: OMP_NUM_THREADS, else an equal share of the processors that it may use.
-        None where it is alone: torch's own choice.
+        """Processor threads for each rank: OMP_NUM_THREADS, else an equal share of the node's processors, as far as it
+        may use them. None where it is alone: torch's own choice.
+
+        InputError where the launcher has bound a rank to fewer processors than it is to have threads.
         """
         if self.size == 1:
             return None
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        if asked.isdigit():
-            return int(asked)
-        return max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // self.per_node))
+        usable, asked = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+        if not asked.isdigit():
+            return max(1, min(usable, (os.cpu_count() or 1) // self.per_node))
+        if int(asked) > usable:
+            raise InputError(
+                f"OMP_NUM_THREADS is {asked}, and a rank may use {usable} processors: start with mpirun --bind-to none "
+                f"or --map-by slot:PE={asked}."
+            )
+        return int(asked)
 
     def all(self, value: T) -> list[T]:
         """Every rank's value, by rank, on every rank; all must call it."""
@@ -147,7 +154,7 @@ def _world(started: int) -> Any:
     """MPI's communicator of all ranks, which must be as many as were started."""
     try:
         world = _mpi().COMM_WORLD
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it
         raise InputError(
             f"{started} ranks were started, and mpi4py can't be used ({error}): pip install 'exegpt[mpi]'."
         ) from None

@@ -47,7 +47,7 @@ def profile(
         )
     with job() as ranks:
         first = ranks.rank == 0
-        ranks.agree(lambda: _check(model, (out, cluster_out) if first else ()))
+        ranks.agree(lambda: _checked(model, (out, cluster_out) if first else (), threads or ranks.threads))
         inputs.set_threads(threads or ranks.threads)
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
             found = measure_job(Path(model), dtype, ranks, lambda _, done, total: progress(done, total))
@@ -69,11 +69,11 @@ def profile(
     )
 
 
-def _check(model: str, outs: tuple[Path | None, ...]) -> dict[str, str]:
-    """InputError for a model that isn't there or a file that can't be written; there is nothing to agree on yet."""
+def _checked(model: str, outs: tuple[Path | None, ...], threads: int | None) -> dict[str, str]:
+    """What ranks must agree on; InputError for a model that isn't there or a file that can't be written."""
     from exegpt.cli import inputs, output
 
     inputs.model_directory(model)
     for out in outs:
         output.check_output(out)
-    return {}
+    return {"threads": str(threads)}

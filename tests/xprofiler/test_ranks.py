@@ -166,6 +166,12 @@ def test_a_models_shards_on_two_ranks_give_the_whole_models_logits(job, models):
     assert done.returncode == 0, done.stderr
 
 
+def test_more_threads_than_a_rank_is_bound_to_are_refused(job, models):
+    done = job(profile(models / "tiny"), OMP_NUM_THREADS="4096")
+    assert done.returncode == 2, done.stderr
+    assert "On rank 0 (" in done.stderr and "OMP_NUM_THREADS is 4096, and a rank may use" in done.stderr
+
+
 def test_a_launcher_that_mpi_does_not_know_of_is_refused():
     """As srun without --mpi=pmix: each rank would take itself for the only one, and all would write one file."""
     pytest.importorskip("mpi4py")
