@@ -2,10 +2,12 @@
 
 Each side decides when its first stage is free, whatever the other does. An encoded batch goes to the decoding side
 through host memory, one batch after the other on the way there and one on the way back; it joins at the first
-iteration after.
+iteration after. On the encoding side no more than one batch waits before every stage but the first: more would only
+hold blocks.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from math import inf
 
 from exegpt.policies import Ledger, Step, WAAPolicy
@@ -36,6 +38,11 @@ class Apart:
     """What the decoding side is at, until `_decode_at`."""
     _arrived: float = 0.0
     """When the last batch had reached the decoding side."""
+    _outs: deque[float] = field(init=False)
+    """When the last batches left the encoding side, as many as may be under way on it."""
+
+    def __post_init__(self) -> None:
+        self._outs = deque(maxlen=2 * len(self.encode.stages) - 1)
 
     def finish(self) -> None:
         """Until nobody waits and nobody is resident."""
@@ -70,12 +77,14 @@ class Apart:
             return
         self.record.start(step, now)
         ran = self.encode.run(step, now)
-        transfer = handover_seconds(self.scenario, step.tokens)
-        self._arrived = max(max(ran.encoded.values()) + transfer, self._arrived + transfer / 2)
+        out, transfer = max(ran.encoded.values()), handover_seconds(self.scenario, step.tokens)
+        self._arrived = max(out + transfer, self._arrived + transfer / 2)
         for sequence, _ in step.encode:
             sequence.ready_s = self._arrived
         self.record.book(step, ran, self.ledger.advance(step))
-        self._encode_at = ran.next_s
+        self._outs.append(out)
+        earliest = self._outs[0] if len(self._outs) == self._outs.maxlen else 0.0
+        self._encode_at = max(ran.next_s, earliest)
         if self._decode_at == inf:
             self._decode_at = self._arrived
 
