@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where launchers say how many ranks they started."""
-_NAP_S = 2e-4
+_NAPS_S = 1e-4, 2e-3
+"""The first sleep of a rank that waits, and the longest: every one is twice as long as the one before."""
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -115,8 +116,10 @@ class Ranks:
         return mine
 
     def _wait(self, request: Any) -> None:
+        nap, longest = _NAPS_S
         while not request.Test():
-            time.sleep(_NAP_S)
+            time.sleep(nap)
+            nap = min(2 * nap, longest)
 
 
 @contextmanager

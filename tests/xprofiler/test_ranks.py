@@ -147,7 +147,7 @@ def test_what_one_rank_finds_wrong_is_said_once_with_its_number(job, what, words
 
 
 SHARDED = """
-import sys, torch
+import sys, time, torch
 from exegpt.models import Shard, load_model
 from tests.models.test_decoder import IDS, logits
 from xprofiler.collectives import all_reduce
@@ -158,10 +158,15 @@ with job() as ranks:
         mine = logits(load_model(sys.argv[1], dtype, shard=Shard(ranks.local, 2, all_reduce(group))), IDS[:40])
         torch.testing.assert_close(mine.float(), whole, atol=close, rtol=close)
     assert len(ranks.all(None)) == ranks.size == 2
+    before = time.process_time()
+    if ranks.rank == 0:
+        time.sleep(0.5)
+    ranks.all(None)
+    assert time.process_time() - before < 0.25  # who waits leaves the processor to others
 """
 
 
-def test_a_models_shards_on_two_ranks_give_the_whole_models_logits(job, models):
+def test_shards_on_two_ranks_give_the_whole_models_logits_and_ranks_wait_asleep(job, models):
     done = job(["-c", SHARDED, models / "tiny"])
     assert done.returncode == 0, done.stderr
 
