@@ -8,7 +8,7 @@ from typing import Any
 from numba import guvectorize
 
 
-@guvectorize(["void(f8[:], f8[:], f8, f8[:])"], "(n),(n),()->()", cache=True)
+@guvectorize(["void(f8[:], f8[:], f8, f8[:])"], "(n),(n),()->()", cache=True)  # type: ignore
 def linear(points: Any, values: Any, x: Any, out: Any) -> None:
     """Values at `x` over one axis of two points or more; broadcasts over `x`."""
     low, high = 0, len(points) - 1
@@ -22,7 +22,7 @@ def linear(points: Any, values: Any, x: Any, out: Any) -> None:
     out[0] = max(values[low] * (1.0 - up) + values[low + 1] * up, 0.0)
 
 
-@guvectorize(["void(f8[:], f8[:], f8[:, :], f8, f8, f8[:])"], "(n),(m),(n,m),(),()->()", cache=True)
+@guvectorize(["void(f8[:], f8[:], f8[:, :], f8, f8, f8[:])"], "(n),(m),(n,m),(),()->()", cache=True)  # type: ignore
 def bilinear(rows: Any, columns: Any, values: Any, x: Any, y: Any, out: Any) -> None:
     """Values at `x` along the rows and `y` along the columns, two points or more each; broadcasts over both."""
     low, high = 0, len(rows) - 1

@@ -78,6 +78,22 @@ class ModelSpec(Noun):
         crosses = bool(self.encoder_layers) and not encoder
         return attention * (2 if crosses else 1) + self.ffn_matrices(tp)
 
+    def token_matrices(self, tp: int = 1, encoder: bool = False) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of the matrix products that every token of a layer goes through on one of `tp` devices.
+
+        All of the layer's, but for the keys and values of cross-attention: those are made from the encoded input once
+        (`cross_projection`).
+        """
+        if encoder or not self.encoder_layers:
+            return self.layer_matrices(tp, encoder)
+        qkv, out = self.attention_matrices(tp)
+        query = (self.heads // tp * self.head_size, self.hidden)
+        return (qkv, out, query, out, *self.ffn_matrices(tp))
+
+    def cross_projection(self, tp: int = 1) -> tuple[int, int]:
+        """(outputs, inputs) of the product that makes a decoder layer's keys and values from the encoded input."""
+        return 2 * -(-self.kv_heads // tp) * self.head_size, self.hidden
+
     @functools.cached_property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer."""

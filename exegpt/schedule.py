@@ -96,6 +96,12 @@ class Schedule(Noun):
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
+        phases = {stage.phase for stage in self.stages}
+        if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
+            raise InputError(
+                f"A schedule of policy {self.policy} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
+                "encode and decode, every other policy does both on each."
+            )
 
     def check_model(self, spec: ModelSpec) -> None:
         """InputError unless this schedule is for a model of these sizes (its name may differ)."""

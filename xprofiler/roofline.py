@@ -51,7 +51,7 @@ def _layer(model: ModelSpec, rates: _Rates, tp: int, encoder: bool) -> LayerTabl
     reduces = 3 if model.encoder_layers and not encoder else 2
 
     def rest(tokens: float) -> float:
-        products = sum(rates.product(n, k, tokens) for n, k in model.layer_matrices(tp, encoder))
+        products = sum(rates.product(n, k, tokens) for n, k in model.token_matrices(tp, encoder))
         return products + reduces * rates.all_reduce(tokens * model.hidden * rates.value_bytes, tp)
 
     def attention(batch: float, new: float, past: float) -> float:
@@ -68,6 +68,9 @@ def _layer(model: ModelSpec, rates: _Rates, tp: int, encoder: bool) -> LayerTabl
         decode_attention=_table(
             ("batch", "context"), (_BATCHES, _LENGTHS), lambda b, c: attention(b, 1.0, max(c - 1.0, 0.0))
         ),
+        cross_projection=None
+        if encoder or not model.encoder_layers
+        else _table(("tokens",), (_TOKENS,), lambda t: rates.product(*model.cross_projection(tp), t)),
     )
 
 

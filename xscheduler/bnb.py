@@ -2,12 +2,16 @@
 
 import heapq
 import itertools
-import math
 
 from xscheduler.space import Incumbent, Point, Space
 
 Box = tuple[Point, Point]
 """Lowest and highest corner, both inside."""
+
+
+def whole(space: Space) -> Box:
+    """All of a space."""
+    return space.lowest, space.highest
 
 
 def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent) -> None:
@@ -18,7 +22,7 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
     constraints alone. The paper's listing loops on boxes of one point and never tries a lowest corner: here both are
     settled when a box is made.
     """
-    queue: list[tuple[float, int, Space, Box]] = []
+    queue: list[tuple[float, int, Space, Box | None]] = []
     order = itertools.count()
 
     def add(space: Space, box: Box) -> None:
@@ -26,19 +30,23 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
         if _excluded(space, box, tolerance):
             return
         incumbent.offer(space, high)
-        bound = math.inf if _uncertain(space, box) else space.at(high).throughput
-        if low == high or (tolerance == 0 and math.isfinite(bound) and _all_within(space, box)):
+        certain = not _uncertain(space, box)
+        bound = min(space.at(high).throughput, space.ceiling) if certain else space.ceiling
+        if low == high or (tolerance == 0 and certain and _all_within(space, box)):
             return  # nothing in the box is better than its highest corner
         incumbent.offer(space, low)
         heapq.heappush(queue, (-bound, next(order), space, box))
 
-    for space in spaces:
-        add(space, (space.lowest, space.highest))
+    for space in spaces:  # a space is first looked at when its ceiling is the best bound left
+        heapq.heappush(queue, (-space.ceiling, next(order), space, None))
     while queue:
         bound, _, space, box = heapq.heappop(queue)
         if -bound * (1 + tolerance) <= incumbent.throughput:
             if tolerance == 0:
                 return  # best bound first: no box that is left can be better
+            continue
+        if box is None:
+            add(space, whole(space))
             continue
         for half in _split(space, box, incumbent):
             add(space, half)

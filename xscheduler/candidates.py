@@ -1,14 +1,20 @@
 """The spaces of each policy: which control variables it has, how they are oriented, and the Schedule of a point."""
 
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from exegpt.estimate import Estimate
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from exegpt.workload import LengthDistribution
-from xscheduler.space import Constraint, Evaluation, Space, Variable
-from xsimulator.policies import chunked, iterations, orca, rra, static
+from xscheduler import ceilings
+from xscheduler.question import Limits, Question
+from xscheduler.space import Evaluation, Space, Variable
+from xsimulator import estimates
+from xsimulator.allocation import Layout
+from xsimulator.outcome import Outcome, estimate_of, memory_share
+from xsimulator.policies import rra, waa
 from xsimulator.scenario import Scenario
 
 PREFILLS = (1, 2, 4, 8)
@@ -17,50 +23,38 @@ TOKEN_BUDGETS = tuple(2**i for i in range(6, 14))
 """Tokens an iteration that chunked prefill's spaces enumerate."""
 MOST = 2048
 """Largest batch that is looked at."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a schedule must keep to; None: no bound."""
-
-    latency_s: float | None = None
-    tail: bool = False
-    """Whether `latency_s` holds for the 99.9th percentile of output lengths too."""
-    ttft_s: float | None = None
-    """On the 99th percentile."""
-    tpot_s: float | None = None
-    """On the 99th percentile."""
-    resident: int | None = None
-    """The most sequences decoded at once."""
-
-    def constraints(self, variables: int) -> tuple[Constraint, ...]:
-        """Memory first; latencies and memory rise with every oriented variable."""
-        up = (True,) * variables
-        bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
-        made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
-        return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
-
-    def latency(self, estimate: Estimate) -> float | None:
-        """The latency of an estimate that `latency_s` bounds."""
-        return estimate.latency_tail_s if self.tail else estimate.latency_s
-
-    def figures(self, estimate: Estimate) -> tuple[float, ...]:
-        """An estimate's figures in the order of the latency constraints."""
-        pairs = (
-            (self.latency_s, self.latency(estimate)),
-            (self.ttft_s, estimate.ttft_p99_s),
-            (self.tpot_s, estimate.tpot_p99_s),
-        )
-        return tuple(0.0 if value is None else value for limit, value in pairs if limit is not None)
+Values = tuple[int, ...]
 
 
 @dataclass(eq=False)
 class Candidates(Space):
-    """One policy's space on one allocation; the variables that are fixed in it complete a point."""
+    """One policy's space on one allocation."""
 
-    scenario: Scenario | None = None
-    estimate: Callable[[tuple[int, ...]], Estimate] | None = None
-    schedule: Callable[[tuple[int, ...]], Schedule] | None = None
+    policy: str = ""
+    scenario: Callable[[], Scenario] | None = None
+    constants: dict[str, int] = field(default_factory=dict)
+    """The variables that are fixed in it."""
+    quickest_s: float = 0.0
+    """No point has a lower latency."""
+
+    @property
+    def where(self) -> Scenario:
+        """The scenario, which many spaces share and some searches never ask for."""
+        assert self.scenario is not None
+        return self.scenario()
+
+    def controls(self, values: Values) -> dict[str, int | None]:
+        """All control variables of a point by their names in a Schedule."""
+        return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants}
+
+    def outcome(self, values: Values) -> Outcome:
+        """What a point comes to."""
+        return estimates.outcome(self.where, self.policy, self.controls(values))
+
+    def estimate(self, values: Values) -> Estimate:
+        """A point's whole Estimate, in a scenario made anew: which tables it asked beyond their grid is its own."""
+        fresh = replace(self.where)
+        return estimate_of(fresh, estimates.outcome(fresh, self.policy, self.controls(values)))
 
 
 def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, ...]:
@@ -74,122 +68,321 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
     return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
 
 
-def spaces(policy: str, scenario: Scenario, limits: Limits, fixed: dict[str, int]) -> list[Candidates]:
-    """The spaces of a policy in a scenario; `fixed` variables have the one value given."""
-
-    def ascending(name: str, most: int) -> Variable:
-        return Variable(name, (fixed[name],) if name in fixed else tuple(range(1, most + 1)))
-
-    def enumerated(name: str, values: tuple[int, ...]) -> tuple[int, ...]:
-        return (fixed[name],) if name in fixed else values
-
-    if policy == "rra":
-        falling = enumerated(
-            "decode_iterations", iteration_counts(scenario.workload.output, scenario.workload.p99_output)
-        )
-        # A pipeline drains at a phase's end, which weighs most where phases are short; measured times are not smooth.
-        smooth = len(scenario.stages) == 1 and scenario.profile.source != "measured"
-        return [
-            _candidates(
-                policy,
-                scenario,
-                limits,
-                (ascending("encode_batch", MOST), Variable("decode_iterations", falling, smooth)),
-                lambda v: rra.estimate(scenario, *v),
-                lambda v: rra.blocks(scenario, *v),
-                lambda v: rra.decode_batch(scenario, *v),
-            )
-        ]
-    if policy == "static":
-        return [
-            _candidates(
-                policy,
-                scenario,
-                limits,
-                (ascending("encode_batch", MOST),),
-                lambda v: static.estimate(scenario, *v),
-                lambda v: static.blocks(scenario, *v),
-                lambda v: v[0],
-            )
-        ]
-    name, values = {
-        "orca": ("prefills_per_step", PREFILLS),
-        "chunked": ("max_num_batched_tokens", TOKEN_BUDGETS),
-    }[policy]
-    model = {"orca": orca.estimate, "chunked": chunked.estimate}[policy]
-    made = []
-    for value in enumerated(name, values):
-        most = MOST if policy == "orca" else min(MOST, value)  # vLLM refuses a budget below the sequences
-        made.append(
-            _candidates(
-                policy,
-                scenario,
-                limits,
-                (ascending("max_num_seqs", most),),
-                lambda v, value=value: model(scenario, v[0], value),  # type: ignore[misc]
-                lambda v: iterations.blocks(scenario, v[0]),
-                lambda v: v[0],
-                {name: value},
-            )
-        )
+def spaces(policy: str, question: Question) -> list[Candidates]:
+    """The spaces of a policy, in whose scenarios the weights fit into memory."""
+    made = list(_SPACES[policy](question))
+    for number, space in enumerate(made):
+        space.name = f"{policy}-{number}"
     return made
+
+
+def _ascending(question: Question, name: str, most: int) -> Variable:
+    return Variable(name, (question.fixed[name],) if name in question.fixed else tuple(range(1, most + 1)))
+
+
+def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (question.fixed[name],) if name in question.fixed else values
+
+
+def _rra(question: Question) -> Iterator[Candidates]:
+    workload = question.base.workload
+    counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
+    for layout in _pipelines(question, uniform=False):
+        scenario = question.both(layout)
+        bounds = _bounds(question, scenario, layout)
+        for pieces in _encode_pieces(question, layout):
+            for values in _apart(counts, len(scenario.stages)):
+                yield _candidates(
+                    "rra",
+                    question,
+                    functools.partial(question.both, layout),
+                    (
+                        _ascending(question, "encode_batch", MOST),
+                        # measured times are not smooth
+                        Variable("decode_iterations", values, scenario.profile.source != "measured"),
+                    ),
+                    bounds,
+                    encode_micro_batches=pieces,
+                )
+
+
+def _apart(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
+    """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where that
+    is every iteration it costs more than a fuller batch gives.
+    """
+    if stages == 1 or 1 not in counts or len(counts) == 1:
+        return (counts,)
+    return tuple(n for n in counts if n > 1), (1,)
+
+
+def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
+    """The layouts of all replica sizes on which the weights fit."""
+    for devices in question.replica_sizes():
+        for layout in question.layouts(devices, uniform):
+            if ceilings.residents_that_fit(question.both(layout), slice(None)) >= 1:
+                yield layout
+
+
+def _encode_pieces(question: Question, layout: Layout) -> tuple[int, ...]:
+    stages = len(layout.degrees)
+    if "encode_micro_batches" in question.fixed:
+        return (question.fixed["encode_micro_batches"],)
+    return tuple(stages * times for times in question.encode_pieces) if stages > 1 else (1,)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What no point of a space exceeds: output tokens per second, and from below seconds of latency."""
+
+    ceiling: float
+    quickest_s: float
+
+
+def _bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
+    """For policies that encode apart from decoding."""
+
+    def make() -> Bounds:
+        side, (mean, longest) = scenario.decode, question.needs
+        found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario, slice(None)))
+        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
+        encode = ceilings.encode_seconds(side, scenario)
+        ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
+        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+
+    return question.once(("apart", layout), make)
+
+
+def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
+    """For policies that encode beside decoding and read weights once for both."""
+
+    def make() -> Bounds:
+        mean, longest = question.needs
+        found = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario, slice(None)))
+        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
+        work = float(ceilings.token_seconds(scenario).max()) * (scenario.workload.input.mean + mean)
+        ceiling = question.tokens_s(min(rate, 1.0 / work), layout.devices)
+        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+
+    return question.once(("mixed", layout), make)
+
+
+def _static(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        yield _candidates(
+            "static",
+            question,
+            functools.partial(question.both, layout),
+            (_ascending(question, "encode_batch", MOST),),
+            _bounds(question, scenario, layout),
+        )
+
+
+def _hybrid(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario, stages = question.both(layout), len(layout.degrees)
+        for pieces in _encode_pieces(question, layout):
+            for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
+                yield _candidates(
+                    "hybrid",
+                    question,
+                    functools.partial(question.both, layout),
+                    (_ascending(question, "encode_batch", MOST),),
+                    _bounds(question, scenario, layout),
+                    encode_micro_batches=pieces,
+                    micro_batches=parts,
+                )
+
+
+def _orca(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
+            yield _candidates(
+                "orca",
+                question,
+                functools.partial(question.both, layout),
+                (_ascending(question, "max_num_seqs", MOST),),
+                _mixed_bounds(question, scenario, layout),
+                prefills_per_step=prefills,
+            )
+
+
+def _chunked(question: Question) -> Iterator[Candidates]:
+    if question.base.encoder_decoder:
+        return  # an encoder reads its whole input at once
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        for budget in _enumerated(question, "max_num_batched_tokens", TOKEN_BUDGETS):
+            yield _candidates(
+                "chunked",
+                question,
+                functools.partial(question.both, layout),
+                (_ascending(question, "max_num_seqs", min(MOST, budget)),),  # vLLM refuses a budget below the sequences
+                _mixed_bounds(question, scenario, layout),
+                max_num_batched_tokens=budget,
+            )
+
+
+def _waa(policy: str, question: Question) -> Iterator[Candidates]:
+    """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
+    for devices in question.replica_sizes():
+        for encoding in _gpu_splits(policy, question, devices):
+            yield from _waa_split(policy, question, encoding, devices - encoding)
+
+
+def _gpu_splits(policy: str, question: Question, devices: int) -> range:
+    """Encoding devices: WAA-C's around the share of computing time, WAA-M's around equal memory in use.
+
+    Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
+    theirs.
+    """
+    base, near = question.base, max(1, devices // 8)
+    if policy == "waa-c":
+        speed = question.speeds[min(question.speeds)]
+        share = devices * speed.encode / (speed.encode + speed.decode)
+    else:
+        usable = base.cluster.device.memory_bytes * base.cluster.memory_fraction
+        layers = base.model.encoder_layers or base.model.layers
+        weights = layers * base.model.layer_bytes(1, base.profile.dtype, encoder=base.encoder_decoder)
+        share = weights / usable
+    middle = min(max(round(share), 1), devices - 1)
+    return range(max(1, middle - near), min(devices - 1, middle + near) + 1)
+
+
+def _waa_split(policy: str, question: Question, encoding: int, decoding: int) -> Iterator[Candidates]:
+    mean, longest = question.needs
+    bound = question.limits.latency_s
+    encoders, decoders = (
+        question.layouts(count, uniform=False, side=side)
+        for count, side in ((encoding, "encode"), (decoding, "decode"))
+    )
+    if not encoders or not decoders:
+        return
+    quickest = {e: question.once(("way", e), lambda e=e: _encode_way(question.split(e, decoders[0]))) for e in encoders}
+    rates = {e: question.once(("enc", e), lambda e=e: _encode_rate(question.split(e, decoders[0]))) for e in encoders}
+    for decode in decoders:
+        sample = question.split(encoders[0], decode)
+        first = len(sample.encode.stages)
+        fit = ceilings.residents_that_fit(sample, slice(first, None))
+        if fit < 1:
+            continue
+        found = ceilings.reach(sample.decode, sample, fit)
+        for encode in encoders:
+            if rates[encode] == 0.0:
+                continue
+            budget = None if bound is None else bound - quickest[encode] / ceilings.MARGIN
+            rate = min(rates[encode], ceilings.decode_rate(found, mean, longest, budget))
+            way = quickest[encode] / ceilings.MARGIN + longest * float(found.iteration[0]) / ceilings.MARGIN
+            bounds = Bounds(question.tokens_s(rate, encoding + decoding), way)
+            stages = len(decode.degrees)
+            for parts in _enumerated(question, "micro_batches", _micro_batches(stages)):
+                yield _candidates(
+                    policy,
+                    question,
+                    functools.partial(question.split, encode, decode),
+                    (_ascending(question, "encode_batch", MOST),),
+                    bounds,
+                    micro_batches=parts,
+                )
+
+
+def _micro_batches(stages: int) -> tuple[int, ...]:
+    """B_m's values: more than there are stages neither shorten an iteration nor fill the pipeline further."""
+    return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
+
+
+def _encode_way(scenario: Scenario) -> float:
+    return ceilings.encode_latency(scenario.encode, scenario)
+
+
+def _encode_rate(scenario: Scenario) -> float:
+    """Prompts per second; 0 where the weights don't fit."""
+    if min(memory.blocks for memory in scenario.memory(1.0, 1.0)[: len(scenario.encode.stages)]) < 1:
+        return 0.0
+    return 1.0 / ceilings.encode_seconds(scenario.encode, scenario)
+
+
+_SPACES: dict[str, Callable[[Question], Iterator[Candidates]]] = {
+    "static": _static,
+    "hybrid": _hybrid,
+    "orca": _orca,
+    "chunked": _chunked,
+    "rra": _rra,
+    "waa-c": functools.partial(_waa, "waa-c"),
+    "waa-m": functools.partial(_waa, "waa-m"),
+}
+POLICIES = tuple(_SPACES)
+"""What can be searched."""
 
 
 def _candidates(
     policy: str,
-    scenario: Scenario,
-    limits: Limits,
+    question: Question,
+    scenario: Callable[[], Scenario],
     variables: tuple[Variable, ...],
-    estimate: Callable[[tuple[int, ...]], Estimate],
-    blocks: Callable[[tuple[int, ...]], int],
-    resident: Callable[[tuple[int, ...]], int],
-    constants: dict[str, int] | None = None,
+    bounds: Bounds,
+    **constants: int,
 ) -> Candidates:
-    # A measured profile is not trusted for batches beyond those it saw.
-    seen = [d.decoder.decode_attention.points[0][-1] for d in scenario.profile.degrees]
-    widest = min(
-        [*([limits.resident] if limits.resident else []), *(seen if scenario.profile.source == "measured" else [])],
-        default=None,
-    )
+    limits, widest = question.limits, question.widest
 
-    usable = scenario.cluster.device.memory_bytes * scenario.cluster.memory_fraction
+    def simulate(values: Values) -> Evaluation:
+        where, found = space.where, space.outcome(values)
+        beyond = resident(space, values) / widest if widest else 0.0
+        figures = (memory_share(where, found), beyond, *limits.figures(where, found))
+        return Evaluation(found.throughput * where.replicas * where.workload.output.mean, figures)
 
-    def simulate(values: tuple[int, ...]) -> Evaluation:
-        found = estimate(values)
-        memory = max(found.memory_bytes) / usable
-        beyond = resident(values) / widest if widest else 0.0
-        return Evaluation(found.throughput_tok_s, (memory, beyond, *limits.figures(found)), "; ".join(found.violations))
-
-    def schedule(values: tuple[int, ...]) -> Schedule:
-        named = dict(zip((v.name for v in variables), values, strict=True)) | (constants or {})
-        if policy == "rra":
-            named["decode_batch"] = resident(values)
-        stages = scenario.stages
-        return Schedule(
-            version=Schedule.VERSION,
-            policy=policy,  # type: ignore[arg-type]
-            model=ModelReference(scenario.model, scenario.model.fingerprint),
-            cluster=scenario.cluster,
-            workload=scenario.workload.laws,
-            profile=ProfileReference(scenario.profile.source, scenario.profile.fingerprint),
-            stages=stages,
-            kv_blocks=blocks(values),
-            dtype=scenario.profile.dtype,
-            kv_dtype=scenario.kv_dtype,
-            latency_bound_s=limits.latency_s,
-            bound=scenario.bound,
-            tp_degree=stages[0].tp,
-            tp_gpus=len(stages) * stages[0].tp if stages[0].tp > 1 else 0,
-            **named,  # type: ignore[arg-type]
-        )
-
-    name = f"{policy}-tp{scenario.stages[0].tp}" + "".join(f"-{v}" for v in (constants or {}).values())
-    return Candidates(
-        name,
+    space = Candidates(
+        policy,
         variables,
         limits.constraints(len(variables)),
         simulate,
+        bounds.ceiling,
+        policy=policy,
         scenario=scenario,
-        estimate=estimate,
-        schedule=schedule,
+        constants=constants,
+        quickest_s=bounds.quickest_s,
+    )
+    return space
+
+
+def resident(space: Candidates, values: Values) -> int:
+    """Sequences decoded at once at a point, by one replica."""
+    match space.policy:
+        case "rra":
+            return rra.decode_batch(space.where, *values)
+        case "waa-c" | "waa-m":
+            return waa.decode_batch(space.where, *values, space.constants["micro_batches"])
+    return values[0]
+
+
+def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
+    """The Schedule of a point."""
+    where, controls = space.where, space.controls(values)
+    if space.policy in ("rra", "waa-c", "waa-m"):
+        controls["decode_batch"] = resident(space, values)
+
+    def partial(side: str) -> tuple[int, int]:
+        """T_P: the degree, and the devices in groups."""
+        grouped = [s for s in where.stages if s.phase in ("both", side) and s.tp > 1]
+        return (grouped[0].tp if grouped else 1), sum(s.tp for s in grouped)
+
+    controls["tp_degree"], controls["tp_gpus"] = partial("decode")
+    if space.policy in ("waa-c", "waa-m"):
+        controls["encode_tp_degree"], controls["encode_tp_gpus"] = partial("encode")
+    return Schedule(
+        version=Schedule.VERSION,
+        policy=space.policy,  # type: ignore[arg-type]
+        model=ModelReference(where.model, where.model.fingerprint),
+        cluster=where.cluster,
+        workload=where.workload.laws,
+        profile=ProfileReference(where.profile.source, where.profile.fingerprint),
+        stages=where.stages,
+        kv_blocks=space.outcome(values).demand.blocks,
+        dtype=where.profile.dtype,
+        kv_dtype=where.kv_dtype,
+        latency_bound_s=limits.latency_s,
+        bound=where.bound,
+        replicas=where.replicas,
+        **controls,  # type: ignore[arg-type]
     )

@@ -1,8 +1,8 @@
 """Spaces: control variables, what a point gives, and what it must keep to (spec section 6)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
 
 Point = tuple[int, ...]
 """One index into every variable's values."""
@@ -43,19 +43,24 @@ class Evaluation:
 
 @dataclass(eq=False)
 class Space:
-    """A grid of points. `simulate` takes the variables' values; each point is simulated at most once."""
+    """A grid of points. `simulate` takes the variables' values; each point is simulated at most once.
+
+    `ceiling`, where it is known, is a throughput that no feasible point exceeds: a search that has found more never
+    looks at the space.
+    """
 
     name: str
     variables: tuple[Variable, ...]
     constraints: tuple[Constraint, ...]
     simulate: Callable[[tuple[int, ...]], Evaluation]
+    ceiling: float = math.inf
     # filled by the searches
     known: dict[Point, Evaluation] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """How many points there are."""
-        return prod(len(v.values) for v in self.variables)
+        return math.prod(len(v.values) for v in self.variables)
 
     @property
     def lowest(self) -> Point:

@@ -1,5 +1,6 @@
 """Tuning: the schedule with the highest throughput under the bounds, over all policies and allocations."""
 
+import math
 from dataclasses import dataclass, replace
 
 from exegpt.cluster import ClusterSpec
@@ -9,13 +10,11 @@ from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule
 from exegpt.workload import Workload
-from xscheduler.candidates import Candidates, Limits, spaces
+from xscheduler.candidates import POLICIES, Candidates, schedule, spaces
+from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
-from xsimulator.allocation import tp_degrees, uniform_stages
 from xsimulator.scenario import Scenario
-
-POLICIES = ("static", "orca", "chunked", "rra")
-"""What can be searched."""
+from xsimulator.steady_state import Form
 
 
 @dataclass(frozen=True)
@@ -60,39 +59,34 @@ def tune(
     fixed: dict[str, int] | None = None,
     most_resident: int | None = None,
     tail: bool = True,
+    steady_state: Form = "exact",
+    variation: bool = True,
+    encode_pieces: tuple[int, ...] = ENCODE_PIECES,
+    partial: bool = True,
 ) -> Tuned:
-    """Search every policy on every tensor-parallel degree that the profile has.
+    """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
+    groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
-    control variables by hand; `most_resident` caps the sequences decoded at once.
-    With `tail`, a bound on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just
-    there would miss it for the next longer request (the paper has none).
+    control variables by hand; `most_resident` caps the sequences that one replica decodes at once; `encode_pieces` are
+    the encoding micro-batches per stage that are tried. With `tail`, a bound on the 99th-percentile length holds for
+    the 99.9th too: a schedule whose last phase ends just there would miss it for the next longer request (the paper
+    has none). `steady_state` and `variation` as in `xsimulator.estimate`.
 
-    Raises InputError for an unknown policy or an encoder-decoder model.
+    Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
-    _check(model, policies, fixed or {})
+    _check(policies, fixed or {})
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident)
-    measured = {d.tp for d in profile.degrees}
-    degrees = [tp for tp in tp_degrees(model, cluster) if tp in measured and (fixed or {}).get("tp_degree", tp) == tp]
-    if not degrees:
-        raise InputError(
-            f"The profile has tensor-parallel degrees {sorted(measured)}, none of which fits {cluster.name}."
-        )
-    scenarios = [
-        Scenario(
-            model, cluster, workload, profile, uniform_stages(model, cluster, tp), kv_dtype or profile.dtype, bound
-        )
-        for tp in degrees
-    ]
+    base = Scenario(model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation)
+    question = Question(base, limits, fixed or {}, encode_pieces, partial)
     tried: list[tuple[str, list[Candidates], Found]] = []
     for policy in policies:
-        made = [space for scenario in scenarios for space in spaces(policy, scenario, limits, fixed or {})]
+        made = spaces(policy, question)
         tried.append((policy, made, search(list(made), method, tolerance)))
     best = max(tried, key=lambda one: one[2].throughput)[2]
-    alternatives = tuple(_alternative(policy, made, found, best, limits) for policy, made, found in tried)
+    alternatives = tuple(_alternative(policy, made, found, best, question) for policy, made, found in tried)
     winner = next((a for a in alternatives if a.estimate and a.estimate.throughput_tok_s == best.throughput), None)
-    lowest = [_lowest_latency(space, limits) for _, made, _ in tried for space in made]
-    reached = [latency for latency in lowest if latency is not None]
+    lowest = lowest_latency([space for _, made, _ in tried for space in made], limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
@@ -103,44 +97,31 @@ def tune(
             sum(found.search.space for _, _, found in tried),
             sum(found.search.seconds for _, _, found in tried),
         ),
-        min(reached, default=None),
+        lowest if math.isfinite(lowest) else None,
         _assumptions(limits, bound, winner),
     )
 
 
-def _check(model: ModelSpec, policies: tuple[str, ...], fixed: dict[str, int]) -> None:
+def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
     for policy in policies:
         if policy not in POLICIES:
             raise InputError(f"Policy '{policy}' can't be searched: {', '.join(POLICIES)} can.")
-    if model.encoder_layers:
-        raise InputError(
-            f"Model '{model.name}' is an encoder-decoder, which can't be scheduled yet: decoder-only models can."
-        )
-    known = {
-        "encode_batch",
-        "decode_iterations",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "prefills_per_step",
-        "tp_degree",
-    }
     for name, value in fixed.items():
-        if name not in known:
-            raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(known))} can.")
+        if name not in VARIABLES:
+            raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
 
-def _alternative(policy: str, made: list[Candidates], found: Found, best: Found, limits: Limits) -> Alternative:
+def _alternative(policy: str, made: list[Candidates], found: Found, best: Found, question: Question) -> Alternative:
     if not isinstance(found.space, Candidates):
-        return Alternative(policy, None, None, _why_infeasible(made, limits))
+        return Alternative(policy, None, None, _why_infeasible(policy, made, question))
     space, values = found.space, found.space.values(found.point)
-    assert space.estimate is not None and space.schedule is not None
     estimate = space.estimate(values)
     estimate = replace(estimate, binding=_binding(found, estimate.binding))
     behind = 1 - found.throughput / best.throughput
     reason = "the best" if behind <= 0 else f"{behind:.1%} behind the best; limited by {estimate.binding}"
-    return Alternative(policy, space.schedule(values), estimate, reason)
+    return Alternative(policy, schedule(space, values, question.limits), estimate, reason)
 
 
 def _binding(found: Found, otherwise: Binding | None) -> Binding | None:
@@ -157,23 +138,37 @@ def _binding(found: Found, otherwise: Binding | None) -> Binding | None:
     return "memory" if "memory" in broken else otherwise
 
 
-def _lowest_latency(space: Candidates, limits: Limits) -> float | None:
-    """The latency of a space's lowest corner, where that fits in memory."""
-    assert space.estimate is not None
+def lowest_latency(made: list[Candidates], limits: Limits) -> float:
+    """The lowest latency of all spaces, at the lowest corner of one; infinite where none fits in memory."""
+    lowest = math.inf
+    for space in sorted(made, key=lambda space: space.quickest_s):
+        if space.quickest_s >= lowest:
+            break
+        lowest = min(lowest, _latency_of_lowest(space, limits))
+    return lowest
+
+
+def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     if space.at(space.lowest).figures[0] > 1.0:
-        return None
-    return limits.latency(space.estimate(space.values(space.lowest)))
+        return math.inf
+    return limits.latency(space.where, space.outcome(space.values(space.lowest)))
 
 
-def _why_infeasible(made: list[Candidates], limits: Limits) -> str:
+def _why_infeasible(policy: str, made: list[Candidates], question: Question) -> str:
     """The constraint that even the lowest corner breaks, from the space that comes closest."""
-    closest = min(made, key=lambda s: _lowest_latency(s, limits) or float("inf"))
+    if not made and question.base.encoder_decoder and policy == "chunked":
+        return "an encoder reads its whole input at once, so prompts can't come in chunks"
+    if not made and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
+        return "it needs two devices at least: some encode, the others decode"
+    if not made:
+        return "memory: the weights leave no room for one sequence on any allocation that was asked for"
+    closest = min(made, key=lambda space: space.quickest_s)
     found = closest.at(closest.lowest)
     for figure, constraint in zip(found.figures, closest.constraints, strict=True):
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
-            return found.reason or "memory: not even one sequence fits beside the weights"
+            return "memory: not even one sequence fits beside the weights"
         if constraint.name == "resident":
             return "its smallest batch is larger than the profile measured or than was allowed"
         return f"its lowest {constraint.name} is {figure:.3g} s, above the bound of {constraint.limit:.3g} s"

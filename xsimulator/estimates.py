@@ -1,5 +1,6 @@
 """The one door: a schedule's steady-state Estimate and the Timeline of a typical period, whatever its policy."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from exegpt.errors import InputError
@@ -8,7 +9,8 @@ from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
-from xsimulator.policies import chunked, orca, rra, static
+from xsimulator.outcome import Outcome, estimate_of
+from xsimulator.policies import chunked, orca, rra, static, waa
 from xsimulator.replay import replay
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
@@ -26,21 +28,31 @@ def estimate(
 
     `steady_state="paper"` counts as the paper does; `variation` allows for the varying time of encoding in latencies.
     """
-    return evaluate(Scenario.of(schedule, profile, workload, steady_state, variation), schedule)
+    scenario = Scenario.of(schedule, profile, workload, steady_state, variation)
+    return estimate_of(scenario, outcome(scenario, schedule.policy, vars(schedule)))
 
 
-def evaluate(scenario: Scenario, schedule: Schedule) -> Estimate:
-    """The Estimate of a schedule's control variables in a scenario."""
-    match schedule.policy:
+def outcome(scenario: Scenario, policy: str, controls: Mapping[str, int | None]) -> Outcome:
+    """What one replica's steady state comes to under a policy's control variables, by their names in a Schedule."""
+
+    def of(name: str) -> int:
+        return controls.get(name) or 0
+
+    pieces = controls.get("encode_micro_batches")
+    match policy:
         case "rra":
-            return rra.estimate(scenario, schedule.encode_batch or 0, schedule.decode_iterations or 0)
+            return rra.outcome(scenario, of("encode_batch"), of("decode_iterations"), pieces)
+        case "waa-c" | "waa-m":
+            return waa.outcome(scenario, of("encode_batch"), of("micro_batches"))
         case "static":
-            return static.estimate(scenario, schedule.encode_batch or 0)
+            return static.outcome(scenario, of("encode_batch"))
+        case "hybrid":
+            return static.outcome(scenario, of("encode_batch"), pieces, of("micro_batches"))
         case "orca":
-            return orca.estimate(scenario, schedule.max_num_seqs or 0, schedule.prefills_per_step or 0)
+            return orca.outcome(scenario, of("max_num_seqs"), of("prefills_per_step"))
         case "chunked":
-            return chunked.estimate(scenario, schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
-    raise InputError(f"Policy '{schedule.policy}' can't be simulated yet: static, orca, chunked and rra can.")
+            return chunked.outcome(scenario, of("max_num_seqs"), of("max_num_batched_tokens"))
+    raise InputError(f"There is no policy '{policy}'.")
 
 
 def timeline(schedule: Schedule, profile: Profile, workload: Workload | None = None, requests: int = 64) -> Timeline:

@@ -31,7 +31,8 @@ class StageMemory:
     @property
     def blocks(self) -> int:
         """KV blocks that fit beside the rest; 0 or less where the weights alone don't fit."""
-        return int((self.usable - self.weights - self.workspace - _RESERVE_BYTES) // self.block)
+        free = self.usable - self.weights - self.workspace - _RESERVE_BYTES
+        return int(free // self.block) if self.block else (2**62 if free >= 0 else -1)
 
     def bytes(self, kv_blocks: int) -> float:
         """Bytes in use with a pool of so many blocks."""
@@ -51,8 +52,10 @@ def stage_memory(
     embedding and the head.
     """
     start, stop = stage.decoder_layers or (0, 0)
+    encoder_start, encoder_stop = stage.encoder_layers or (0, 0)
     first, last = ends
     weights = (stop - start) * model.layer_bytes(stage.tp, dtype)
+    weights += (encoder_stop - encoder_start) * model.layer_bytes(stage.tp, dtype, encoder=True)
     shared = first and last and model.tied_embeddings
     outer = first * model.embedding_parameters + last * (
         model.head_parameters + model.tied_embeddings * model.vocab * model.hidden
@@ -68,12 +71,27 @@ def stage_memory(
 
 @dataclass(frozen=True)
 class Reservation:
-    """Blocks that residents hold: unit moments per query, and the most that one query holds."""
+    """Blocks that residents hold: unit moments per query, and the most that one query holds.
+
+    Moments of independent residents add up (`+`).
+    """
 
     mean: float
     variance: float
     third: float
     longest: int
+
+    def __add__(self, other: "Reservation") -> "Reservation":
+        return Reservation(
+            self.mean + other.mean,
+            self.variance + other.variance,
+            self.third + other.third,
+            max(self.longest, other.longest),
+        )
+
+    def times(self, queries: float) -> "Reservation":
+        """So many queries together."""
+        return Reservation(self.mean * queries, self.variance * queries, self.third * queries, self.longest)
 
     def quantile(self, queries: float, most: float) -> int:
         """The 99.9th percentile of the blocks held where `queries` queries add up and at most `most` are resident."""

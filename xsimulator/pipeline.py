@@ -16,6 +16,8 @@ Array = NDArray[np.float64]
 
 _PHASES = 200
 """Phases after which the search for a cycle ends."""
+_LONGEST_CYCLE = 12
+"""Phases of the longest cycle that is looked for."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class PhaseTimes:
 
 @njit(cache=True)
 def _recurrence(
-    encode: Any, decode: Any, encode_send: float, decode_send: Any, micro_batches: int, free: Any, previous: Any
+    encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, free: Any, previous: Any
 ) -> Any:
     """Start and end of every cell of one phase. `free` [stages] and `previous` [micro_batches], when each stage is
     free and each micro-batch's last token is out, are updated for the next phase.
     """
     encodes, stages = encode.shape
-    iterations = decode.shape[0]
+    iterations, apart = decode.shape[0], decode.shape[1] > 1
     cells = encodes + iterations * micro_batches
     starts, ends = np.empty((cells, stages)), np.empty((cells, stages))
     for cell in range(cells):
@@ -52,66 +54,70 @@ def _recurrence(
         for s in range(stages):
             ready = free[s]
             if s > 0:
-                ready = max(ready, ends[cell, s - 1] + (encode_send if is_encode else decode_send[iteration]))
+                ready = max(ready, ends[cell, s - 1] + (encode_hop[s] if is_encode else decode_hop[s]))
             elif not is_encode:
                 ready = max(ready, previous[micro_batch])
                 if iteration == 0 and encodes > 0:  # the new sequences of this micro-batch have been encoded
                     share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
                     ready = max(ready, ends[max(share, 0), stages - 1])
             starts[cell, s] = ready
-            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, micro_batch, s])
+            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, micro_batch * apart, s])
             free[s] = ends[cell, s]
         if not is_encode:
             previous[micro_batch] = ends[cell, stages - 1]
     return starts, ends
 
 
-def _cycle(states: list[Array]) -> float | None:
-    """Seconds per phase once the pipeline's state is that of a few phases before, later by the same time everywhere."""
-    for back in range(1, min(len(states), 13)):
-        later = states[-1] - states[-1 - back]
-        if later.max() - later.min() <= 1e-9 * later.max():
-            return float(later.max()) / back
-    return None
+@njit(cache=True)
+def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, phases: int) -> Any:
+    """One phase's starts and ends, and the seconds per phase once the pipeline's state is that of a few phases before,
+    later by the same time everywhere; after `phases` of them the mean over the later half is close.
+    """
+    stages = encode.shape[1]
+    size = stages + micro_batches
+    states = np.zeros((phases, size))
+    free, previous = np.zeros(stages), np.zeros(micro_batches)
+    starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, free, previous)
+    for phase in range(phases):
+        states[phase, :stages], states[phase, stages:] = free, previous
+        for back in range(1, min(phase, _LONGEST_CYCLE) + 1):
+            low, high = np.inf, -np.inf
+            for i in range(size):
+                later = states[phase, i] - states[phase - back, i]
+                low, high = min(low, later), max(high, later)
+                if high - low > 1e-9 * high:
+                    break
+            if high - low <= 1e-9 * high:
+                return starts, ends, high / back
+        starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, free, previous)
+    half = phases // 2
+    return starts, ends, (states[-1] - states[half]).max() / (phases - 1 - half)
 
 
 def phase_times(
-    encode: Array,
-    decode: Array,
-    micro_batches: int = 1,
-    encode_send: float = 0.0,
-    decode_send: Array | None = None,
-    repeats: bool = True,
+    encode: Array, decode: Array, micro_batches: int = 1, hops: tuple[Array, Array] | None = None, repeats: bool = True
 ) -> PhaseTimes:
     """The steady phase of a pipeline.
 
     `encode` [encoding micro-batches, stages] and `decode` [iterations, stages], or where micro-batches differ
-    [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `encode_send` and
-    `decode_send` [iterations] the seconds between stages. With `repeats` the phase is run until its period settles;
-    without, once from an empty pipeline (its period is then its length).
+    [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `hops`, the seconds from
+    the stage before to each stage [stages], of an encoding and of a decoding micro-batch. With `repeats` the phase is
+    run until its period settles; without, once from an empty pipeline (its period is then its length).
     """
     encode = np.ascontiguousarray(encode, dtype=np.float64)
-    decode = np.asarray(decode, dtype=np.float64)
-    decode = np.ascontiguousarray(decode if decode.ndim == 3 else np.repeat(decode[:, None], micro_batches, axis=1))
-    sends = np.zeros(len(decode)) if decode_send is None else np.ascontiguousarray(decode_send, dtype=np.float64)
+    decode = np.ascontiguousarray(decode, dtype=np.float64)
+    decode = decode if decode.ndim == 3 else decode[:, None, :]
     stages = encode.shape[1]
-    free, previous = np.zeros(stages), np.zeros(micro_batches)
-    starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
-    period = float(ends.max())
-    states: list[Array] = []
-    while repeats and len(states) < _PHASES:
-        states.append(np.concatenate([free, previous]))
-        cycle = _cycle(states)
-        if cycle is not None:
-            period = cycle
-            break
-        starts, ends = _recurrence(encode, decode, encode_send, sends, micro_batches, free, previous)
+    encode_hop, decode_hop = (np.zeros(stages), np.zeros(stages)) if hops is None else hops
+    if repeats:
+        starts, ends, period = _settled(encode, decode, encode_hop, decode_hop, micro_batches, _PHASES)
     else:
-        if repeats:  # a very long cycle: the mean over the later half is close
-            period = float((states[-1] - states[_PHASES // 2]).max()) / (_PHASES - 1 - _PHASES // 2)
+        fresh = np.zeros(stages), np.zeros(micro_batches)
+        starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, *fresh)
+        period = ends.max()
     origin = starts[0, 0]
     starts, ends = starts - origin, ends - origin
     encodes = len(encode)
     decoded = ends[encodes:, -1].reshape(len(decode), micro_batches).max(axis=1)
     encoded = float(ends[:encodes, -1].max()) if encodes else 0.0
-    return PhaseTimes(period, encoded, decoded, starts, ends)
+    return PhaseTimes(float(period), encoded, decoded, starts, ends)

@@ -1,40 +1,46 @@
 """Scenario: everything about a question but the control variables, with what can be computed once."""
 
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from exegpt.cluster import ClusterSpec
-from exegpt.estimate import Binding, Estimate
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule, Stage
 from exegpt.workload import Workload
 from xsimulator.memory import Reservation, StageMemory, biased_reservation, reservation, stage_memory
-from xsimulator.stage import StageCost, stage_cost
+from xsimulator.stage import StageCost, stage_costs
 from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
 
 Array = NDArray[np.float64]
 
-SIGMAS = 2.33
-"""Standard deviations of the encoding time that a latency allows for: the 99th percentile."""
 
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The stages that one phase runs through, in order, and what iterations cost on each."""
 
-@dataclass(frozen=True)
-class Lifetime:
-    """What queries of given output lengths live through, arrays [n] in seconds."""
+    stages: tuple[Stage, ...]
+    costs: tuple[StageCost, ...]
 
-    seconds: Array
-    """From the start of the encoding to the last token, expected."""
-    deviation: Array
-    """The standard deviation of that."""
-    deviation_after: Array
-    """The standard deviation of the time from the first token to the last."""
+    @functools.cached_property
+    def _kinds(self) -> tuple[tuple[StageCost, ...], NDArray[np.intp]]:
+        """The costs that differ, and which of them each stage has."""
+        kinds = list({id(cost): cost for cost in self.costs}.values())
+        places = {id(cost): i for i, cost in enumerate(kinds)}
+        return tuple(kinds), np.array([places[id(cost)] for cost in self.costs])
+
+    def each(self, seconds: Callable[[StageCost], Array]) -> Array:
+        """What `seconds` gives on every stage, [..., stages]; it is called once for equal stages."""
+        kinds, index = self._kinds
+        if len(kinds) == 1:
+            one = np.asarray(seconds(kinds[0]))
+            return np.broadcast_to(one[..., None], (*one.shape, len(index)))
+        found: Array = np.stack([seconds(cost) for cost in kinds], axis=-1)[..., index]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +52,13 @@ class Scenario:
     workload: Workload
     profile: Profile
     stages: tuple[Stage, ...]
+    """Of one replica."""
     kv_dtype: str
     bound: Bound = "p99-length"
     form: Form = "exact"
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
+    replicas: int = 1
     _cache: dict[object, object] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -66,6 +74,7 @@ class Scenario:
             schedule.bound,
             form,
             variation,
+            schedule.replicas,
         )
 
     @property
@@ -73,16 +82,35 @@ class Scenario:
         """Whether the model has encoder layers."""
         return self.model.encoder_layers > 0
 
+    @property
+    def first_by_encoding(self) -> bool:
+        """Whether a query's first token comes from its encoding pass, which then is one iteration less."""
+        return not self.encoder_decoder and self.form == "exact"
+
     @functools.cached_property
     def extrapolated(self) -> set[str]:
         """Tables of the profile that were asked outside their grid."""
         return set()
 
+    def _side(self, phase: str) -> Side:
+        stages = tuple(s for s in self.stages if s.phase in ("both", phase))
+        return Side(stages, stage_costs(stages, self.profile, self.extrapolated))
+
+    @functools.cached_property
+    def encode(self) -> Side:
+        """Where prompts are encoded."""
+        return self._side("encode")
+
+    @functools.cached_property
+    def decode(self) -> Side:
+        """Where tokens are decoded: the same stages as `encode`, unless the schedule parts them."""
+        return self.encode if all(s.phase == "both" for s in self.stages) else self._side("decode")
+
     @functools.cached_property
     def costs(self) -> tuple[StageCost, ...]:
-        """What iterations cost on each stage."""
-        count = len(self.stages)
-        return tuple(stage_cost(self.profile, s, count, i, self.extrapolated) for i, s in enumerate(self.stages))
+        """What iterations cost on each stage, in the order of `stages`."""
+        sides = {"both": iter(self.encode.costs), "encode": iter(self.encode.costs), "decode": iter(self.decode.costs)}
+        return tuple(next(sides[s.phase]) for s in self.stages)
 
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:
@@ -108,95 +136,30 @@ class Scenario:
         """Blocks held by one resident of iteration-level scheduling."""
         return biased_reservation(self.workload, self.encoder_decoder)
 
+    def hops(self, side: Side, tokens: float) -> Array:
+        """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""
+        sent, per_node = tokens * self.model.hidden * BYTES[self.profile.dtype], self.cluster.devices_per_node
+        seconds = np.zeros(len(side.stages))
+        if len(seconds) == 1:
+            return seconds
+        near, far = float(self.profile.send(sent)), float(self.profile.send_between_nodes(sent))
+        for i, (a, b) in enumerate(zip(side.stages, side.stages[1:], strict=False), 1):
+            seconds[i] = near if a.devices[-1] // per_node == b.devices[0] // per_node else far
+        return seconds
+
     def send(self, tokens: float) -> float:
-        """Seconds to hand the hidden states of `tokens` tokens to the next stage."""
-        if len(self.stages) == 1:
-            return 0.0
-        per_node = self.cluster.devices_per_node
-        crosses = any(a.devices[-1] // per_node != b.devices[0] // per_node for a, b in itertools.pairwise(self.stages))
-        table = self.profile.send_between_nodes if crosses else self.profile.send
-        return float(table(tokens * self.model.hidden * BYTES[self.profile.dtype]))
+        """Seconds of the slowest hop between stages."""
+        return float(max(self.hops(self.encode, tokens).max(), self.hops(self.decode, tokens).max()))
 
-    def memory(self, tokens: float) -> tuple[StageMemory, ...]:
-        """Memory of each stage's devices where up to `tokens` tokens are computed at once."""
-        last = len(self.stages) - 1
-        return tuple(
-            stage_memory(
-                self.model, self.cluster, s, self.profile.dtype, self.kv_dtype, int(tokens), (i == 0, i == last)
-            )
-            for i, s in enumerate(self.stages)
-        )
-
-    def estimate(
-        self,
-        throughput: float,
-        lifetime: Callable[[Array], Lifetime],
-        first_token: tuple[float, float],
-        blocks: int,
-        tokens: float,
-        busy: Array,
-        binding: Binding,
-    ) -> Estimate:
-        """An Estimate from a policy's figures.
-
-        `throughput` in sequences/s; `lifetime` maps output lengths to what their queries live through; `first_token`
-        is the mean and the deviation of the time to first token; `blocks` KV blocks are needed and `tokens` tokens
-        computed at once; `busy` [stages] are busy fractions. Bounds allow for `SIGMAS` deviations, means for none.
+    def memory(self, tokens: float, encoding: float | None = None) -> tuple[StageMemory, ...]:
+        """Memory of each stage's devices where up to `tokens` tokens are computed at once; on stages that only encode,
+        up to `encoding`.
         """
-        output = self.workload.output
-        memory = self.memory(tokens)
-        fit = min(m.blocks for m in memory)
-        violations = []
-        if fit < blocks:
-            violations.append(f"memory: {blocks} KV blocks are needed, {max(fit, 0)} fit beside the weights")
-        length = self.workload.p99_output if self.bound == "p99-length" else output.quantile(0.99)
-        sigmas = SIGMAS if self.variation else 0.0
-        lengths = [length, output.quantile(0.5), output.quantile(0.99), max(length, output.quantile(0.999))]
-        life = lifetime(np.array(lengths, dtype=np.float64))
-        bounded, _, p99, tail = life.seconds + sigmas * life.deviation
-        first, first_deviation = first_token
-        tpot, tpot_p99 = self._per_token(lifetime, first)
-        ranks = [i for i, stage in enumerate(self.stages) for _ in stage.devices]
-        return Estimate(
-            throughput_seq_s=throughput,
-            throughput_tok_s=throughput * output.mean,
-            latency_s=float(bounded),
-            latency_tail_s=float(tail),
-            latency_p50_s=float(life.seconds[1]),
-            latency_p99_s=float(p99),
-            ttft_s=first,
-            ttft_p99_s=first + sigmas * first_deviation,
-            tpot_s=tpot,
-            tpot_p99_s=tpot_p99,
-            memory_bytes=tuple(memory[i].bytes(blocks) for i in ranks),
-            utilisation=tuple(float(min(1.0, busy[i])) for i in ranks),
-            binding=binding,
-            feasible=not violations,
-            violations=tuple(violations),
-            extrapolated=tuple(sorted(self.extrapolated)),
-        )
-
-    def _per_token(self, lifetime: Callable[[Array], Lifetime], first: float) -> tuple[float | None, float | None]:
-        """Mean and 99th percentile over queries of more than one token of the time per token after the first."""
-        output = self.workload.output
-        many = output.s > 1
-        if not many.any():
-            return None, None
-        gaps, weight = output.s[many] - 1, output.p[many] / output.p[many].sum()
-        life = lifetime(output.s[many])
-        mean = (life.seconds - first) / gaps
-        if not self.variation or not life.deviation_after.any():
-            return float(mean @ weight), _quantile(mean, weight, 0.99)
-        spread = mean[:, None] + (life.deviation_after / gaps)[:, None] * _NODES
-        return float(mean @ weight), _quantile(spread.ravel(), np.repeat(weight, len(_NODES)), 0.99)
-
-
-_NODES = ndtri((np.arange(48) + 0.5) / 48)
-"""Equally likely values of a standard normal."""
-
-
-def _quantile(values: Array, weights: Array, q: float) -> float:
-    """The smallest value whose cumulative weight reaches the share `q`."""
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][min(int(np.searchsorted(reached, q - 1e-12)), len(values) - 1)])
+        made = []
+        for stage, cost in zip(self.stages, self.costs, strict=True):
+            at_once = tokens if stage.phase != "encode" or encoding is None else encoding
+            ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
+            made.append(
+                stage_memory(self.model, self.cluster, stage, self.profile.dtype, self.kv_dtype, int(at_once), ends)
+            )
+        return tuple(made)

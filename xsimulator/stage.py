@@ -1,9 +1,11 @@
 """What one iteration costs on one pipeline stage (spec section 5), from a Profile's tables.
 
 Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
-head on the last, + the engine's overhead. All methods take scalars or arrays that broadcast.
+head on the last, + the engine's overhead. All methods take scalars or arrays that broadcast. In an encoder-decoder,
+prompts go through the encoder's layers, and every decoder layer makes its keys and values of the encoded input once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,18 +13,19 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from exegpt.profile import DegreeTables, Profile, Table
-from exegpt.schedule import Schedule, Stage
+from exegpt.schedule import Stage
 from exegpt.workload import LengthDistribution
+from xsimulator.iteration_attention import iteration_attention
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunks:
-    """Prompts, or pieces of them, that one iteration encodes; arrays [n] in tokens."""
+    """Prompts, or pieces of them, that one iteration encodes; lists of as many tokens each."""
 
-    tokens: Array
-    past: Array
+    tokens: Sequence[float]
+    past: Sequence[float]
     """Tokens of each prompt that are already in the cache."""
     completed: int
     """How many prompts end here and give their first token."""
@@ -30,15 +33,21 @@ class Chunks:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Seconds of iterations on one stage of `layers` decoder layers."""
+    """Seconds of iterations on one stage of `layers` decoder layers and `encoder_layers` encoder layers."""
 
     tables: DegreeTables
     layers: int
     overhead: Table
     first: bool = True
     last: bool = True
-    extrapolated: set[str] = field(default_factory=set)
+    extrapolated: set[str] = field(default_factory=set, compare=False)
     """Tables that were asked outside their grid so far."""
+    encoder_layers: int = 0
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether prompts and output tokens go through different layers."""
+        return self.tables.encoder is not None
 
     def _ask(self, name: str, table: Table, *at: ArrayLike) -> Array:
         if name not in self.extrapolated and not table.covers(*at):
@@ -46,13 +55,35 @@ class StageCost:
         seconds: Array = table(*at)
         return seconds
 
-    def _common(self, tokens: ArrayLike, rows: ArrayLike, sequences: ArrayLike) -> Array:
-        """Everything but attention, for `tokens` tokens of `sequences` sequences, `rows` of which get a token."""
-        seconds: Array = self.layers * self._ask("rest", self.tables.decoder.rest, tokens)
+    def _products(self, prompt_tokens: ArrayLike, decoding: ArrayLike) -> Array:
+        """All layers but for attention, for tokens of prompts and of `decoding` sequences."""
+        if self.tables.encoder is None:
+            seconds: Array = self.layers * self._ask("rest", self.tables.decoder.rest, np.add(prompt_tokens, decoding))
+            return seconds
+        some, others = np.asarray(prompt_tokens) > 0, np.asarray(decoding) > 0
+        encoding = self.encoder_layers * self._ask("encoder rest", self.tables.encoder.rest, prompt_tokens)
+        encoding = encoding + self.handover(prompt_tokens)
+        both: Array = encoding * some + self.layers * self._ask("rest", self.tables.decoder.rest, decoding) * others
+        return both
+
+    def handover(self, tokens: ArrayLike) -> Array:
+        """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
+        if self.tables.decoder.cross_projection is None:
+            return np.zeros(np.shape(tokens))
+        seconds: Array = self.layers * self._ask("cross_projection", self.tables.decoder.cross_projection, tokens)
+        return seconds
+
+    def _common(self, prompt_tokens: ArrayLike, decoding: ArrayLike, prompts: ArrayLike) -> Array:
+        """Everything but attention: `prompt_tokens` tokens of prompts, of which `prompts` end here, beside `decoding`
+        sequences.
+        """
+        sequences = np.add(prompts, decoding)
+        seconds: Array = self._products(prompt_tokens, decoding)
         if self.first:
-            seconds = seconds + self._ask("embedding", self.tables.embedding, tokens)
-        if self.last:
-            seconds = seconds + self._ask("head", self.tables.head, np.maximum(rows, 1.0)) * (np.asarray(rows) > 0)
+            seconds = seconds + self._ask("embedding", self.tables.embedding, np.add(prompt_tokens, decoding))
+        rows = np.asarray(decoding if self.encoder_decoder else sequences)  # an encoder gives no token
+        if self.last and rows.any():
+            seconds = seconds + self._ask("head", self.tables.head, np.maximum(rows, 1.0)) * (rows > 0)
         seconds = seconds + self.overhead(sequences)
         return seconds
 
@@ -61,7 +92,7 @@ class StageCost:
         n = np.asarray(batch, dtype=np.float64)
         tokens, p = token_totals(n, law)
         each = n[..., None]
-        return self._common(tokens, each, each) @ p + self.encode_attention(n, law)
+        return self._common(tokens, 0.0, each) @ p + self.encode_attention(n, law)
 
     def encode_parts(self, batch: float, law: LengthDistribution, parts: int) -> Array:
         """Expected seconds to encode `parts` micro-batches of `batch` prompts each, shortest first, [parts].
@@ -79,8 +110,15 @@ class StageCost:
     def encode_attention(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Expected seconds of attention, in all layers, for `batch` whole prompts with lengths of this law."""
         s, p = _thinned(law)
-        each = self._ask("encode_attention", self.tables.decoder.encode_attention, np.asarray(batch)[..., None], s)
-        return self.layers * (each @ p)
+        seconds: Array = self._prompt_attention(np.asarray(batch)[..., None], s) @ p
+        return seconds
+
+    def _prompt_attention(self, batch: ArrayLike, length: ArrayLike) -> Array:
+        """Seconds of attention, in all layers, for `batch` whole prompts of one length."""
+        layer, count = self.tables.decoder, self.layers
+        if self.tables.encoder is not None:
+            layer, count = self.tables.encoder, self.encoder_layers
+        return count * self._ask("encode_attention", layer.encode_attention, batch, length)
 
     def encode_variance(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Variance in s² of the time to encode `batch` prompts: their lengths' sum varies."""
@@ -93,15 +131,14 @@ class StageCost:
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
         """Seconds to encode `batch` prompts of one length."""
-        attention = self._ask("encode_attention", self.tables.decoder.encode_attention, batch, length)
-        return self._common(np.multiply(batch, length), batch, batch) + self.layers * attention
+        return self._common(np.multiply(batch, length), 0.0, batch) + self._prompt_attention(batch, length)
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
         """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context, the token being
         decoded included.
         """
         whole = np.maximum(batch, 1.0)
-        return self._common(whole, whole, whole) + self.decode_attention(whole, context)
+        return self._common(0.0, whole, 0.0) + self.decode_attention(whole, context)
 
     def decode_attention(self, batch: ArrayLike, context: ArrayLike) -> Array:
         """Seconds of decoding attention in all layers."""
@@ -111,34 +148,37 @@ class StageCost:
         """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts beside `decoding` sequences, but for
         the prompts' attention.
         """
-        rows = np.add(prompts, decoding)
-        seconds = self._common(np.add(prompt_tokens, decoding), rows, rows)
+        seconds = self._common(prompt_tokens, decoding, prompts)
         some = np.asarray(decoding) > 0
         return seconds + some * self.decode_attention(np.maximum(decoding, 1.0), context)
 
     def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
         """Seconds of one concrete iteration: ragged prompts or pieces of them, beside `decoding` sequences."""
-        tokens, rows, sequences, seconds = decoding, decoding, decoding, 0.0
-        if chunks is not None:
-            tokens += int(chunks.tokens.sum())
-            rows += chunks.completed
-            sequences += len(chunks.tokens)
-            seconds += self.layers * self._ragged(chunks)
-        if decoding:
-            seconds += float(self.decode_attention(decoding, context))
-        return seconds + float(self._common(tokens, rows, sequences))
+        tokens, past, completed = (chunks.tokens, chunks.past, chunks.completed) if chunks else ((), (), 0)
+        new = sum(tokens)
+        rows = decoding if self.encoder_decoder else decoding + completed  # an encoder gives no token
+        seconds = self._concrete_layers(tokens, past, new, decoding, context)
+        if self.first:
+            seconds += self.tables.embedding.at(new + decoding)
+        if self.last and rows:
+            seconds += self.tables.head.at(rows)
+        return seconds + self.overhead.at(decoding + len(tokens))
 
-    def _ragged(self, chunks: Chunks) -> float:
-        """One layer's attention for prompts of unequal lengths: the mean of what batches of each length would take."""
-        whole = chunks.past == 0
+    def _concrete_layers(
+        self, tokens: Sequence[float], past: Sequence[float], new: float, decoding: int, context: float
+    ) -> float:
+        encoder, decoder = self.tables.encoder, self.tables.decoder
+        if encoder is None:
+            attention = iteration_attention(decoder, tokens, past, decoding, context)
+            return self.layers * (decoder.rest.at(new + decoding) + attention)
         seconds = 0.0
-        if whole.any():
-            lengths = chunks.tokens[whole]
-            table = self.tables.decoder.encode_attention
-            seconds += float(self._ask("encode_attention", table, float(len(lengths)), lengths).mean())
-        if not whole.all():
-            table, pieces = self.tables.decoder.chunk_attention, ~whole
-            seconds += float(self._ask("chunk_attention", table, chunks.tokens[pieces], chunks.past[pieces]).sum())
+        if tokens:
+            seconds += self.encoder_layers * (encoder.rest.at(new) + iteration_attention(encoder, tokens, past, 0, 0.0))
+            if decoder.cross_projection is not None:
+                seconds += self.layers * decoder.cross_projection.at(new)
+        if decoding:
+            attention = iteration_attention(decoder, (), (), decoding, context)
+            seconds += self.layers * (decoder.rest.at(decoding) + attention)
         return seconds
 
 
@@ -165,15 +205,18 @@ def _thinned(law: LengthDistribution, most: int = 64) -> tuple[Array, Array]:
     return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
 
 
-def stage_cost(profile: Profile, stage: Stage, stages: int, place: int, extrapolated: set[str]) -> StageCost:
-    """The cost of the `place`-th of `stages` stages. `extrapolated` collects the tables asked outside their grid."""
-    start, stop = stage.decoder_layers or (0, 0)
-    tables = profile.degree(stage.tp)
-    return StageCost(tables, stop - start, profile.overhead, place == 0, place == stages - 1, extrapolated)
-
-
-def stage_costs(schedule: Schedule, profile: Profile) -> tuple[StageCost, ...]:
-    """The costs of a schedule's stages, in order. They share one record of what was extrapolated."""
-    asked: set[str] = set()
-    count = len(schedule.stages)
-    return tuple(stage_cost(profile, stage, count, i, asked) for i, stage in enumerate(schedule.stages))
+def stage_costs(stages: Sequence[Stage], profile: Profile, extrapolated: set[str]) -> tuple[StageCost, ...]:
+    """The costs of the stages that one phase runs through, in order. `extrapolated` collects the tables that are asked
+    outside their grid; equal stages have one and the same cost.
+    """
+    made: dict[tuple[int, int, int, bool, bool], StageCost] = {}
+    costs = []
+    for place, stage in enumerate(stages):
+        (start, stop), (encoder_start, encoder_stop) = stage.decoder_layers or (0, 0), stage.encoder_layers or (0, 0)
+        first, last = place == 0, place == len(stages) - 1
+        kind = (stage.tp, stop - start, encoder_stop - encoder_start, first, last)
+        if kind not in made:
+            tables, count = profile.degree(stage.tp), stop - start
+            made[kind] = StageCost(tables, count, profile.overhead, first, last, extrapolated, kind[2])
+        costs.append(made[kind])
+    return tuple(costs)

@@ -77,13 +77,24 @@ def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[fl
 
 def schedule_text(schedule: "Schedule") -> str:
     """A schedule in one line: its policy and control variables."""
-    names = ("encode_batch", "decode_iterations", "decode_batch", "max_num_seqs", "max_num_batched_tokens")
-    own = [f"{name}={getattr(schedule, name)}" for name in (*names, "prefills_per_step") if getattr(schedule, name)]
-    if schedule.tp_degree and schedule.tp_degree > 1:
-        own.append(f"tp_degree={schedule.tp_degree}")
-    if len(schedule.stages) > 1:
-        own.append(f"stages={len(schedule.stages)}")
-    return f"{schedule.policy} {' '.join(own)}"
+    names = "encode_batch decode_iterations decode_batch micro_batches encode_micro_batches max_num_seqs"
+    names += " max_num_batched_tokens prefills_per_step"
+    own = [f"{name}={getattr(schedule, name)}" for name in names.split() if getattr(schedule, name)]
+    if schedule.encode_micro_batches == 1:
+        own.remove("encode_micro_batches=1")
+    return f"{schedule.policy} {' '.join(own)} on {stages_text(schedule)}"
+
+
+def stages_text(schedule: "Schedule") -> str:
+    """The stages of a schedule in brief: `2×TP4`, `encode TP2 + decode 2×TP1`, and how many replicas of them."""
+    parts = []
+    for phase in ("encode", "both", "decode"):
+        degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
+        counts = [f"{n}×TP{tp}" if n > 1 else f"TP{tp}" for tp in dict.fromkeys(degrees) for n in [degrees.count(tp)]]
+        if counts:
+            parts.append(("" if phase == "both" else f"{phase} ") + ",".join(counts))
+    text = " + ".join(parts)
+    return f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
 
 
 def policy_rows(answer: "Tuned") -> list[list[str]]:

@@ -90,9 +90,18 @@ def _tasks() -> list[dict[str, object]]:
 
 _POLICIES = {
     "static": ("encode_batch", "a batch runs to its longest output (FasterTransformer)"),
+    "hybrid": (
+        "encode_batch, encode_micro_batches, micro_batches",
+        "static, with more micro-batches for encoding than for decoding (DeepSpeed)",
+    ),
     "orca": ("max_num_seqs, prefills_per_step", "requests join and leave at every iteration (Orca, vLLM)"),
     "chunked": ("max_num_seqs, max_num_batched_tokens", "prompts in pieces within a token budget (Sarathi, vLLM v1)"),
-    "rra": ("encode_batch, decode_iterations", "encode a batch, decode N_D iterations, again (ExeGPT)"),
+    "rra": (
+        "encode_batch, decode_iterations, encode_micro_batches",
+        "encode a batch, decode N_D iterations, again (ExeGPT)",
+    ),
+    "waa-c": ("encode_batch, micro_batches", "devices split between the phases by computing time (ExeGPT)"),
+    "waa-m": ("encode_batch, micro_batches", "devices split between the phases by memory (ExeGPT)"),
 }
 
 

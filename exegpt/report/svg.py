@@ -8,7 +8,15 @@ from html import escape
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44
 PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
-POLICIES = {"rra": "#c23b53", "chunked": "#7a5aa8", "orca": "#3b74b9", "static": "#5c8f3c"}
+POLICIES = {
+    "rra": "#c23b53",
+    "waa-c": "#d98032",
+    "waa-m": "#b08a1e",
+    "chunked": "#7a5aa8",
+    "orca": "#3b74b9",
+    "hybrid": "#2f8f83",
+    "static": "#5c8f3c",
+}
 
 
 @dataclass(frozen=True)

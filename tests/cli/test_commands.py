@@ -5,6 +5,7 @@ import json
 import pytest
 
 from exegpt.report.comparison import KEYS
+from xscheduler.tune import POLICIES
 
 SCHEDULE_KEYS = set(
     "version policy encode_batch decode_batch decode_iterations micro_batches encode_micro_batches tp_degree tp_gpus "
@@ -32,7 +33,7 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["estimate"].keys() >= ESTIMATE_KEYS
     assert answer["estimate"]["latency_s"] <= 20 and answer["schedule"]["latency_bound_s"] == 20
     assert {"method", "evaluations", "space", "seconds"} <= answer["search"].keys()
-    assert {a["policy"] for a in answer["alternatives"]} == {"static", "orca", "chunked", "rra"}
+    assert {a["policy"] for a in answer["alternatives"]} == set(POLICIES)
     assert all(a["reason"] for a in answer["alternatives"])
     assert answer["provenance"].keys() >= PROVENANCE_KEYS
     assert answer["provenance"]["profile"]["source"] == "roofline"
@@ -185,7 +186,7 @@ def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_pro
     assert done.code == 0, done.err
     policies = done.json["policies"]
     assert policies[0]["policy"] == "rra"
-    assert {p["policy"] for p in policies} == {"static", "orca", "chunked", "rra"}
+    assert {p["policy"] for p in policies} == {"static", "hybrid", "orca", "chunked", "rra"}
     assert len({p["tokens"] for p in policies}) == 1
     assert "<svg" in report.read_text()
     assert "output tokens/s" in exegpt(*asked).out

@@ -12,6 +12,7 @@ from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.allocation import uniform_stages
+from xsimulator.outcome import estimate_of
 from xsimulator.policies import rra
 from xsimulator.scenario import Scenario
 
@@ -49,7 +50,7 @@ def test_table_6_rra(row, latency_s, throughput_seq_s):
 def test_the_papers_latency_is_its_phases_less_the_unused_tail(row):
     """Latency = ceil(63 / N_D) · B_E / throughput but for the last phase's unused iterations (spec section 7)."""
     scenario = Scenario.of(opt_schedule(*row), PROFILE, None, "paper", False)
-    times, found = rra.phase(scenario, *row), rra.estimate(scenario, *row)
+    times, found = rra.phase(scenario, *row), estimate_of(scenario, rra.outcome(scenario, *row))
     encode_batch, decode_iterations = row
     phases = -(-63 // decode_iterations)
     unused = times.decoded[-1] - times.decoded[62 % decode_iterations]

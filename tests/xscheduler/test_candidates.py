@@ -13,10 +13,10 @@ from exegpt.cluster import parse_cluster
 from exegpt.profile import Table
 from exegpt.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import Limits, iteration_counts, spaces
+from xscheduler.candidates import iteration_counts, spaces
 from xscheduler.monotonicity import violations
+from xscheduler.question import Limits, Question
 from xscheduler.search import search
-from xsimulator.allocation import uniform_stages
 from xsimulator.scenario import Scenario
 
 OPT = builtin_model("opt-13b")
@@ -41,18 +41,20 @@ def test_no_n_d_that_matters_is_left_out(most, share):
 
 def rra_spaces(tp, profile, limit, name, most=24):
     """RRA's space of a task on four A40, cut to an exhaustive search's patience."""
-    scenario = Scenario(OPT, A40, task(name), profile, uniform_stages(OPT, A40, tp), "fp16")
-    (space,) = spaces("rra", scenario, Limits(latency_s=limit), {})
-    space.variables = tuple(replace(v, values=tuple(n for n in v.values if n <= most)) for v in space.variables)
-    return [space]
+    fixed = {"replicas": 1, "tp_degree": tp, "tp_gpus": 4}
+    base = Scenario(OPT, A40, task(name), profile, (), "fp16")
+    found = spaces("rra", Question(base, Limits(latency_s=limit), fixed, encode_pieces=(1,)))
+    for space in found:
+        space.variables = tuple(replace(v, values=tuple(n for n in v.values if n <= most)) for v in space.variables)
+    return found
 
 
 @pytest.mark.parametrize("limit", [20.0, 40.0])
 def test_exact_on_a_pipeline_that_drains_between_phases(limit):
     """Four stages: at N_D = 1 the drain after every phase costs more than the smaller batches of N_D = 2 do."""
     profile = roofline_profile(OPT, A40)
-    (space,) = rra_spaces(1, profile, limit, "T")
-    twice, once = (space.simulate((24, n)).throughput for n in (2, 1))
+    often, always = rra_spaces(1, profile, limit, "T")
+    twice, once = often.simulate((24, 2)).throughput, always.simulate((24, 1)).throughput
     assert once < twice
     oracle = search(rra_spaces(1, profile, limit, "T"), "exhaustive")
     found = search(rra_spaces(1, profile, limit, "T"))

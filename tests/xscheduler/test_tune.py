@@ -34,7 +34,9 @@ def test_every_schedule_keeps_its_bound_and_is_what_it_says(bound_s):
     found = answer(bound_s)
     assert [a.policy for a in found.alternatives] == list(POLICIES)
     for other in found.alternatives:
-        assert other.schedule and other.estimate, other
+        if not other.schedule:  # two sides and a handover take WAA longer than this
+            assert (bound_s, other.policy[:3]) == (2.0, "waa")
+            continue
         assert other.schedule.policy == other.policy
         assert other.schedule.latency_bound_s == bound_s
         assert other.estimate.feasible
@@ -45,7 +47,7 @@ def test_every_schedule_keeps_its_bound_and_is_what_it_says(bound_s):
         assert again.throughput_tok_s == pytest.approx(other.estimate.throughput_tok_s)
         assert max(again.memory_bytes) <= A40.device.memory_bytes * A40.memory_fraction
         assert from_dict(Schedule, to_dict(other.schedule), "a schedule") == other.schedule
-    best = max(a.estimate.throughput_tok_s for a in found.alternatives)
+    best = max(a.estimate.throughput_tok_s for a in found.alternatives if a.estimate)
     assert found.estimate.throughput_tok_s == best
     assert [a.reason for a in found.alternatives].count("the best") == 1
 
@@ -97,10 +99,12 @@ def test_a_model_too_large_for_the_devices_says_so():
     found = tune(OPT, tiny, task("S"), roofline_profile(OPT, tiny))
     assert found.schedule is None
     assert found.lowest_latency_s is None
-    assert all("memory" in a.reason for a in found.alternatives)
+    reasons = {a.policy: a.reason for a in found.alternatives}
+    assert all("two devices" in reasons.pop(policy) for policy in ("waa-c", "waa-m"))
+    assert all("memory" in reason for reason in reasons.values())
 
 
-@pytest.mark.parametrize(("bound", "value"), [("ttft_s", 0.3), ("tpot_s", 0.03)])
+@pytest.mark.parametrize(("bound", "value"), [("ttft_s", 0.15), ("tpot_s", 0.02)])
 def test_first_token_and_per_token_bounds_hold(bound, value):
     found = answer(None, **{bound: value})
     key = bound.replace("_s", "_p99_s")
@@ -131,8 +135,9 @@ class FrozenDict(dict):
 
 
 def test_sequences_decoded_at_once_can_be_capped():
-    for other in answer(None, most_resident=20).alternatives:
-        s = other.schedule
+    schedules = [other.schedule for other in answer(None, most_resident=20).alternatives if other.schedule]
+    assert len(schedules) > 4
+    for s in schedules:
         assert max(s.encode_batch or 0, s.decode_batch or 0, s.max_num_seqs or 0) <= 20
 
 
@@ -154,14 +159,12 @@ def test_the_winner_runs_as_predicted():
 
 
 def test_bad_requests_are_refused_in_a_sentence():
-    with pytest.raises(InputError, match="waa-c"):
-        answer(policies=("waa-c",))
-    with pytest.raises(InputError, match="micro_batches can't be fixed"):
-        answer(fixed=FrozenDict(micro_batches=2))
+    with pytest.raises(InputError, match="Policy 'waa' can't be searched"):
+        answer(policies=("waa",))
+    with pytest.raises(InputError, match="kv_blocks can't be fixed"):
+        answer(fixed=FrozenDict(kv_blocks=2))
     with pytest.raises(InputError, match="fixed to 0"):
         answer(fixed=FrozenDict(encode_batch=0))
-    with pytest.raises(InputError, match="encoder-decoder"):
-        tune(builtin_model("t5-11b"), A40, task("S"), ROOFLINE)
     with pytest.raises(InputError, match="search method"):
         answer(method="guess")
 

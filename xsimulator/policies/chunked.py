@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.estimate import Estimate
 from exegpt.workload import LengthDistribution
+from xsimulator.outcome import Outcome
 from xsimulator.policies.iterations import Mixture, from_iterations
 from xsimulator.scenario import Scenario
 
@@ -24,7 +24,7 @@ def pieces_of(law: LengthDistribution, room: float) -> LengthDistribution:
     return LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist()))
 
 
-def estimate(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) -> Estimate:
+def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) -> Outcome:
     """Queries enter at the rate λ that slots (R / (E[D] + iterations of a prompt)) and budget (tokens a query needs in
     all) both allow; iterations with and without prompts are told apart.
     """

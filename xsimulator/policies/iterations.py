@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.estimate import Estimate
 from exegpt.workload import LengthDistribution
+from xsimulator.outcome import Demand, Lifetime, Outcome
 from xsimulator.pipeline import phase_times
-from xsimulator.scenario import Lifetime, Scenario
-from xsimulator.stage import token_totals
+from xsimulator.scenario import Scenario
+from xsimulator.stage import StageCost, token_totals
 from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
 
-ROUNDS = 384
-"""Iterations that are followed through a pipeline."""
+CELLS, FEWEST, MOST = 1536, 64, 384
+"""Micro-batches that are followed through a pipeline, and the fewest and most iterations that they make."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
     """
     context = length_biased_context(scenario.workload, scenario.encoder_decoder)
     law = scenario.workload.input
-    columns = []
-    for cost in scenario.costs:
-        most = float(np.maximum(prompts.max(), 1.0))
+    most = float(np.maximum(prompts.max(), 1.0))
+
+    def of(cost: StageCost) -> Array:
         each = cost.encode_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
-        attention = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
-        columns.append(cost.mixed(tokens, prompts, decoding, context) + attention)
-    return np.stack(columns, axis=-1)
+        attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
+        return cost.mixed(tokens, prompts, decoding, context) + attention
+
+    return scenario.decode.each(of)
 
 
 def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
@@ -90,21 +91,22 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     and lengths are drawn evenly from their laws, always the same way.
     """
     parts = len(scenario.stages)
+    count = min(MOST, max(FEWEST, CELLS // parts))
     rng = np.random.default_rng(0)
-    u, v = ((rng.permutation(n) + 0.5) / n for n in (ROUNDS, ROUNDS * parts))
+    u, v = ((rng.permutation(n) + 0.5) / n for n in (count, count * parts))
     kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
     each, extra = np.divmod(mixture.prompts[kind] / parts, 1.0)
-    turn = (rng.random(ROUNDS)[:, None] + np.arange(parts) / parts) % 1.0
+    turn = (rng.random(count)[:, None] + np.arange(parts) / parts) % 1.0
     prompts = each[:, None] + (turn < extra[:, None])
     tokens = _drawn(prompts, mixture.piece, v.reshape(prompts.shape))
     totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.piece.mean
     tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
     decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
     cells = seconds_of(scenario, prompts, tokens, decoding)
-    hop = scenario.send(float(tokens.mean() + decoding.mean()))
-    times = phase_times(np.zeros((0, parts)), cells, parts, decode_send=np.full(ROUNDS, hop), repeats=False)
-    begin, end = (a.reshape(ROUNDS, parts, parts) for a in (times.starts, times.ends))
-    settled = slice(ROUNDS // 8, None)
+    hop = scenario.hops(scenario.decode, float(tokens.mean() + decoding.mean()))
+    times = phase_times(np.zeros((0, parts)), cells, parts, (hop, hop), repeats=False)
+    begin, end = (a.reshape(count, parts, parts) for a in (times.starts, times.ends))
+    settled = slice(count // 8, None)
     out = end[:, :, -1]
     between = np.diff(out, axis=0)[settled]
     first = (out[1:] - end[:-1, -1:, 0])[settled][prompts[1:][settled] > 0]  # a step begins as the first stage is free
@@ -137,25 +139,26 @@ def _drawn(prompts: Array, piece: LengthDistribution, u: Array) -> Array:
     return tokens
 
 
-def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Estimate:
-    """The Estimate of a steady state in which `rate` queries enter an iteration."""
+def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Outcome:
+    """The steady state in which `rate` queries enter an iteration."""
     rounds = (one_stage if len(scenario.stages) == 1 else pipelined)(scenario, mixture)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
     if len(scenario.stages) == 1:
         first = mixture.prefill_iterations * rounds.first
-    shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
+    shift = 1.0 if scenario.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
         after = rounds.deviation * np.sqrt(need)
         return Lifetime(first + need * rounds.mean, np.hypot(after, rounds.first_deviation), after)
 
-    return scenario.estimate(
+    return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=(first, rounds.first_deviation),
-        blocks=blocks(scenario, max_num_seqs),
-        tokens=float((mixture.prompts * mixture.piece.mean + mixture.decoding).max()),
+        demand=Demand(
+            blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.piece.mean + mixture.decoding).max())
+        ),
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
     )

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.estimate import Estimate
+from xsimulator.outcome import Outcome
 from xsimulator.policies.iterations import Mixture, from_iterations
 from xsimulator.scenario import Scenario
 
@@ -32,7 +32,7 @@ def admissions(rate: float, most: int) -> Array:
     return cut((low + high) / 2)
 
 
-def estimate(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Estimate:
+def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Outcome:
     """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
     an iteration, and iterations are averaged over how many do.
     """

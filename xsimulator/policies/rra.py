@@ -3,45 +3,68 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.estimate import Estimate
+from xsimulator.outcome import Demand, Lifetime, Outcome
 from xsimulator.pipeline import PhaseTimes, phase_times
-from xsimulator.scenario import Lifetime, Scenario
+from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
 
 
-def phase(scenario: Scenario, encode_batch: int, decode_iterations: int, tagged: bool = False) -> PhaseTimes:
-    """The steady phase: B_E sequences encoded, then N_D decoding iterations, a micro-batch for every stage.
+def phase(
+    scenario: Scenario,
+    encode_batch: int,
+    decode_iterations: int,
+    encode_micro_batches: int | None = None,
+    tagged: bool = False,
+) -> PhaseTimes:
+    """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
+    iterations, a micro-batch for every stage.
 
     An iteration is skipped where nobody is left; for a `tagged` query, which is resident itself, it always runs.
     """
+    side, law = scenario.decode, scenario.workload.input
     steady = scenario.steady(decode_iterations)
-    parts = min(len(scenario.stages), encode_batch)
+    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
-    encode = [c.encode_parts(encode_batch / parts, scenario.workload.input, parts) for c in scenario.costs]
-    decode = np.stack([c.decode(batches, steady.context) for c in scenario.costs], axis=1)
+    decode = side.each(lambda cost: cost.decode(batches, steady.context))
     return phase_times(
-        np.stack(encode, axis=1),
+        side.each(lambda cost: cost.encode_parts(encode_batch / pieces, law, pieces)),
         decode if tagged else runs[:, None] * decode,
         micro_batches=parts,
-        encode_send=scenario.send(encode_batch / parts * scenario.workload.input.mean),
-        decode_send=np.full(decode_iterations, scenario.send(float(batches.max()))),
+        hops=(
+            scenario.hops(side, encode_batch / pieces * law.mean),
+            scenario.hops(side, float(batches.max())),
+        ),
     )
 
 
-def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> Estimate:
+def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
+    """How many micro-batches `encode_batch` prompts are encoded in: never more than there are prompts."""
+    return min(asked or len(scenario.encode.stages), encode_batch)
+
+
+def decode_parts(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """How many micro-batches the decoding batch is cut into: one for every stage, as long as there are sequences."""
+    return min(len(scenario.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
+
+
+def outcome(
+    scenario: Scenario, encode_batch: int, decode_iterations: int, encode_micro_batches: int | None = None
+) -> Outcome:
     """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
     start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
-    times = phase(scenario, encode_batch, decode_iterations)
-    steady = scenario.steady(decode_iterations)
-    parts = min(len(scenario.stages), encode_batch)
-    sure = steady.any_active(encode_batch / parts)[-1] > 0.999
-    own = times if sure else phase(scenario, encode_batch, decode_iterations, tagged=True)
-    law = scenario.workload.input
-    deviation = max(float(c.encode_variance(encode_batch, law)) for c in scenario.costs) ** 0.5
-    shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
+    times = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    steady, law = scenario.steady(decode_iterations), scenario.workload.input
+    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    parts = decode_parts(scenario, encode_batch, decode_iterations)
+    own = times
+    if steady.any_active(encode_batch / parts)[-1] <= 0.999:
+        own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True)
+    deviation = float(scenario.encode.each(lambda cost: cost.encode_variance(encode_batch, law)).max()) ** 0.5
+    shift = 1.0 if scenario.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
@@ -54,12 +77,14 @@ def estimate(scenario: Scenario, encode_batch: int, decode_iterations: int) -> E
     encodes = len(times.starts) - decode_iterations * parts
     work = times.ends - times.starts
     encoding, decoding = work[:encodes].sum(axis=0), work[encodes:].sum(axis=0)
-    return scenario.estimate(
+    return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
         first_token=(first, deviation),
-        blocks=blocks(scenario, encode_batch, decode_iterations),
-        tokens=max(encode_batch * law.mean, encode_batch * steady.batch_ratio),
+        demand=Demand(
+            blocks(scenario, encode_batch, decode_iterations),
+            encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),
+        ),
         busy=(encoding + decoding) / times.period,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )

@@ -1,12 +1,16 @@
-"""Static batches (FasterTransformer): encoded together, decoded to the batch's longest output, no early termination."""
+"""Static batches: encoded together, decoded to the batch's longest output, no early termination.
+
+FasterTransformer cuts a batch into as many micro-batches as there are stages; DeepSpeed's hybrid scheduling takes more
+of them for encoding, against bubbles, and fewer for decoding.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.estimate import Estimate
 from exegpt.workload import LengthDistribution
+from xsimulator.outcome import Demand, Lifetime, Outcome
 from xsimulator.pipeline import PhaseTimes, phase_times
-from xsimulator.scenario import Lifetime, Scenario
+from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
 
@@ -17,36 +21,35 @@ def expected_longest(law: LengthDistribution, batch: int) -> float:
     return float(law.s @ np.diff(below))
 
 
-def phase(scenario: Scenario, batch: int) -> PhaseTimes:
-    """One batch from an empty pipeline to the greatest output length; the batch is cut into as many micro-batches as
-    there are stages. Finished rows are computed along, at their last position.
+def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> PhaseTimes:
+    """One batch from an empty pipeline to the greatest output length: encoded in `pieces` micro-batches, decoded in
+    `parts`. Finished rows are computed along, at their last position.
     """
-    parts = min(len(scenario.stages), batch)
-    share = batch / parts
-    iterations = max(1, int(scenario.iterations[0].max()))
+    side, law = scenario.decode, scenario.workload.input
     need, p = scenario.iterations
-    contexts = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-    encode = [c.encode_parts(share, scenario.workload.input, parts) for c in scenario.costs]
-    decode = np.stack([c.decode(share, contexts) for c in scenario.costs], axis=1)
+    iterations = max(1, int(need.max()))
+    contexts = law.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
     return phase_times(
-        np.stack(encode, axis=1),
-        decode,
+        side.each(lambda cost: cost.encode_parts(batch / pieces, law, pieces)),
+        side.each(lambda cost: cost.decode(batch / parts, contexts)),
         micro_batches=parts,
-        encode_send=scenario.send(share * scenario.workload.input.mean),
-        decode_send=np.full(iterations, scenario.send(share)),
+        hops=(scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)),
         repeats=False,
     )
 
 
-def estimate(scenario: Scenario, batch: int) -> Estimate:
+def outcome(
+    scenario: Scenario, batch: int, encode_micro_batches: int | None = None, micro_batches: int | None = None
+) -> Outcome:
     """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
-    own last token.
+    own last token. Without counts, there are as many micro-batches as stages.
     """
-    times = phase(scenario, batch)
-    shift = 0.0 if scenario.encoder_decoder or scenario.form == "paper" else 1.0
+    pieces, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
+    times = phase(scenario, batch, pieces, parts)
+    shift = 1.0 if scenario.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
     law = scenario.workload.input
-    deviation = max(float(c.encode_variance(batch, law)) for c in scenario.costs) ** 0.5
+    deviation = float(scenario.encode.each(lambda cost: cost.encode_variance(batch, law)).max()) ** 0.5
 
     def lifetime(lengths: Array) -> Lifetime:
         seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
@@ -54,17 +57,14 @@ def estimate(scenario: Scenario, batch: int) -> Estimate:
 
     longest = expected_longest(scenario.workload.output, batch) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
-    encodes = min(len(scenario.stages), batch)
     work = times.ends - times.starts
-    decoding = work[encodes:].sum(axis=0) * longest / max(len(ends) - 1, 1)
-    encoding = work[:encodes].sum(axis=0)
-    first = times.encoded if shift else float(times.decoded[0])
-    return scenario.estimate(
+    decoding = work[pieces:].sum(axis=0) * longest / max(len(ends) - 1, 1)
+    encoding = work[:pieces].sum(axis=0)
+    return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=(first, deviation),
-        blocks=blocks(scenario, batch),
-        tokens=max(batch * law.mean, batch),
+        first_token=(times.encoded if shift else float(times.decoded[0]), deviation),
+        demand=Demand(blocks(scenario, batch), batch * max(law.mean / pieces, 1 / parts)),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )

@@ -1,0 +1,86 @@
+"""Ceilings: throughputs that no point of a policy's space can exceed, from a few figures of its stages.
+
+They are loose, quick and never too low: work is counted at the largest batch that memory and the latency bound leave,
+without a bubble, and with a margin for tables in which larger batches take a little less per sequence still. Branch and
+bound opens spaces in their order, so that on a large cluster few of many thousands are ever looked at.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.scenario import Scenario, Side
+from xsimulator.steady_state import length_biased_context
+
+Array = NDArray[np.float64]
+
+MARGIN = 1.05
+"""By what share a ceiling is raised, and a latency lowered, for what the count leaves out."""
+_PROMPTS = 256
+_BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What decoding on a side comes to at rising numbers of residents, arrays [batches]."""
+
+    batch: Array
+    """Residents, all stages together."""
+    iteration: Array
+    """Seconds of an iteration at least."""
+    busiest: Array
+    """Seconds per iteration and sequence of the stage that has most to do."""
+
+
+def encode_seconds(side: Side, scenario: Scenario) -> float:
+    """Seconds per prompt on the slowest stage, in large batches."""
+    law = scenario.workload.input
+    return float(side.each(lambda cost: cost.encode(_PROMPTS, law)).max()) / _PROMPTS
+
+
+def encode_latency(side: Side, scenario: Scenario) -> float:
+    """Seconds in which one prompt comes through."""
+    return float(side.each(lambda cost: cost.encode(1.0, scenario.workload.input)).sum())
+
+
+def quickest(scenario: Scenario, found: Reach, longest: float) -> float:
+    """Seconds below which no query of `longest` iterations comes through."""
+    return (encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])) / MARGIN
+
+
+def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
+    """Decoding with up to so many residents."""
+    batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
+    share = np.maximum(batch / len(side.stages), 1.0)
+    context = length_biased_context(scenario.workload, scenario.encoder_decoder)
+    cells = side.each(lambda cost: cost.decode(share, context))
+    return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
+
+
+def residents_that_fit(scenario: Scenario, stages: slice) -> float:
+    """Sequences for which the memory of some stages has room, were all of mean length; less than 1 where the weights
+    alone are too large.
+    """
+    room = min(memory.blocks for memory in scenario.memory(1.0)[stages])
+    return room / scenario.biased_reservation.mean
+
+
+def decode_rate(found: Reach, iterations: float, longest: float, budget: float | None) -> float:
+    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds."""
+    within = len(found.batch) - 1
+    if budget is not None:
+        meets = np.flatnonzero(found.iteration * longest <= budget * MARGIN)
+        if not len(meets):
+            return 0.0
+        within = min(int(meets[-1]) + 1, within)  # the largest batch in time lies before the next one looked at
+    busiest = float(found.busiest[: within + 1].min())
+    # what is resident leaves after its iterations, none of which is shorter than the last stage's way around
+    flow = float((found.batch / found.iteration)[: within + 1].max())
+    return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
+
+
+def token_seconds(scenario: Scenario) -> Array:
+    """[stages]: seconds of one token's products where weights are read for thousands of tokens at once."""
+    many = 4096.0
+    return scenario.decode.each(lambda cost: np.asarray(cost.mixed(many, 1.0, 0.0, 1.0))) / many

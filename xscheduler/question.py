@@ -1,0 +1,172 @@
+"""Question: what schedules are searched for and what they must keep to, with what all spaces of a search share."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from exegpt.schedule import Stage
+from xscheduler.ceilings import MARGIN
+from xscheduler.space import Constraint
+from xsimulator.allocation import (
+    Layout,
+    Speeds,
+    both_stages,
+    layer_speeds,
+    partial_layouts,
+    replica_sizes,
+    side_stages,
+    uniform_layouts,
+)
+from xsimulator.outcome import Outcome, latencies, per_token, ttft_p99
+from xsimulator.scenario import Scenario
+
+ENCODE_PIECES = (1, 2, 4)
+"""Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
+VARIABLES = (
+    "encode_batch",
+    "decode_iterations",
+    "micro_batches",
+    "encode_micro_batches",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefills_per_step",
+    "tp_degree",
+    "tp_gpus",
+    "replicas",
+)
+"""What can be fixed by hand."""
+
+Figure = TypeVar("Figure")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a schedule must keep to; None: no bound."""
+
+    latency_s: float | None = None
+    tail: bool = False
+    """Whether `latency_s` holds for the 99.9th percentile of output lengths too."""
+    ttft_s: float | None = None
+    """On the 99th percentile."""
+    tpot_s: float | None = None
+    """On the 99th percentile."""
+    resident: int | None = None
+    """The most sequences decoded at once, by one replica."""
+
+    def constraints(self, variables: int) -> tuple[Constraint, ...]:
+        """Memory first; latencies and memory rise with every oriented variable."""
+        up = (True,) * variables
+        bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
+        made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
+        return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
+
+    def latency(self, scenario: Scenario, outcome: Outcome) -> float:
+        """The latency that `latency_s` bounds."""
+        bounded, tail = latencies(scenario, outcome)
+        return tail if self.tail else bounded
+
+    def figures(self, scenario: Scenario, outcome: Outcome) -> tuple[float, ...]:
+        """An outcome's figures in the order of the latency constraints."""
+        made = []
+        if self.latency_s is not None:
+            made.append(self.latency(scenario, outcome))
+        if self.ttft_s is not None:
+            made.append(ttft_p99(scenario, outcome))
+        if self.tpot_s is not None:
+            made.append(per_token(scenario, outcome)[1] or 0.0)
+        return tuple(made)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What schedules are searched for, with what all of their spaces share."""
+
+    base: Scenario
+    """Everything but stages and replicas."""
+    limits: Limits
+    fixed: dict[str, int]
+    encode_pieces: tuple[int, ...] = ENCODE_PIECES
+    partial: bool = True
+    """Whether only a part of the devices may stand in tensor-parallel groups."""
+    _scenarios: dict[object, Scenario] = field(default_factory=dict, repr=False)
+    _sides: dict[object, tuple[Stage, ...]] = field(default_factory=dict, repr=False)
+    _figures: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def widest(self) -> int | None:
+        """The most sequences decoded at once: what was asked, and of a measured profile the batches that it saw."""
+        profile, most = self.base.profile, self.limits.resident
+        if profile.source != "measured":
+            return most
+        seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
+        return min(most or seen, seen)
+
+    @functools.cached_property
+    def speeds(self) -> Speeds:
+        """How quick layers are at each tensor-parallel degree."""
+        return layer_speeds(self.base.workload, self.base.profile)
+
+    def replica_sizes(self) -> tuple[int, ...]:
+        """Devices that a replica may have."""
+        whole = self.base.cluster.devices
+        asked = self.fixed.get("replicas")
+        return tuple(n for n in replica_sizes(self.base.cluster) if asked is None or whole // n == asked)
+
+    def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
+        """Layouts of so many devices, as far as tensor parallelism isn't fixed by hand (WAA: on its decoding side)."""
+        cluster, model = self.base.cluster, self.base.model
+        make = uniform_layouts if uniform or not self.partial else partial_layouts
+        found = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
+        if side == "encode":
+            return found
+        degree, gpus = self.fixed.get("tp_degree"), self.fixed.get("tp_gpus")
+        return tuple(
+            one
+            for one in found
+            if (degree is None or one.degree == degree) and (gpus is None or one.degree == 1 or one.gpus == gpus)
+        )
+
+    def both(self, layout: Layout) -> Scenario:
+        """The scenario of a layout whose stages encode and decode; made once."""
+        if layout not in self._scenarios:
+            stages = both_stages(self.base.model, self.speeds, layout)
+            replicas = self.base.cluster.devices // layout.devices
+            self._scenarios[layout] = replace(self.base, stages=stages, replicas=replicas)
+        return self._scenarios[layout]
+
+    def side(self, layout: Layout, phase: Literal["encode", "decode"], offset: int = 0) -> tuple[Stage, ...]:
+        """The stages of one of WAA's sides; made once."""
+        key = (layout, phase, offset)
+        if key not in self._sides:
+            self._sides[key] = side_stages(self.base.model, self.speeds, layout, phase, offset)
+        return self._sides[key]
+
+    def split(self, encode: Layout, decode: Layout) -> Scenario:
+        """The scenario of WAA's two sides; made once."""
+        key = (encode, decode)
+        if key not in self._scenarios:
+            stages = self.side(encode, "encode") + self.side(decode, "decode", encode.devices)
+            replicas = self.base.cluster.devices // (encode.devices + decode.devices)
+            self._scenarios[key] = replace(self.base, stages=stages, replicas=replicas)
+        return self._scenarios[key]
+
+    @property
+    def needs(self) -> tuple[float, float]:
+        """Decoding iterations of a query: on average, and of the length that the latency bound is about."""
+        need, p = self.base.iterations
+        workload = self.base.workload
+        length = workload.p99_output if self.base.bound == "p99-length" else workload.output.quantile(0.99)
+        return float(need @ p), length - (1.0 if self.base.first_by_encoding else 0.0)
+
+    def tokens_s(self, rate: float, devices: int) -> float:
+        """Output tokens per second of the whole cluster where replicas of so many devices do `rate` sequences/s each,
+        with the ceilings' margin.
+        """
+        return rate * MARGIN * (self.base.cluster.devices // devices) * self.base.workload.output.mean
+
+    def once(self, key: object, make: Callable[[], Figure]) -> Figure:
+        """A figure that many spaces share."""
+        if key not in self._figures:
+            self._figures[key] = make()
+        return self._figures[key]  # type: ignore[no-any-return]

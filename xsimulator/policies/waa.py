@@ -1,0 +1,270 @@
+"""WAA, workload-aware allocation (paper section 4.1; spec section 3.2): encoding and decoding on devices of their own.
+
+The encoding side hands over B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
+them between two iterations. With k iterations from one handover to the next the decoding side sees exactly RRA's
+decoding phase with N_D = k, so its batch is a sawtooth, and the k at which those iterations last T_E is the fixed point
+of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch. Where handovers come faster than iterations,
+m of them join at each, and B_D = m · B_E · E[D].
+
+A smaller k means a larger batch: the least that memory holds is the fastest that the decoding side goes. Where the
+encoding side is faster still it waits for it: room is kept for a batch when its encoding begins, so it waits before.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.schedule import BLOCK_SIZE
+from xsimulator.handover import handover_seconds
+from xsimulator.memory import Reservation
+from xsimulator.outcome import Demand, Lifetime, Outcome
+from xsimulator.scenario import Scenario
+from xsimulator.steady_state import length_biased_context
+
+Array = NDArray[np.float64]
+
+
+MOST_JOINED = 4096
+"""Handovers that join one iteration at most."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The encoding side, seconds."""
+
+    period: float
+    """T_E: from one batch to the next, the slowest stage or its transfer."""
+    traversal: float
+    """From a batch's start to its end on the last stage."""
+    handover: float
+    """From there until the decoding side can merge it."""
+    deviation: float
+    """Of a batch's encoding time, for its lengths vary."""
+    busy: Array
+    """[stages]: seconds of work per batch."""
+
+
+def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
+    """The encoding side with batches of B_E, one after the other through its stages."""
+    side, law = scenario.encode, scenario.workload.input
+    seconds = side.each(lambda cost: cost.encode(encode_batch, law))
+    tokens = encode_batch * law.mean
+    handover = handover_seconds(scenario, tokens)
+    deviation = float(side.each(lambda cost: cost.encode_variance(encode_batch, law)).max()) ** 0.5
+    traversal = float(seconds.sum() + scenario.hops(side, tokens).sum())
+    return Encoding(max(float(seconds.max()), handover / 2), traversal, handover, deviation, seconds)
+
+
+def iteration(scenario: Scenario, batch: Array, context: Array, micro_batches: int) -> tuple[Array, Array]:
+    """Seconds of decoding iterations of `batch` sequences with these mean contexts, and of each stage's work in them
+    [..., stages].
+
+    With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
+    has micro-batches to do, or as a micro-batch needs to come around.
+    """
+    side = scenario.decode
+    share = batch / micro_batches
+    cells = side.each(lambda cost: cost.decode(share, context))
+    around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
+    return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """The decoding side from one handover to the next; whole iterations, or one that several handovers join."""
+
+    stride: float
+    """k: iterations per handover; 1/m where m handovers join one."""
+    seconds: Array
+    """[max(k, 1)]: each iteration."""
+    busy: Array
+    """[stages]: seconds of work per handover."""
+
+    @property
+    def period(self) -> float:
+        """Seconds per handover."""
+        return float(self.seconds.sum()) * min(self.stride, 1.0)
+
+    def lived(self, need: Array) -> Array:
+        """Seconds of the first `need` iterations after a handover."""
+        before = np.concatenate([[0.0], np.cumsum(self.seconds)])
+        cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
+        seconds: Array = cycles * before[-1] + before[rest]
+        return seconds
+
+
+def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: float) -> Cycle:
+    """The decoding side at a given stride: whole numbers, or any number below one."""
+    joined = side_work(scenario, encode_batch)
+    if stride >= 1:
+        steady = scenario.steady(int(stride))
+        seconds, work = iteration(scenario, encode_batch * steady.active, steady.context, micro_batches)
+        if seconds.size > 1:  # an iteration in which nobody is left takes no time
+            seconds = seconds * np.minimum(1.0, encode_batch * steady.active)
+        busy = work.sum(axis=0)
+    else:
+        need, p = scenario.iterations
+        batch = np.array([encode_batch / stride * float(need @ p)])
+        context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
+        seconds, work = iteration(scenario, batch, context, micro_batches)
+        busy = work[0] * stride
+    first = seconds.copy()
+    first[0] += joined.max() / min(stride, 1.0)
+    return Cycle(stride, first, busy + joined)
+
+
+def side_work(scenario: Scenario, encode_batch: int) -> Array:
+    """[decoding stages]: seconds in which an encoder-decoder's decoders take over a batch of encoded prompts."""
+    tokens = encode_batch * scenario.workload.input.mean
+    return scenario.decode.each(lambda cost: cost.handover(tokens))
+
+
+def residents(scenario: Scenario, stride: float) -> Reservation:
+    """Blocks held by the decoding side's residents, per sequence handed over in one batch."""
+    return scenario.reservation(int(stride)) if stride >= 1 else scenario.reservation(1).times(1.0 / stride)
+
+
+def blocks(scenario: Scenario, encode_batch: int, stride: float, underway: float) -> int:
+    """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
+    moment that a batch's encoding begins, by the `underway` batches that are being encoded and handed over.
+    """
+    held = residents(scenario, stride) + scenario.reservation(None).times(underway)
+    phases = np.ceil(scenario.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
+    return held.quantile(encode_batch, encode_batch * float(phases))
+
+
+def least_stride(scenario: Scenario, encode_batch: int, underway: float) -> float:
+    """The smallest stride at which the decoding side's memory holds everybody; the largest there is if none does."""
+    room = min(memory.blocks for memory in scenario.memory(1.0)[len(scenario.encode.stages) :])
+
+    def fits(stride: float) -> bool:
+        return blocks(scenario, encode_batch, stride, underway) <= room
+
+    most = max(1, int(scenario.iterations[0].max()))
+    if fits(1.0):
+        low, high = 1.0 / MOST_JOINED, 1.0
+        if fits(low):
+            return low
+        while high > 1.01 * low:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+    low_k, high_k = 1, most
+    while high_k - low_k > 1:
+        middle_k = (low_k + high_k) // 2
+        low_k, high_k = (low_k, middle_k) if fits(middle_k) else (middle_k, high_k)
+    return float(high_k)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The decoding side at its fixed point: between two cycles, `share` of the slower one."""
+
+    fast: Cycle
+    slow: Cycle
+    share: float
+
+    @property
+    def period(self) -> float:
+        """Seconds per handover."""
+        return (1 - self.share) * self.fast.period + self.share * self.slow.period
+
+    @property
+    def busy(self) -> Array:
+        """[stages]: seconds of work per handover."""
+        return (1 - self.share) * self.fast.busy + self.share * self.slow.busy
+
+    def lived(self, need: Array) -> Array:
+        """Seconds of the first `need` iterations after a handover."""
+        return (1 - self.share) * self.fast.lived(need) + self.share * self.slow.lived(need)
+
+
+def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float, least: float) -> Decoding:
+    """The decoding side under a handover every `period` seconds, at no stride below `least`: there its cycle lasts
+    longer, and the encoding side waits for it.
+    """
+
+    def at(stride: float) -> Cycle:
+        return cycle(scenario, encode_batch, micro_batches, stride)
+
+    most = max(1, int(scenario.iterations[0].max()))
+    fastest = at(least)
+    if fastest.period >= period:
+        return Decoding(fastest, fastest, 0.0)
+    if least < 1:
+        if at(1.0).period > period:
+            low, high = least, 1.0
+            while high > 1.001 * low:
+                middle = (low * high) ** 0.5
+                low, high = (middle, high) if at(middle).period < period else (low, middle)
+            return Decoding(at(low), at(low), 0.0)
+        least = 1.0
+    slowest = at(most)
+    if slowest.period <= period:  # everybody has left before the next handover
+        return Decoding(slowest, slowest, 0.0)
+    low_k, high_k = int(least), most
+    while high_k - low_k > 1:
+        middle_k = (low_k + high_k) // 2
+        low_k, high_k = (middle_k, high_k) if at(middle_k).period <= period else (low_k, middle_k)
+    fast, slow = at(low_k), at(high_k)
+    return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
+
+
+def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
+    """Throughput B_E / T_E, or what the decoding side can take. A query lives through its batch's encoding, the
+    handover, the wait for the end of an iteration, and D iterations.
+    """
+    encoder = encoding(scenario, encode_batch)
+    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
+    least = least_stride(scenario, encode_batch, underway)
+    decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period, least)
+    period = max(encoder.period, decoder.period)
+    shift = 1.0 if scenario.first_by_encoding else 0.0
+    one = float(decoder.fast.seconds.mean())
+    merged = encoder.traversal + encoder.handover + one / 2
+
+    def lifetime(lengths: Array) -> Lifetime:
+        need = np.maximum(lengths - shift, 0.0)
+        seconds = np.where(need > 0, merged + decoder.lived(need), encoder.traversal)
+        waiting = np.where(need > 0, one / 12**0.5, 0.0)
+        return Lifetime(seconds, np.hypot(encoder.deviation, waiting), waiting)
+
+    first = encoder.traversal if shift else merged + float(decoder.lived(np.ones(1))[0])
+    law = scenario.workload.input
+    return Outcome(
+        throughput=encode_batch / period,
+        lifetime=lifetime,
+        first_token=(first, encoder.deviation),
+        demand=Demand(
+            blocks(scenario, encode_batch, decoder.fast.stride, underway),
+            encode_batch * scenario.steady(max(1, int(decoder.fast.stride))).batch_ratio / micro_batches,
+        ),
+        busy=np.concatenate([encoder.busy, decoder.busy]) / period,
+        binding="encoding" if decoder.period <= encoder.period * 1.001 else "decoding",
+        encode_demand=Demand(prompt_blocks(scenario, encode_batch, encoder.handover / period), encode_batch * law.mean),
+    )
+
+
+def prompt_blocks(scenario: Scenario, encode_batch: int, leaving: float) -> int:
+    """KV blocks that an encoding stage holds, its 99.9th percentile: the batch it works on and those that leave."""
+    if scenario.encoder_decoder:
+        return 0
+    law, batches = scenario.workload.input, 1.0 + np.ceil(leaving)
+    each = Reservation(
+        (law.mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
+        (law.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
+        0.0,
+        -(-law.max // BLOCK_SIZE),
+    )
+    return each.quantile(encode_batch * batches, encode_batch * batches)
+
+
+def decode_batch(scenario: Scenario, encode_batch: int, micro_batches: int) -> int:
+    """B_D, rounded: sequences being decoded just after a handover."""
+    encoder = encoding(scenario, encode_batch)
+    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
+    least = least_stride(scenario, encode_batch, underway)
+    stride = fixed_point(scenario, encode_batch, micro_batches, encoder.period, least).fast.stride
+    ratio = scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
+    return max(1, round(encode_batch * ratio))
