@@ -1,31 +1,38 @@
 """Every policy, over random requests: nothing lost, nothing twice, no block leaked, and each one's own promise kept."""
 
+import copy
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import BlockPool, Ledger, Sequence, Step
+from exegpt.policies import BlockPool, Ledger, Sequence, Step, WAAPolicy, make_policy
 from exegpt.policies.chunked import ChunkedPolicy
+from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
+from exegpt.schedule import Stage
+from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 25), st.sampled_from([0.0, 0.0, 3.0, 10.0])), min_size=1, max_size=30
 )
 POLICIES = st.one_of(
     st.builds(StaticPolicy, st.integers(1, 8)),
+    st.builds(HybridPolicy, st.integers(1, 8)),
     st.builds(OrcaPolicy, st.integers(1, 8), st.integers(1, 4)),
     st.builds(ChunkedPolicy, st.integers(1, 8), st.integers(1, 30)),
     st.builds(RRAPolicy, st.integers(1, 6), st.integers(1, 10)),
 )
 
 
-def drive(policy, requests, blocks=12, block_size=8):
+def drive(policy, requests, blocks=12, block_size=8, encoder_decoder=False):
     """Run the requests to the end, one second a step; returns the steps and the sequences with their finish steps."""
-    ledger = Ledger(BlockPool(blocks, block_size), fcfs, policy.early_termination)
+    ledger = Ledger(BlockPool(blocks, block_size), fcfs, policy.early_termination, encoder_decoder)
     sequences = [Sequence(i, prompt, output, arrival) for i, (prompt, output, arrival) in enumerate(requests)]
     ledger.submit(sequences)
     now, steps, finished = 0.0, [], []
@@ -54,6 +61,79 @@ def test_every_request_finishes_once_with_all_its_tokens_and_no_block_stays_behi
         assert sequence.generated == output
         assert sequence.cached == prompt + output - 1
         assert not sequence.blocks
+
+
+@settings(max_examples=60, deadline=None)
+@given(POLICIES, REQUESTS)
+def test_an_encoder_decoder_makes_every_token_by_decoding(policy, requests):
+    steps, sequences, finished = drive(policy, requests, encoder_decoder=True)
+    assert sorted(s.index for s in finished) == list(range(len(requests)))
+    assert [s.generated for s in sequences] == [output for _, output, _ in requests]
+    if policy.early_termination:
+        assert sum(len(step.decode) for step in steps) == sum(output for _, output, _ in requests)
+
+
+@settings(max_examples=150, deadline=None)
+@given(POLICIES, REQUESTS)
+def test_a_step_repeats_as_long_as_it_says(policy, requests):
+    """Whoever runs a step as often as it repeats, until somebody finishes or may arrive, comes to the same steps."""
+    alike = copy.copy(policy)
+    one_by_one = [shape(step) for step in drive(policy, requests)[0]]
+    ledger = Ledger(BlockPool(12, 8), fcfs, alike.early_termination)
+    ledger.submit([Sequence(i, prompt, output, arrival) for i, (prompt, output, arrival) in enumerate(requests)])
+    now, steps = 0.0, []
+    while not ledger.idle:
+        step = alike.next_step(ledger, now)
+        if step is None:
+            now = ledger.next_arrival(now)
+            continue
+        times = min([step.repeats, *[s.max_output - s.generated for s in step.decode if not s.finished]])
+        arrival = ledger.next_arrival(now)
+        if step.arrivals and arrival is not None:
+            times = min(times, math.ceil(arrival - now))
+        assert times == 1 or not step.encode
+        ledger.advance(step, iterations=times)
+        steps += [shape(step)] * times
+        now += times
+    assert steps == one_by_one
+
+
+def shape(step):
+    return [(s.index, count) for s, count in step.encode], [s.index for s in step.decode]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), REQUESTS)
+def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
+    """Encoding takes two seconds and the transfer one; decoding goes on meanwhile, second by second."""
+    policy = WAAPolicy(batch)
+    ledger = Ledger(BlockPool(12, 8), fcfs)
+    sequences = [Sequence(i, prompt, output, arrival) for i, (prompt, output, arrival) in enumerate(requests)]
+    ledger.submit(sequences)
+    now = 0
+    while not ledger.idle:
+        step = policy.next_encode(ledger, now) if now % 2 == 0 else None
+        if step:
+            assert not step.decode and len(step.encode) <= batch
+            assert all(s.arrival_s <= now and count == s.input_tokens for s, count in step.encode)
+            for s, _ in step.encode:
+                s.ready_s = now + 3.0
+            ledger.advance(step)
+        step = policy.next_decode(ledger, now)
+        if step:
+            assert not step.encode and all(s.ready_s <= now for s in step.decode)
+            ledger.advance(step)
+        ledger.check()
+        now += 1
+        assert now < 100_000
+    assert [s.generated for s in sequences] == [output for _, output, _ in requests]
+    assert ledger.pool.free == ledger.pool.total
+
+
+def test_a_policy_whose_sides_are_apart_is_not_run_as_one():
+    sides = tuple(Stage((rank,), 1, phase, None, (0, 12)) for rank, phase in enumerate(("encode", "decode")))
+    with pytest.raises(InputError, match="'waa-m' encodes and decodes on devices apart"):
+        make_policy(schedule("waa-m", stages=sides))
 
 
 @settings(max_examples=60, deadline=None)
