@@ -11,10 +11,13 @@ from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.policies import make_ledger
 from exegpt.schedule import Stage
-from exegpt.workload import RequestLengths
+from exegpt.workload import RequestLengths, Workload
 from tests.exegpt.nouns import MODEL, profile, schedule
 from xprofiler.roofline import roofline_profile
+from xsimulator.handover import handover_seconds
+from xsimulator.policies import rra
 from xsimulator.replay import replay
+from xsimulator.scenario import Scenario
 from xsimulator.stage import Chunks, stage_costs
 
 PROFILE = profile()
@@ -22,6 +25,22 @@ POLICIES = ("rra", "static", "hybrid", "orca", "chunked")
 APART = ("waa-c", "waa-m")
 T5 = builtin_model("t5-small")
 T5_PROFILE = roofline_profile(T5, parse_cluster("4xA40"), overhead_s=1e-4)
+
+
+def stages_of(model, phase, first, count):
+    """`count` stages of one device each, from the rank `first` on, which together hold what a phase needs."""
+    made = []
+    for i in range(count):
+        encoder, decoder = (
+            (round(i * layers / count), round((i + 1) * layers / count)) if layers else None
+            for layers in (model.encoder_layers, model.layers)
+        )
+        if model.encoder_layers and phase == "encode":
+            decoder = None
+        if phase == "decode":
+            encoder = None
+        made.append(Stage((first + i,), 1, phase, encoder, decoder))
+    return tuple(made)
 
 
 def costs():
@@ -62,6 +81,86 @@ def test_a_prompt_in_chunks_asks_for_its_past():
     assert run.seconds == pytest.approx(sum(costs().step(piece, 0, 0.0) for piece in pieces))
 
 
+def apart(model=MODEL, policy="waa-c", **changes):
+    """A WAA schedule of one stage a side."""
+    stages = stages_of(model, "encode", 0, 1) + stages_of(model, "decode", 1, 1)
+    return schedule(policy, model, stages=stages, cluster=parse_cluster("2xA40"), **changes)
+
+
+def test_waa_hands_over_between_its_sides():
+    """Two prompts encoded together; the first token comes from the encoding side, the others after the transfer."""
+    made = apart()
+    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    run = replay(made, PROFILE, [RequestLengths(20, 3), RequestLengths(30, 1)])
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    first = encoder.step(Chunks([20, 30], [0, 0], 2), 0, 0.0)
+    finish = first + handover_seconds(scenario, 50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
+    times = {s.index: (s.start_s, s.first_token_s, s.finish_s) for s in run.served}
+    assert times[1] == (0.0, pytest.approx(first), pytest.approx(first))
+    assert times[0] == (0.0, pytest.approx(first), pytest.approx(finish))
+
+
+def test_waa_joins_at_the_end_of_an_iteration():
+    """The second batch is encoded while the first decodes, and joins at the first iteration after its transfer."""
+    made = apart(encode_batch=1, micro_batches=1)
+    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    run = replay(made, PROFILE, [RequestLengths(20, 300), RequestLengths(400, 4)])
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    encoded = [encoder.step(Chunks([n], [0], 1), 0, 0.0) for n in (20, 400)]
+    now = encoded[0] + handover_seconds(scenario, 20)
+    ready = sum(encoded) + handover_seconds(scenario, 400)
+    context, joined, finish = 21, 0, {}
+    while len(finish) < 2:
+        if joined == 0 and now >= ready:
+            joined = 401
+        contexts = [context] * (0 not in finish) + [joined] * (joined > 0 and 1 not in finish)
+        now += decoder.step(None, len(contexts), sum(contexts) / len(contexts))
+        if joined and joined == 403:
+            finish[1] = now
+        joined += joined > 0
+        if context == 20 + 299:
+            finish[0] = now
+        context += 1
+    assert {s.index: s.finish_s for s in run.served} == pytest.approx(finish)
+
+
+def test_waa_encoder_decoders_make_keys_and_values_on_the_decoding_side():
+    made = apart(T5)
+    scenario = Scenario.of(made, T5_PROFILE, None, "exact", True)
+    (served,) = replay(made, T5_PROFILE, [RequestLengths(20, 2)]).served
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + handover_seconds(scenario, 20)
+    first += float(decoder.handover(20)) + decoder.step(None, 1, 21)
+    assert float(decoder.handover(20)) > 0
+    assert served.first_token_s == pytest.approx(first)
+    assert served.finish_s == pytest.approx(first + decoder.step(None, 1, 22))
+
+
+@pytest.mark.parametrize(("stages", "pieces"), [(1, 1), (2, 2), (3, 3), (3, 6), (2, 8)])
+def test_alike_requests_go_through_the_pipelines_exact_recurrence(stages, pieces):
+    """RRA with requests of one length: once settled, phases are those of the steady state's recurrence."""
+    workload = Workload.fixed(40, 9)  # D = 8 = two phases of 4
+    layers = stages_of(MODEL, "both", 0, stages)
+    own = {"encode_batch": 24, "decode_batch": 48, "decode_iterations": 4, "encode_micro_batches": pieces}
+    made = schedule("rra", workload=workload, stages=layers, cluster=parse_cluster(f"{stages}xA40"), **own)
+    run = replay(made, PROFILE, [RequestLengths(40, 9)] * 24 * 40)
+    starts = sorted({s.start_s for s in run.served})
+    period = (starts[30] - starts[18]) / 12  # a cycle may span several phases
+    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, pieces)
+    assert period == pytest.approx(times.period, rel=1e-9)
+    assert len(starts) == 40
+
+
+def test_replicas_take_turns():
+    requests = [RequestLengths(10 + i, 5, 0.1 * i) for i in range(9)]
+    run = replay(schedule(replicas=2), PROFILE, requests)
+    for r in range(2):
+        alone = replay(schedule(), PROFILE, requests[r::2])
+        own = {s.index // 2: s.finish_s for s in run.served if s.index % 2 == r}
+        assert own == {s.index: s.finish_s for s in alone.served}
+    assert {span.device for span in run.timeline.spans} == {0, 1}
+
+
 def test_a_request_larger_than_the_cache_is_refused():
     with pytest.raises(InputError, match="Request 1 needs 8 KV blocks"):
         replay(schedule(kv_blocks=4), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
@@ -72,22 +171,6 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=25,
 )
-
-
-def stages_of(model, phase, first, count):
-    """`count` stages of one device each, from the rank `first` on, which together hold what a phase needs."""
-    made = []
-    for i in range(count):
-        encoder, decoder = (
-            (round(i * layers / count), round((i + 1) * layers / count)) if layers else None
-            for layers in (model.encoder_layers, model.layers)
-        )
-        if model.encoder_layers and phase == "encode":
-            decoder = None
-        if phase == "decode":
-            encoder = None
-        made.append(Stage((first + i,), 1, phase, encoder, decoder))
-    return tuple(made)
 
 
 @st.composite
