@@ -1,0 +1,327 @@
+"""Predictions from published operator and layer timings beside what others measured on real GPUs.
+
+(a) one vLLM server's run on an RTX PRO 6000, request by request; (b) aggregated serving of Llama-3.1-70B in fp8 on H100
+and H200; (c) static batches of Llama-2-70B on A100 and H100. Nothing is measured here and no GPU is needed.
+
+    python -m benchmarks.silicon [--table a|b|c] [--peer estimates.jsonl]
+"""
+
+import argparse
+import csv
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cli.inputs import Setting
+from exegpt.cli.simulate import engine_schedule
+from exegpt.cluster import parse_cluster
+from exegpt.profile import Profile, Table
+from exegpt.schedule import Schedule, Stage
+from exegpt.served import Served, latencies, percentiles
+from exegpt.workload import RequestLengths, Workload
+
+Array = NDArray[np.float64]
+
+DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+
+def with_overhead(profile: Profile, seconds: float) -> Profile:
+    """The profile with an engine's own time per iteration."""
+    return replace(profile, overhead=Table(("batch",), ((1.0,),), (seconds,)))
+
+
+def chunked_engine(
+    model: str, cluster: str, workload: Workload, profile: Profile, kv_dtype: str, tp: int, seqs: int, tokens: int
+) -> Schedule:
+    """The settings of an engine that encodes prompts in pieces: most sequences, most tokens per iteration."""
+    setting = Setting(builtin_model(model), parse_cluster(cluster), workload, profile, kv_dtype, ())
+    return engine_schedule(setting, "chunked", tp, None, 16, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+# (a) one server's run, request by request
+
+_RUN = DATA / "vllm_runs" / "rtxpro6000_llama-3.1-8b"
+
+
+def _measured_run() -> tuple[list[RequestLengths], list[Served]]:
+    """The run's requests in order of arrival, and what they experienced since each was queued."""
+    rows = [json.loads(line) for line in (_RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+    begin = rows[0]["queued_ts"]
+    requests, served = [], []
+    for i, row in enumerate(rows):
+        names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+        queued, scheduled, first, last = (row[name] - begin for name in names)
+        requests.append(RequestLengths(row["input_toks"], row["output_toks"], queued))
+        served.append(Served(i, row["input_toks"], row["output_toks"], queued, scheduled, first, last))
+    return requests, served
+
+
+def table_a() -> None:
+    """The vLLM run: profile from the GPU's layer timings, replayed by the event simulator.
+
+    vLLM admits a request when its prompt fits, the ledger when all it may ever cache does: here both admit alike, since
+    128 sequences are the limit long before the cache is.
+    """
+    from xprofiler.layer_folder import layers_profile
+    from xsimulator.replay import replay
+
+    requests, measured = _measured_run()
+    profile = layers_profile(builtin_model("llama-3.1-8b"), _RUN / "profile_tp1")
+    workload = Workload.from_requests("run", requests)
+    schedule = chunked_engine("llama-3.1-8b", "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
+
+    def tpot_of_known(served: Sequence[Served]) -> float:
+        return float(latencies([s for s in served if s.index % 10 == 0], "arrival")["tpot"].mean())
+
+    def replayed(seconds: float) -> tuple[Served, ...]:
+        return replay(schedule, with_overhead(profile, seconds), requests).served
+
+    overhead = calibrated(lambda seconds: tpot_of_known(replayed(seconds)), tpot_of_known(measured))
+    print("(a) vLLM 0.19, Llama-3.1-8B in bf16 on one RTX PRO 6000: 300 requests, chunked prefill")
+    print(f"    engine's time per iteration {overhead * 1e3:.2f} ms, from TPOT of every tenth request alone (0, 10, …)")
+    print(
+        f"    KV cache {schedule.kv_blocks * 16} tokens; most ever needed at 128 sequences: "
+        f"{sum(sorted(r.input + r.output for r in requests)[-128:])}"
+    )
+    print(f"    {'the other 270 requests':24} {'measured':>9} {'no overhead':>17} {'calibrated':>17}")
+    rest = [
+        latencies([s for s in run if s.index % 10], "arrival") for run in (measured, replayed(0.0), replayed(overhead))
+    ]
+    for key in ("ttft", "tpot", "latency"):
+        figures = [percentiles(times[key]) for times in rest]
+        for name in ("mean", "p50", "p99"):
+            m, *predicted = (f[name] or 0.0 for f in figures)
+            print(f"    {key + ' ' + name:24} {m:8.4g}s" + "".join(f" {v:8.4g}s {v / m - 1:+7.1%}" for v in predicted))
+
+
+def calibrated(predicted: Callable[[float], float], measured: float) -> float:
+    """The engine's time per iteration, at most 0.1 s, at which a prediction that rises with it equals a measurement."""
+    low, high = 0.0, 0.1
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if predicted(middle) < measured else (low, middle)
+    return (low + high) / 2
+
+
+# (b) aggregated serving under a fixed concurrency
+
+_ROWS = "silicon_sample.csv"
+_MODEL = "meta-llama/Llama-3.1-70B"
+_KV = {("h100_sxm", "vllm"): "bf16", ("h200_sxm", "vllm"): "fp8", ("h200_sxm", "trtllm"): "fp8"}
+"""The table doesn't name the KV dtype. On H100 with two GPUs, 32 sequences of 8192 + 1024 tokens already wait for
+memory: they would all fit in 8 bits. On H200 as many as fit only in 8 bits do not wait.
+"""
+_PER_CLIENT = 10
+"""Requests per client: the measurements, like InferenceMAX's, are taken over ten of each client's."""
+_SHORTEST = 0.8
+"""Lengths are drawn from 80 % to 100 % of the nominal ones, as those measurements do."""
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """One row: `clients` that each send the next request when the last one ended; milliseconds."""
+
+    name: str
+    system: str
+    engine: str
+    tp: int
+    clients: int
+    input: int
+    output: int
+    ttft_ms: float
+    tpot_ms: float
+
+
+def _aggregated() -> list[Aggregated]:
+    from xprofiler.aiconfigurator import systems_folder
+
+    folder = systems_folder()
+    if folder is None:
+        raise SystemExit("aiconfigurator is not installed: pip install exegpt[gpu-data]")
+    with (folder / _ROWS).open(encoding="utf-8", newline="") as file:
+        return [
+            Aggregated(
+                *(row[key] for key in ("id", "system", "backend")),
+                *(int(row[key]) for key in ("tp_size", "batch_size", "isl", "osl")),
+                *(float(row[key]) for key in ("silicon_ttft_ms", "silicon_tpot_ms")),
+            )
+            for row in csv.DictReader(file)
+            if row["model_path"] == _MODEL and (row["system"], row["backend"]) in _KV and row["mode"] == "agg"
+        ]
+
+
+def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]:
+    """(TTFT, TPOT) in milliseconds, means over the clients' requests.
+
+    A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
+    n-th end. TensorRT-LLM reserves memory for whole requests at admission, as the ledger does. vLLM doesn't: sequences
+    that are on average halfway through their output share the cache, which therefore counts for as many more.
+    """
+    from xprofiler.aiconfigurator import SYSTEMS
+    from xsimulator.replay import replay
+
+    rng = np.random.default_rng(0)
+    count = _PER_CLIENT * row.clients
+    lengths = [rng.integers(int(_SHORTEST * most), most + 1, count) for most in (row.input, row.output)]
+    requests = [RequestLengths(int(a), int(b)) for a, b in zip(*lengths, strict=True)]
+    workload = Workload.from_requests(row.name, requests)
+    cluster = f"{row.tp}x{SYSTEMS[row.system]}"
+    kv = _KV[row.system, row.engine]
+    schedule = chunked_engine("llama-3.1-70b", cluster, workload, profile, kv, row.tp, row.clients, 8192)
+    if row.engine == "vllm":
+        more = (row.input + row.output) / (row.input + row.output / 2)
+        schedule = replace(schedule, kv_blocks=int(schedule.kv_blocks * more))
+    served = sorted(replay(schedule, profile, requests).served, key=lambda s: s.index)
+    ends = sorted(s.finish_s for s in served)
+    arrivals = [0.0] * row.clients + ends[: count - row.clients]
+    ttft = np.mean([s.first_token_s - at for s, at in zip(served, arrivals, strict=True)])
+    tpot = latencies(served, "arrival")["tpot"].mean()
+    return float(ttft) * 1e3, float(tpot) * 1e3
+
+
+def table_b(peer: Path | None) -> None:
+    """Aggregated serving, and the peer's estimates of the same rows where it gives any."""
+    from xprofiler.aiconfigurator import aiconfigurator_profile
+
+    model = builtin_model("llama-3.1-70b")
+    theirs = {}
+    if peer:
+        theirs = {r["id"]: (r["ttft_ms"], r["tpot_ms"]) for r in map(json.loads, peer.read_text().splitlines())}
+    print("(b) Llama-3.1-70B in fp8, aggregated serving, nothing calibrated: mean absolute errors (signed means)")
+    for (system, engine), kv in _KV.items():
+        profile = aiconfigurator_profile(model, system, engine, "fp8", kv)
+        rows = [row for row in _aggregated() if (row.system, row.engine) == (system, engine)]
+        ours = {row.name: predict_aggregated(row, profile) for row in rows}
+        both = [row for row in rows if row.name in theirs]
+        print(f"  {system} {engine}, KV in {kv}")
+        _errors(f"ours, all {len(rows)} rows", rows, ours)
+        if both:
+            _errors(f"ours, {len(both)} rows that the peer estimates", both, ours)
+            _errors("aiconfigurator's own, the same rows", both, theirs)
+
+
+def _errors(title: str, rows: Sequence[Aggregated], predicted: Mapping[str, tuple[float, float]]) -> None:
+    errors = np.array([np.array(predicted[r.name]) / (r.ttft_ms, r.tpot_ms) - 1 for r in rows])
+    size, sign, median = np.abs(errors).mean(axis=0), errors.mean(axis=0), np.median(np.abs(errors), axis=0)
+    tpot, ttft = (f"{size[i]:6.1%} ({sign[i]:+6.1%}), median {median[i]:6.1%}" for i in (1, 0))
+    print(f"    {title:38} TPOT {tpot}   TTFT {ttft}")
+
+
+# (c) static batches
+
+_STATIC = {"a100-80gb": "a100_sxm", "h100-80gb": "h100_sxm"}
+"""Hardware in the table → system. The rows of the power-capped H100 are left out: they are the others' times 1.3."""
+_ONE, _EIGHT = (512, 1, 128), (512, 8, 128)
+"""(prompt tokens, batch, output tokens) whose first five rows calibrate the engine's time per step."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """Rows of one hardware and tensor-parallel degree; arrays [n], milliseconds."""
+
+    hardware: str
+    tp: int
+    shapes: Array
+    """[n, 3]: prompt tokens, batch, output tokens."""
+    prompt_ms: Array
+    token_ms: Array
+
+
+def _static() -> list[Static]:
+    with (DATA / "gpu" / "splitwise_perf_model.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "llama2-70b" and row["hardware"] in _STATIC]
+    found = []
+    for hardware, tp in sorted({(row["hardware"], int(row["tensor_parallel"])) for row in rows}):
+        own = [row for row in rows if (row["hardware"], int(row["tensor_parallel"])) == (hardware, tp)]
+        shapes = np.array([[int(row[k]) for k in ("prompt_size", "batch_size", "token_size")] for row in own])
+        times = (np.array([float(row[key]) for row in own]) for key in ("prompt_time", "token_time"))
+        found.append(Static(hardware, tp, shapes, *times))
+    return found
+
+
+def predict_static(rows: Static, profile: Profile) -> tuple[Array, Array]:
+    """(prompt, token) milliseconds of each row, without the engine's own time. A token's context is the prompt and half
+    of the output.
+    """
+    from xsimulator.stage import stage_costs
+
+    layers = builtin_model("llama-2-70b").layers
+    (cost,) = stage_costs((Stage(tuple(range(rows.tp)), rows.tp, "both", None, (0, layers)),), profile, set())
+    length, batch, output = rows.shapes.astype(np.float64).T
+    return cost.encode_fixed(batch, length) * 1e3, cost.decode(batch, length + output / 2) * 1e3
+
+
+def table_c() -> None:
+    """Static batches: operator tables, and an engine's time per step from ten of each 105 rows."""
+    from xprofiler.aiconfigurator import aiconfigurator_profile
+
+    model = builtin_model("llama-2-70b")
+    print("(c) Llama-2-70B in fp16, static batches: median absolute percentage errors")
+    print(f"    engine's time per step from the first five rows of (prompt, batch, output) {_ONE} and of {_EIGHT};")
+    print("    those rows are left out, 'unseen' leaves out every row of those two prompts and batches")
+    print(
+        f"    {'':16} {'per decoding step':>18} {'per encoding step':>26} {'token':>12} {'prompt':>8} {'unseen':>8}"
+        f" {'no overhead':>18}"
+    )
+    pooled: dict[int, list[Array]] = {}
+    for rows in _static():
+        profile = aiconfigurator_profile(model, _STATIC[rows.hardware], "vllm", "fp16")
+        prompt, token = predict_static(rows, profile)
+        first = [np.flatnonzero((rows.shapes == shape).all(axis=1))[:5] for shape in (_ONE, _EIGHT)]
+        step = float(np.median(rows.token_ms[first[0]] - token[first[0]]))
+        tokens = rows.shapes[:, 0] * rows.shapes[:, 1]
+        least, more = (float(np.median(rows.prompt_ms[i] - prompt[i])) for i in first)
+        each = (more - least) / (tokens[first[1][0]] - tokens[first[0][0]])
+        fixed = least - each * tokens[first[0][0]]
+        known = np.isin(np.arange(len(tokens)), np.concatenate(first))
+        seen = np.logical_or(*((rows.shapes[:, :2] == shape[:2]).all(axis=1) for shape in (_ONE, _EIGHT)))
+        errors = np.stack(
+            [
+                (token + step) / rows.token_ms - 1,
+                (prompt + np.maximum(fixed + each * tokens, 0.0)) / rows.prompt_ms - 1,
+                token / rows.token_ms - 1,
+                prompt / rows.prompt_ms - 1,
+            ]
+        )
+        both = [np.abs(errors[:, ~known]), np.abs(errors[:, ~seen])]
+        for i, part in enumerate(both):
+            pooled.setdefault(2 * rows.tp + i, []).append(part)
+        _static_line(
+            f"{rows.hardware} TP {rows.tp}", both, f"{step:6.1f} ms", f"{fixed:6.1f} ms + {each * 1e3:5.1f} us/token"
+        )
+    for tp in sorted({key // 2 for key in pooled}):
+        _static_line(f"both, TP {tp}", [np.concatenate(pooled[2 * tp + i], axis=1) for i in (0, 1)], "", "")
+
+
+def _static_line(title: str, errors: Sequence[Array], decoding: str, encoding: str) -> None:
+    (token, prompt, bare_token, bare_prompt), (_, unseen, _, _) = (np.median(e, axis=1) for e in errors)
+    print(
+        f"    {title:16} {decoding:>18} {encoding:>26} {token:12.1%} {prompt:8.1%} {unseen:8.1%}"
+        f" {bare_token:8.1%} {bare_prompt:8.1%}"
+    )
+
+
+TABLES = ("a", "b", "c")
+
+
+def main() -> None:
+    """Print one table, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", choices=TABLES)
+    parser.add_argument("--peer", type=Path, help="b: the peer's estimates, from benchmarks/silicon_peer.py")
+    arguments = parser.parse_args()
+    for table in [arguments.table] if arguments.table else TABLES:
+        if table in "ac" and not DATA.is_dir():
+            print(f"({table}) needs public data, and there is no folder '{DATA}': set EXEGPT_DATA.")
+            continue
+        {"a": table_a, "b": lambda: table_b(arguments.peer), "c": table_c}[table]()
+
+
+if __name__ == "__main__":
+    main()
