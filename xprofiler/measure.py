@@ -15,7 +15,7 @@ import torch
 from exegpt.cluster import LinkSpec, local_cluster
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
-from exegpt.models import Model, Shard, computed_rows, load_model
+from exegpt.models import Model, Shard, check_runnable, computed_rows, load_model, random_model
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -74,14 +74,15 @@ def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progre
     return measure_job(directory, dtype, Ranks(), progress).profile
 
 
-def measure_job(directory: str | Path, dtype: str, ranks: Ranks, progress: Progress | None = None) -> Measured:
-    """Measure a model directory's layers at every tensor-parallel degree within a node, on all ranks of a job at once,
-    and the links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
+def measure_job(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, progress: Progress | None = None) -> Measured:
+    """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
+    links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
 
+    `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
     InputError on every rank where the ranks' models, dtypes, versions or processors differ.
     """
-    ranks.agree(lambda: _facts(directory, dtype))
-    spec = ModelSpec.from_directory(directory)
+    ranks.agree(lambda: _facts(source, dtype))
+    spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
     facts = machine.provenance() | _job_facts(ranks)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
@@ -93,8 +94,10 @@ def measure_job(directory: str | Path, dtype: str, ranks: Ranks, progress: Progr
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
 
     def load(tp: int) -> Model:
-        count = None if ranks.size == 1 else _cold_layers(spec, dtype, tp)
-        return load_model(directory, dtype, count, Shard(ranks.local % tp, tp, _apart))
+        shard = Shard(ranks.local % tp, tp, _apart)
+        if isinstance(source, ModelSpec):
+            return random_model(spec, _cold_layers(spec, dtype, tp), dtype, shard=shard)
+        return load_model(source, dtype, None if ranks.size == 1 else _cold_layers(spec, dtype, tp), shard)
 
     measured = _measure(load, spec, dtype, degrees, recorder, ranks, facts)
     if ranks.rank == 0:
@@ -103,9 +106,14 @@ def measure_job(directory: str | Path, dtype: str, ranks: Ranks, progress: Progr
     return measured
 
 
-def _facts(directory: str | Path, dtype: str) -> dict[str, str]:
-    """What must be the same on all ranks."""
-    spec = ModelSpec.from_directory(directory)
+def _spec(source: str | Path | ModelSpec) -> ModelSpec:
+    return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
+
+
+def _facts(source: str | Path | ModelSpec, dtype: str) -> dict[str, str]:
+    """What must be the same on all ranks; InputError for what can't be measured on one."""
+    spec = _spec(source)
+    check_runnable(spec)
     torch_dtype(dtype)
     return {"model": f"{spec.name} ({spec.fingerprint})", "dtype": dtype} | machine.provenance()
 

@@ -11,9 +11,7 @@ from exegpt.cli import options
 
 def profile(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A model directory in the Hugging Face layout.")
-    ] = None,
+    model: options.MODEL = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the profile to this file too.")] = None,
     cluster_out: Annotated[
         Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
@@ -22,7 +20,8 @@ def profile(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Measure this machine's layers for a model; an interrupted measurement goes on where it stopped.
+    """Measure this machine's layers for a model; an interrupted measurement goes on where it stopped. A built-in
+    model's weights are drawn at random: times don't depend on them.
 
     Under mpirun, one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the links.
 
@@ -42,15 +41,14 @@ def profile(
     from xprofiler.ranks import job
 
     if model is None:
-        raise InputError(
-            "Name a model directory to measure with --model, or import a profile: `exegpt profile import`."
-        )
+        raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
     with job() as ranks:
         first = ranks.rank == 0
         ranks.agree(lambda: _checked(model, (out, cluster_out) if first else (), threads or ranks.threads))
         inputs.set_threads(threads or ranks.threads)
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
-            found = measure_job(Path(model), dtype, ranks, lambda _, done, total: progress(done, total))
+            source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
+            found = measure_job(source, dtype, ranks, lambda _, done, total: progress(done, total))
         cluster = found_cluster(ranks, found.intra, found.inter) if cluster_out else None
         if not first:
             return
@@ -73,7 +71,7 @@ def _checked(model: str, outs: tuple[Path | None, ...], threads: int | None) -> 
     """What ranks must agree on; InputError for a model that isn't there or a file that can't be written."""
     from exegpt.cli import inputs, output
 
-    inputs.model_directory(model)
+    inputs.find_model(model)
     for out in outs:
         output.check_output(out)
     return {"threads": str(threads)}

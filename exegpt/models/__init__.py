@@ -2,7 +2,17 @@
 
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
-from exegpt.models.decoder import Model, load_model, random_model
+from exegpt.models.decoder import Model, check_runnable, load_model, random_model
 from exegpt.models.shard import Shard
 
-__all__ = ["AttentionBatch", "Batch", "KVCache", "Model", "Shard", "computed_rows", "load_model", "random_model"]
+__all__ = [
+    "AttentionBatch",
+    "Batch",
+    "KVCache",
+    "Model",
+    "Shard",
+    "check_runnable",
+    "computed_rows",
+    "load_model",
+    "random_model",
+]

@@ -119,6 +119,15 @@ def runnable(spec: ModelSpec) -> bool:
     return spec.architecture in ("llama", "mistral", "gpt2")
 
 
+def check_runnable(spec: ModelSpec) -> None:
+    """InputError for a model that can only be planned for."""
+    if not runnable(spec):
+        raise InputError(
+            f"Model '{spec.name}' is of architecture '{spec.architecture}', which can't be run yet: llama, mistral and "
+            f"gpt2 can."
+        )
+
+
 @torch.inference_mode()
 def _build(
     spec: ModelSpec,
@@ -129,11 +138,7 @@ def _build(
     eos: frozenset[int],
     shard: Shard,
 ) -> Model:
-    if not runnable(spec):
-        raise InputError(
-            f"Model '{spec.name}' is of architecture '{spec.architecture}', which can't be run yet: llama, mistral and "
-            f"gpt2 can."
-        )
+    check_runnable(spec)
     if spec.architecture == "gpt2":
         gpt2.check_config(config, spec.name)
         ends: Ends = gpt2.GPT2Ends(spec, config, weights)

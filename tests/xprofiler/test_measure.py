@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from exegpt.builtin_models import builtin_model
 from exegpt.document import read
+from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models.create import create_model
 from exegpt.profile import Profile
@@ -62,6 +64,24 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path
     assert len(set(zip(points, at, strict=True))) == len(points)  # and nothing was measured twice
     (stored,) = (tmp_path / "profiles").glob("*.json")
     assert read(Profile, stored) == profile
+
+
+def test_sizes_alone_are_measured_with_random_weights(directory, monkeypatch):
+    """With as many layers as outgrow the caches: a profile of the same model."""
+    spec = ModelSpec.from_directory(directory)
+    loaded = []
+    real = measure.random_model
+    monkeypatch.setattr(measure, "random_model", lambda *at, **by: loaded.append(real(*at, **by)) or loaded[-1])
+    monkeypatch.setattr(measure, "COLD_BYTES", 2**14)
+    found = measure.measure_job(spec, "fp32", measure.Ranks()).profile
+    assert [len(model.layers) for model in loaded] == [1]
+    assert found.model == spec.fingerprint and min(found.degree(1).decoder.rest.values) > 0
+    assert store.find(spec, "fp32", machine.provenance()) == found
+
+
+def test_an_architecture_that_cannot_be_run_is_refused():
+    with pytest.raises(InputError, match="'t5-11b' is of architecture 't5', which can't be run yet"):
+        measure.measure_job(builtin_model("t5-11b"), "fp32", measure.Ranks())
 
 
 def test_the_machine_tells_what_it_is_and_what_it_can(monkeypatch):

@@ -90,8 +90,8 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
     schedule = tmp_path / "schedule.json"
     tuned = ["tune", "-l", "inf", "-m", models / "tiny", "-c", yaml, "-p", out, "-w", "9/5", "--policy", "rra"]
     assert main([*map(str, tuned), "--out", str(schedule)]) == 0
-    stages = json.loads(schedule.read_text())["stages"]
-    assert sorted(rank for stage in stages for rank in stage["devices"]) == [0, 1]
+    found = json.loads(schedule.read_text())
+    assert found["replicas"] * sum(len(stage["devices"]) for stage in found["stages"]) == 2
 
 
 def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_path):
