@@ -105,8 +105,8 @@ class DecodeSeconds:
         self._points = np.array(points if len(points) > 1 else (points[0], points[0] + 1.0))
         self._values: dict[int, Array] = {}
 
-    def __call__(self, sequences: int, contexts: Array) -> Array:
-        """Seconds of iterations of so many sequences at mean contexts [iterations]."""
+    def __call__(self, sequences: int, contexts: Array | float) -> Array:
+        """Seconds of iterations of so many sequences at these mean contexts; the contexts' shape."""
         values = self._values.get(sequences)
         if values is None:
             values = np.array([self._cost.step(None, sequences, point) for point in self._points])
@@ -140,8 +140,12 @@ class Pipeline:
         self._token = np.zeros(micro_batches)
         """[micro-batches]: when each one's last token came out."""
         self._scenario, self._side, self._encode_pieces = scenario, side, encode_pieces
-        kinds = {id(cost): DecodeSeconds(cost) for cost in side.costs}
-        self._decode_seconds = [kinds[id(cost)] for cost in side.costs]
+        kinds = {id(cost): cost for cost in side.costs}
+        self._costs = list(kinds.values())
+        """The costs that differ: equal stages share one."""
+        self._decode_seconds = [DecodeSeconds(cost) for cost in self._costs]
+        self._kind = np.array([list(kinds).index(id(cost)) for cost in side.costs])
+        """[stages]: which of them each one has."""
         self._takes_over = scenario.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
         """Whether prompts come from another side's encoders, and this one makes their keys and values."""
         self._hops: dict[int, Array] = {}
@@ -182,7 +186,7 @@ class Pipeline:
         return [Piece(m, encode[m], decode[m]) for m in range(parts) if encode[m] or decode[m]]
 
     def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
-        seconds = np.array([[[cost.step(*_shape(piece)) for cost in self._side.costs] for piece in pieces]])
+        seconds = np.array([[self._seconds(piece) for piece in pieces]])[:, :, self._kind]
         ready = np.array([self._token[piece.micro_batch] if piece.decode else 0.0 for piece in pieces])
         _, next_s, _ = self._book(pieces, seconds, ready, now, np.inf)
         encoded = {}
@@ -196,6 +200,13 @@ class Pipeline:
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
 
+    def _seconds(self, piece: Piece) -> list[float]:
+        """One iteration of a piece on every kind of stage."""
+        chunks, decoding, context = _shape(piece)
+        if chunks is None:
+            return [float(decode_seconds(decoding, context)) for decode_seconds in self._decode_seconds]
+        return [cost.step(chunks, decoding, context) for cost in self._costs]
+
     def _run_decoding(self, pieces: list[Piece], now: float, most: int, until: float) -> Ran:
         shapes = []
         for piece in pieces:
@@ -206,16 +217,17 @@ class Pipeline:
         if self._pace and until < np.inf:
             most = min(most, int((until - now) / self._pace) + 2)
         count = _COUNT[: min(most, _MOST)]
-        seconds = np.empty((len(count), len(pieces), len(self._free)))
+        seconds = np.empty((len(count), len(pieces), len(self._costs)))
         for p, (sequences, tokens, growth) in enumerate(shapes):
             contexts = (tokens + growth * count) / sequences
-            for s, decode_seconds in enumerate(self._decode_seconds):
-                seconds[:, p, s] = decode_seconds(sequences, contexts)
+            for kind, decode_seconds in enumerate(self._decode_seconds):
+                seconds[:, p, kind] = decode_seconds(sequences, contexts)
         if self._takes_over:
             for p, piece in enumerate(pieces):
                 tokens = sum([s.input_tokens for s in piece.decode if s.generated == 0])
                 if tokens:
-                    seconds[0, p] += [float(cost.handover(tokens)) for cost in self._side.costs]
+                    seconds[0, p] += [float(cost.handover(tokens)) for cost in self._costs]
+        seconds = seconds[:, :, self._kind]
         micro_batches = [piece.micro_batch for piece in pieces]
         ready = self._token[micro_batches]
         iterations, next_s, ends = self._book(pieces, seconds, ready, now, until)
