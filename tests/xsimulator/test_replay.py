@@ -18,7 +18,7 @@ from xsimulator.handover import handover_seconds
 from xsimulator.policies import rra
 from xsimulator.replay import replay
 from xsimulator.scenario import Scenario
-from xsimulator.stage import Chunks, stage_costs
+from xsimulator.stage import Chunks
 
 PROFILE = profile()
 POLICIES = ("rra", "static", "hybrid", "orca", "chunked")
@@ -44,7 +44,7 @@ def stages_of(model, phase, first, count):
 
 
 def costs():
-    return stage_costs(schedule().stages, PROFILE, set())[0]
+    return Scenario.of(schedule(), PROFILE, None, "exact", True).encode.costs[0]
 
 
 def encode(*lengths):
