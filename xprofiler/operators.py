@@ -109,10 +109,10 @@ def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
     """[M]: norms, each with its residual sum, rotary embedding with the write to the cache, and activation: kernels
     that read and write activations and compute next to nothing.
     """
-    (qkv, hidden), (_, attended) = model.attention_matrices(tp)
+    qkv, hidden = model.attention_matrices(tp)[0]
     width = model.ffn_matrices(tp)[0][0]
     norm = 4 * hidden  # input and residual in, both out
-    rotary = qkv + attended + 2 * (qkv - attended)  # all in; queries and keys out, keys and values to the cache
+    rotary = 2 * qkv  # all in; queries out, keys and values to the cache
     activation = width + model.ffn_matrices(tp)[1][1]
     return sum(operators.moved(_ACTIVATION_BYTES * operators.rows * n) for n in (norm, norm, rotary, activation))
 

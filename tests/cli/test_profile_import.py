@@ -1,0 +1,58 @@
+"""`exegpt profile import`: what others measured, as a profile that the other commands take."""
+
+import json
+
+import pytest
+
+from tests.public_data import needs_data
+
+RUN = ("vllm_runs", "rtxpro6000_llama-3.1-8b", "profile_tp1")
+
+
+def test_an_imported_profile_is_simulated(exegpt, tmp_path):
+    folder, out = needs_data(*RUN), tmp_path / "profile.json"
+    done = exegpt("profile", "import", "layers", folder, "-m", "llama-3.1-8b", "-o", out, "--overhead", "1ms", "--json")
+    assert done.code == 0, done.err
+    assert done.json["profile"]["source"] == "operators" and done.json["degrees"] == [1]
+    assert done.json["provenance"]["import"]["overhead_s"] == "0.001"
+    asked = ("simulate", "-m", "llama-3.1-8b", "-c", "1xRTXPRO6000", "-p", out, "--dtype", "bf16", "-w", "512/256")
+    done = exegpt(*asked, "--max-num-seqs", 64, "--json")
+    assert done.code == 0, done.err
+    assert 0.01 < done.json["tpot_s"] < 0.04  # 16 GB of weights at 1.6 TB/s take 0.01 s
+
+
+def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
+    done = exegpt("profile", "import", "layers", needs_data(*RUN), "-m", "llama-3.1-8b", "-o", tmp_path / "p.json")
+    assert "RTXPRO6000 in bf16" in done.out
+    assert "not_in_source: the engine's own time per iteration" in done.err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("hearsay -m opt-13b", "'hearsay' is not known: use one of aiconfigurator, vidur, layers"),
+        ("layers -m opt-13b", "no folder 'None'"),
+        ("vidur gone -m opt-13b", "no folder 'gone'"),
+        ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
+        ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
+        ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
+        ("aiconfigurator -m opt-13b --system h100_sxm --overhead 3", "'3' is not a duration"),
+    ],
+)
+def test_bad_inputs(exegpt, tmp_path, arguments, message):
+    done = exegpt("profile", "import", *arguments.split(), "-o", tmp_path / "p.json")
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err and done.err.count("\n") == 1
+
+
+def test_measuring_without_a_model_says_both_ways_out(exegpt):
+    done = exegpt("profile")
+    assert done.code == 2 and "--model" in done.err and "profile import" in done.err
+
+
+def test_a_profile_for_another_model_is_refused_where_it_is_used(exegpt, tmp_path):
+    out = tmp_path / "p.json"
+    assert exegpt("profile", "import", "layers", needs_data(*RUN), "-m", "llama-3.1-8b", "-o", out).code == 0
+    done = exegpt("tune", "-l", "5s", "-m", "opt-13b", "-c", "1xRTXPRO6000", "-p", out)
+    assert done.code == 2 and "another model" in done.err
+    assert json.loads(out.read_text())["dtype"] == "bf16"

@@ -1,0 +1,159 @@
+"""Profiles from aiconfigurator's operator tables against the raw rows of its Parquet files."""
+
+import functools
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.document import from_dict, to_dict
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder
+
+FOLDER = systems_folder()
+installed = pytest.mark.skipif(FOLDER is None, reason="the package aiconfigurator is not installed")
+
+# Sizes whose matrix products were all measured, at one and at two devices.
+ON_GRID = ModelSpec("on-grid", "llama", 2, 4096, 32, 8, 128, 8192, True, 65536, 4096)
+
+
+@functools.cache
+def rows(path):
+    return pq.read_table(FOLDER / "data" / "h100_sxm" / path).to_pylist()
+
+
+def gemm():
+    return [r for r in rows("gemm/vllm/0.24.0/gemm_perf.parquet") if r["gemm_dtype"] == "bfloat16"]
+
+
+def product(m, n, k):
+    (seconds,) = (r["latency"] * 1e-3 for r in gemm() if (r["m"], r["n"], r["k"]) == (m, n, k))
+    return seconds
+
+
+def moved(size):
+    """A kernel that moves so many bytes: the least product, and the bandwidth of the fastest read of weights."""
+    fastest = max(r["n"] * r["k"] * 2 / r["latency"] * 1e3 for r in gemm() if r["m"] <= 16)
+    return min(r["latency"] for r in gemm()) * 1e-3 + size / fastest
+
+
+def reduced(size, devices):
+    (seconds,) = (
+        r["latency"] * 1e-3
+        for r in rows("comm/vllm/0.24.0/custom_allreduce_perf.parquet")
+        if (r["message_size"], r["num_gpus"], r["kernel_source"]) == (size, devices, "vLLM_custom_graph")
+    )
+    return seconds
+
+
+@functools.cache
+def profile():
+    return aiconfigurator_profile(ON_GRID, "h100_sxm")
+
+
+@installed
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tokens", [16, 1024])
+def test_a_layer_at_measured_shapes_is_the_sum_of_its_operators(tp, tokens):
+    products = sum(product(tokens, n, k) for n, k in ON_GRID.layer_matrices(tp))
+    qkv, width = (48 * 128 // tp, 3 * 8192 // tp)
+    between = sum(moved(2 * tokens * n) for n in (4 * 4096, 4 * 4096, 2 * qkv, width))
+    reduces = 2 * reduced(2 * tokens * 4096, tp) if tp > 1 else 0.0
+    assert profile().degree(tp).decoder.rest(tokens) == pytest.approx(products + between + reduces)
+    if tp == 1:
+        head = product(tokens, 65536, 4096) + moved(8 * tokens * 4096)
+        assert profile().degree(1).head(tokens) == pytest.approx(head)
+
+
+@installed
+@pytest.mark.parametrize("phase", ["context", "generation"])
+def test_every_attention_row_comes_back_and_the_rest_is_filled(phase):
+    heads = {"head_dim": 128, "window_size": 0, "kv_cache_dtype": "bfloat16", "kernel_source": "vllm_flash_attn_fa3"}
+    heads |= {"num_heads": 32, "num_key_value_heads": 8}
+    measured = {
+        (r["batch_size"], r["isl"] + r["step"]): r["latency"] * 1e-3
+        for r in rows(f"attention/vllm/0.24.0/{phase}_attention_perf.parquet")
+        if all(r[key] == value for key, value in heads.items())
+    }
+    layer = profile().degree(1).decoder
+    table = layer.encode_attention if phase == "context" else layer.decode_attention
+    assert len(measured) > 100
+    for (batch, length), seconds in measured.items():
+        assert table(batch, length) == pytest.approx(seconds)
+        assert table.covers(batch, length)
+    assert len(table.values) - len(table.filled) == len(measured)
+    batch, length = table.points[0][-1], table.points[1][-1]
+    assert not table.covers(batch, length)
+    assert table(batch, length) > table(batch / 2, length)
+
+
+@installed
+def test_a_prompt_in_pieces_computes_what_the_whole_one_does():
+    layer = profile().degree(1).decoder
+    pieces = sum(layer.chunk_attention(1024, past) for past in (0, 1024, 2048, 3072))
+    # Each piece is taken at the speed of the whole prompt so far, which grows with its length.
+    assert layer.encode_attention(1, 4096) < pieces < 1.5 * layer.encode_attention(1, 4096)
+    assert layer.chunk_attention(1024, 0) == pytest.approx(layer.encode_attention(1, 1024))
+    assert layer.chunk_attention(1, 8192) >= layer.decode_attention(1, 8193)
+
+
+@installed
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_every_system_and_engine_composes_a_common_model(system, engine):
+    made = aiconfigurator_profile(builtin_model("llama-3.1-70b"), system, engine)
+    assert [d.tp for d in made.degrees] == [1, 2, 4, 8]
+    step = [d.decoder.rest(16) for d in made.degrees]
+    assert step[0] > step[1]
+    assert made.device == SYSTEMS[system]
+
+
+@installed
+def test_eight_bits_are_faster_but_for_the_head():
+    llama = builtin_model("llama-3.1-70b")
+    half, eight = (aiconfigurator_profile(llama, "h200_sxm", "vllm", dtype).degree(2) for dtype in ("bf16", "fp8"))
+    assert eight.decoder.rest(8192) < 0.7 * half.decoder.rest(8192)
+    assert eight.decoder.decode_attention(64, 4096) < half.decoder.decode_attention(64, 4096)
+    assert eight.head(64) == pytest.approx(half.head(64))
+
+
+@installed
+def test_heads_that_were_not_measured_follow_from_those_that_were():
+    """Llama-2-7B's 32 KV heads were not decoded with, eight were: a sequence counts for four."""
+    made = aiconfigurator_profile(builtin_model("llama-2-7b"), "a100_sxm", dtype="fp16")
+    one, four = made.degree(1).decoder.decode_attention, made.degree(4).decoder.decode_attention
+    batch = np.array([1.0, 16.0, 64.0])
+    np.testing.assert_allclose(one(batch, 1024.0), four(4 * batch, 1024.0))
+
+
+@installed
+def test_what_the_source_lacks_is_said_and_the_profile_survives_json():
+    for word in ("sampling", "time per iteration", "norms"):
+        assert word in profile().provenance["not_in_source"]
+    assert profile().provenance["gemm_version"] == "0.24.0"
+    assert from_dict(Profile, to_dict(profile()), "the profile") == profile()
+
+
+@installed
+@pytest.mark.parametrize(
+    ("model", "system", "engine", "dtype", "message"),
+    [
+        ("llama-3.1-8b", "h100", "vllm", "bf16", "no system 'h100': the systems are a100_sxm, h100_sxm"),
+        ("llama-3.1-8b", "h100_sxm", "orca", "bf16", "no tables of engine 'orca'"),
+        ("llama-3.1-8b", "h100_sxm", "vllm", "fp32", "no products in fp32: choose bf16, fp16, fp8"),
+        ("llama-3.1-8b", "a100_sxm", "vllm", "fp8", "'a100_sxm' has no gemm_dtype fp8"),
+        ("opt-1.3b", "a100_sxm", "vllm", "fp16", "no head_dim 64 .* it has 128"),
+        ("t5-11b", "a100_sxm", "vllm", "fp16", "'t5-11b' has an encoder"),
+    ],
+)
+def test_bad_inputs_are_refused_with_what_there_is(model, system, engine, dtype, message):
+    with pytest.raises(InputError, match=message):
+        aiconfigurator_profile(builtin_model(model), system, engine, dtype)
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a systems folder of aiconfigurator"):
+        aiconfigurator_profile(ON_GRID, "h100_sxm", folder=tmp_path)

@@ -1,0 +1,202 @@
+"""The Vidur source: operator timings as that simulator's profiler writes them, in CSV files (milliseconds).
+
+A folder holds files of four kinds, told apart by their columns and found in sub-folders too: the layer's operators by
+tokens and tensor-parallel degree (mlp), attention by batch and cache size, all-reduces and send/receives by bytes.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xprofiler.gaps import bridge, gridded, table
+
+Row = dict[str, str]
+
+_IN_LAYER = (
+    *("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add"),
+    *("post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add"),
+)
+_KINDS = {  # an operator that only this kind of file times → the kind
+    "mlp_up_proj": "mlp",
+    "attn_decode": "attention",
+    "all_reduce": "all_reduce",
+    "send_recv": "send_recv",
+}
+_MS = 1e-3
+
+
+@dataclass
+class _Files:
+    """The rows of a folder by kind."""
+
+    folder: Path
+    rows: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for path in sorted(self.folder.rglob("*.csv")):
+            with path.open(encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                kinds = [k for op, k in _KINDS.items() if _column(op) in (reader.fieldnames or ())]
+                if kinds:
+                    self.rows[kinds[0]].extend(reader)
+
+    def of(self, kind: str, shape: dict[str, int], model: str) -> list[Row]:
+        """The rows of this kind and shape; InputError, with the shapes that there are, where there are none."""
+        rows = self.rows[kind]
+        if not rows:
+            raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
+        found = [row for row in rows if all(int(row[key]) == value for key, value in shape.items())]
+        if not found:
+            known = {", ".join(f"{key} {row[key]}" for key in shape) for row in rows}
+            raise InputError(f"The {kind} files in '{self.folder}' don't fit '{model}': they have {'; '.join(known)}.")
+        return found
+
+
+def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_s: float = 0.0) -> Profile:
+    """The Profile that Vidur's CSV files describe, at the tensor-parallel degrees that all of them hold. `overhead_s`
+    is the engine's own time per iteration, which they don't.
+
+    Raises InputError where the files don't hold this model's shapes.
+    """
+    files = _Files(folder)
+    mlp_shape = {
+        "n_head": model.heads,
+        "n_kv_head": model.kv_heads,
+        "n_embd": model.hidden,
+        "n_expanded_embd": model.ffn,
+    }
+    mlp = _by_degree(files.of("mlp", mlp_shape, model.name))
+    heads = {"n_q_head": model.heads, "n_kv_head": model.kv_heads, "n_embd": model.hidden}
+    attention = _by_degree(files.of("attention", heads, model.name))
+    reduce = {1: None} | {
+        tp: _by_bytes(rows, "all_reduce")
+        for tp in sorted(mlp.keys() & attention.keys() - {1})
+        if (rows := _workers(files.rows["all_reduce"], tp, tp))
+    }
+    degrees = sorted(mlp.keys() & attention.keys() & reduce.keys())
+    if not degrees:
+        raise InputError(
+            f"The files in '{folder}' have no tensor-parallel degree in common: mlp has {sorted(mlp)}, attention"
+            f" {sorted(attention)}, all_reduce {sorted(reduce)}."
+        )
+    nothing = Table(("bytes",), ((1.0,),), (0.0,))
+    within, between = (_workers(files.rows["send_recv"], 2, n) for n in (2, 1))
+    missing = [name for name, rows in (("within a node", within), ("between nodes", between)) if not rows]
+    return Profile(
+        version=Profile.VERSION,
+        source="operators",
+        model=model.fingerprint,
+        dtype=dtype,
+        device="unknown",
+        degrees=tuple(_degree(model, tp, mlp[tp], attention[tp], reduce[tp]) for tp in degrees),
+        overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
+        send=_by_bytes(within, "send_recv") if within else nothing,
+        send_between_nodes=_by_bytes(between, "send_recv") if between else nothing,
+        provenance={
+            "source": f"Vidur's CSV files in '{folder.name}'",
+            "head": "as the feed-forward's first product, in proportion to its size",
+            "prompts": "one prompt per kernel was measured: several take one after the other",
+            "filled": "pieces after more cached tokens than were measured grow with the pairs of tokens",
+            "not_in_source": "the device's name; the engine's own time per iteration; sampling"
+            + "".join(f"; links {name} (taken as free)" for name in missing),
+            "overhead_s": f"{overhead_s:.4g}",
+        },
+    )
+
+
+def _column(operator: str) -> str:
+    return f"time_stats.{operator}.median"
+
+
+def _by_degree(rows: list[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[int(row["num_tensor_parallel_workers"])].append(row)
+    return found
+
+
+def _workers(rows: list[Row], workers: int, on_node: int) -> list[Row]:
+    """Collectives of so many workers, so many of them on one node."""
+    return [r for r in rows if (int(r["num_workers"]), int(r["devices_per_node"])) == (workers, on_node)]
+
+
+def _times(rows: list[Row], key: Callable[[Row], tuple[float, ...]], *operators: str) -> dict[tuple[float, ...], float]:
+    """The operators' seconds together, by key: the median of the rows that share one. An empty cell takes no time."""
+    found: dict[tuple[float, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(sum(float(row.get(_column(op)) or 0.0) for op in operators) * _MS)
+    return {at: median(values) for at, values in sorted(found.items())}
+
+
+def _by_bytes(rows: list[Row], operator: str) -> Table:
+    times = _times(rows, lambda row: (float(row["size"]),), operator)
+    return Table(("bytes",), (tuple(at for (at,) in times),), tuple(times.values()))
+
+
+def _degree(model: ModelSpec, tp: int, mlp: list[Row], attention: list[Row], reduce: Table | None) -> DegreeTables:
+    def by_tokens(*operators: str) -> tuple[np.ndarray, np.ndarray]:
+        times = _times(mlp, lambda row: (float(row["num_tokens"]),), *operators)
+        return np.array([at for (at,) in times]), np.array(list(times.values()))
+
+    tokens, rest = by_tokens(*_IN_LAYER)
+    _, embedding = by_tokens("emb")
+    _, up = by_tokens("mlp_up_proj")
+    if reduce is not None:
+        sizes = np.maximum(2 * tokens * model.hidden, reduce.points[0][0])
+        rest = rest + 2 * reduce(sizes)
+        embedding = embedding + reduce(sizes)
+    (n, k), _ = model.ffn_matrices(tp)
+    pieces = _pieces([row for row in attention if row["is_prefill"] == "True"])
+    chunks, alone = pieces.points[0], np.array(pieces.values).reshape(len(pieces.points[0]), -1)[:, 0]
+    return DegreeTables(
+        tp=tp,
+        decoder=LayerTables(
+            rest=_over("tokens", tokens, rest),
+            encode_attention=Table(
+                ("batch", "length"), ((1.0, 2.0), chunks), tuple(np.concatenate([alone, 2 * alone]).tolist())
+            ),
+            chunk_attention=pieces,
+            decode_attention=_decoding([row for row in attention if row["is_prefill"] == "False"]),
+        ),
+        embedding=_over("tokens", tokens, embedding),
+        head=_over("rows", tokens, up * (model.vocab // tp * model.hidden) / (n * k)),
+    )
+
+
+def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
+    return Table((axis,), (tuple(at.tolist()),), tuple(seconds.tolist()))
+
+
+def _pieces(rows: list[Row]) -> Table:
+    """[chunk, past]. Beyond what was measured together, time grows with the pairs of tokens."""
+    ops = ("attn_prefill", "attn_input_reshape", "attn_output_reshape")
+    times = _times(rows, lambda row: (float(row["prefill_chunk_size"]), float(row["kv_cache_size"])), *ops)
+    points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))
+    values = bridge(points, gridded(points, times))
+    beyond = values.copy()
+    chunk = np.array(points[0])
+    for j in range(1, len(points[1])):
+        pairs = [2 * points[1][i] + chunk + 1 for i in (j - 1, j)]
+        beyond[:, j] = np.where(np.isnan(beyond[:, j]), beyond[:, j - 1] * pairs[1] / pairs[0], beyond[:, j])
+    return table(("chunk", "past"), points, values, beyond)
+
+
+def _decoding(rows: list[Row]) -> Table:
+    """[batch, context]; a row's cache doesn't hold its new token yet."""
+    ops = ("attn_decode", "attn_input_reshape", "attn_output_reshape")
+    times = _times(rows, lambda row: (float(row["batch_size"]), float(row["kv_cache_size"]) + 1), *ops)
+    points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))
+    values = bridge(points, gridded(points, times))
+    beyond = values.copy()
+    for i in range(1, len(points[0])):
+        grown = beyond[i - 1] * points[0][i] / points[0][i - 1]
+        beyond[i] = np.where(np.isnan(beyond[i]), grown, beyond[i])
+    return table(("batch", "context"), points, values, beyond)
