@@ -50,6 +50,8 @@ class Table(Noun):
     def __call__(self, *at: Any) -> Any:
         """Seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
         points, values = self._grid
+        if len(self.values) == 1:
+            return max(self.values[0], 0.0)
         if len(points) <= 2 and min(map(len, points)) > 1:
             from exegpt.interpolation import bilinear, linear  # numba: 0.3 s, which only those who ask tables pay
 

@@ -36,12 +36,12 @@ class Reach:
 def encode_seconds(side: Side, scenario: Scenario) -> float:
     """Seconds per prompt on the slowest stage, in large batches."""
     law = scenario.workload.input
-    return float(side.each(lambda cost: cost.encode(_PROMPTS, law)).max()) / _PROMPTS
+    return float(side.each(lambda group: group.encode(_PROMPTS, law)).max()) / _PROMPTS
 
 
 def encode_latency(side: Side, scenario: Scenario) -> float:
     """Seconds in which one prompt comes through."""
-    return float(side.each(lambda cost: cost.encode(1.0, scenario.workload.input)).sum())
+    return float(side.each(lambda group: group.encode(1.0, scenario.workload.input)).sum())
 
 
 def quickest(scenario: Scenario, found: Reach, longest: float) -> float:
@@ -54,7 +54,7 @@ def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
     batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
     share = np.maximum(batch / len(side.stages), 1.0)
     context = length_biased_context(scenario.workload, scenario.encoder_decoder)
-    cells = side.each(lambda cost: cost.decode(share, context))
+    cells = side.each(lambda group: group.decode(share, context))
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
 
@@ -83,4 +83,4 @@ def decode_rate(found: Reach, iterations: float, longest: float, budget: float |
 def token_seconds(scenario: Scenario) -> Array:
     """[stages]: seconds of one token's products where weights are read for thousands of tokens at once."""
     many = 4096.0
-    return scenario.decode.each(lambda cost: np.asarray(cost.mixed(many, 1.0, 0.0, 1.0))) / many
+    return scenario.decode.each(lambda group: group.mixed(many, 1.0, 0.0, 1.0)) / many

@@ -11,7 +11,8 @@ from exegpt.cluster import ClusterSpec
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule, Stage
-from exegpt.workload import Workload
+from exegpt.workload import LengthDistribution, Workload
+from xsimulator.group import Group, Work
 from xsimulator.memory import Reservation, StageMemory, biased_reservation, reservation, stage_memory
 from xsimulator.stage import StageCost, stage_costs
 from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
@@ -27,20 +28,41 @@ class Side:
     costs: tuple[StageCost, ...]
 
     @functools.cached_property
-    def _kinds(self) -> tuple[tuple[StageCost, ...], NDArray[np.intp]]:
-        """The costs that differ, and which of them each stage has."""
-        kinds = list({id(cost): cost for cost in self.costs}.values())
-        places = {id(cost): i for i, cost in enumerate(kinds)}
-        return tuple(kinds), np.array([places[id(cost)] for cost in self.costs])
+    def _groups(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array, ...]], ...]:
+        """Every tensor-parallel degree's group, where its stages stand, and how much of each part they hold."""
+        found = []
+        for group in dict.fromkeys(cost.group for cost in self.costs):
+            places = [i for i, cost in enumerate(self.costs) if cost.group is group]
+            own = [self.costs[i] for i in places]
+            rows = [(c.layers, c.encoder_layers, c.first, c.last, 1.0) for c in own]
+            found.append((group, np.array(places), tuple(np.array(rows, dtype=np.float64).T)))
+        return tuple(found)
 
-    def each(self, seconds: Callable[[StageCost], Array]) -> Array:
-        """What `seconds` gives on every stage, [..., stages]; it is called once for equal stages."""
-        kinds, index = self._kinds
-        if len(kinds) == 1:
-            one = np.asarray(seconds(kinds[0]))
-            return np.broadcast_to(one[..., None], (*one.shape, len(index)))
-        found: Array = np.stack([seconds(cost) for cost in kinds], axis=-1)[..., index]
-        return found
+    def each(self, work: Callable[[Group], Work]) -> Array:
+        """Seconds on every stage of what `work` tells of a group, [..., stages]."""
+        columns = []
+        for group, _, holds in self._groups:
+            parts = zip(vars(work(group)).values(), holds, strict=True)
+            columns.append(sum(np.asarray(part)[..., None] * held for part, held in parts if held.any()))
+        if len(columns) == 1:
+            return np.asarray(columns[0], dtype=np.float64)
+        seconds = np.empty((*np.shape(columns[0])[:-1], len(self.stages)))
+        for (_, places, _), column in zip(self._groups, columns, strict=True):
+            seconds[..., places] = column
+        return seconds
+
+    def encode_deviation(self, batch: float, law: LengthDistribution) -> float:
+        """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
+        longer, shorter = (
+            self.each(lambda group, length=law.mean * times: group.encode_fixed(batch, length))  # type: ignore[misc]
+            for times in (1.05, 0.95)
+        )
+        slope = float((longer - shorter).max()) / (0.1 * law.mean * batch)
+        return float(slope * batch**0.5 * law.std)
+
+    def handover(self, tokens: float) -> Array:
+        """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
+        return np.array([float(cost.handover(tokens)) for cost in self.costs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +109,21 @@ class Scenario:
         """Whether a query's first token comes from its encoding pass, which then is one iteration less."""
         return not self.encoder_decoder and self.form == "exact"
 
-    @functools.cached_property
+    @property
     def extrapolated(self) -> set[str]:
-        """Tables of the profile that were asked outside their grid."""
-        return set()
+        """Tables of the profile that were asked outside their grid, by any scenario that shares this one's cache."""
+        return set().union(*(self.group(tp).extrapolated for tp in {stage.tp for stage in self.stages}))
 
     def _side(self, phase: str) -> Side:
         stages = tuple(s for s in self.stages if s.phase in ("both", phase))
-        return Side(stages, stage_costs(stages, self.profile, self.extrapolated))
+        return Side(stages, stage_costs(stages, self.group))
+
+    def group(self, tp: int) -> Group:
+        """What iterations cost on a tensor-parallel group of this degree; made once."""
+        key = ("group", tp)
+        if key not in self._cache:
+            self._cache[key] = Group(self.profile.degree(tp), self.profile.overhead)
+        return self._cache[key]  # type: ignore[return-value]
 
     @functools.cached_property
     def encode(self) -> Side:

@@ -1,20 +1,19 @@
-"""What one iteration costs on one pipeline stage (spec section 5), from a Profile's tables.
+"""What one iteration costs on one pipeline stage (spec section 5): its share of a group's work.
 
 Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
-head on the last, + the engine's overhead. All methods take scalars or arrays that broadcast. In an encoder-decoder,
-prompts go through the encoder's layers, and every decoder layer makes its keys and values of the encoded input once.
+head on the last, + the engine's overhead.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
-from exegpt.profile import DegreeTables, Profile, Table
+from exegpt.profile import DegreeTables, Table
 from exegpt.schedule import Stage
 from exegpt.workload import LengthDistribution
+from xsimulator.group import Group, Work
 from xsimulator.iteration_attention import iteration_attention
 
 Array = NDArray[np.float64]
@@ -31,126 +30,53 @@ class Chunks:
     """How many prompts end here and give their first token."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageCost:
     """Seconds of iterations on one stage of `layers` decoder layers and `encoder_layers` encoder layers."""
 
-    tables: DegreeTables
+    group: Group
     layers: int
-    overhead: Table
     first: bool = True
     last: bool = True
-    extrapolated: set[str] = field(default_factory=set, compare=False)
-    """Tables that were asked outside their grid so far."""
     encoder_layers: int = 0
+
+    @property
+    def tables(self) -> DegreeTables:
+        """The group's tables."""
+        return self.group.tables
+
+    @property
+    def overhead(self) -> Table:
+        """The engine's."""
+        return self.group.overhead
 
     @property
     def encoder_decoder(self) -> bool:
         """Whether prompts and output tokens go through different layers."""
         return self.tables.encoder is not None
 
-    def _ask(self, name: str, table: Table, *at: ArrayLike) -> Array:
-        if name not in self.extrapolated and not table.covers(*at):
-            self.extrapolated.add(name)
-        seconds: Array = table(*at)
-        return seconds
-
-    def _products(self, prompt_tokens: ArrayLike, decoding: ArrayLike) -> Array:
-        """All layers but for attention, for tokens of prompts and of `decoding` sequences."""
-        if self.tables.encoder is None:
-            seconds: Array = self.layers * self._ask("rest", self.tables.decoder.rest, np.add(prompt_tokens, decoding))
-            return seconds
-        some, others = np.asarray(prompt_tokens) > 0, np.asarray(decoding) > 0
-        encoding = self.encoder_layers * self._ask("encoder rest", self.tables.encoder.rest, prompt_tokens)
-        encoding = encoding + self.handover(prompt_tokens)
-        both: Array = encoding * some + self.layers * self._ask("rest", self.tables.decoder.rest, decoding) * others
-        return both
-
-    def handover(self, tokens: ArrayLike) -> Array:
-        """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
-        if self.tables.decoder.cross_projection is None:
-            return np.zeros(np.shape(tokens))
-        seconds: Array = self.layers * self._ask("cross_projection", self.tables.decoder.cross_projection, tokens)
-        return seconds
-
-    def _common(self, prompt_tokens: ArrayLike, decoding: ArrayLike, prompts: ArrayLike) -> Array:
-        """Everything but attention: `prompt_tokens` tokens of prompts, of which `prompts` end here, beside `decoding`
-        sequences.
-        """
-        sequences = np.add(prompts, decoding)
-        seconds: Array = self._products(prompt_tokens, decoding)
-        if self.first:
-            seconds = seconds + self._ask("embedding", self.tables.embedding, np.add(prompt_tokens, decoding))
-        rows = np.asarray(decoding if self.encoder_decoder else sequences)  # an encoder gives no token
-        if self.last and rows.any():
-            seconds = seconds + self._ask("head", self.tables.head, np.maximum(rows, 1.0)) * (rows > 0)
-        seconds = seconds + self.overhead(sequences)
+    def of(self, work: Work) -> Array:
+        """This stage's share of a group's work."""
+        layers = self.layers * work.layer + self.encoder_layers * work.encoder_layer
+        seconds: Array = np.asarray(layers + self.first * work.embedding + self.last * work.head + work.engine)
         return seconds
 
     def encode(self, batch: ArrayLike, law: LengthDistribution) -> Array:
         """Expected seconds to encode `batch` whole prompts with lengths of this law."""
-        n = np.asarray(batch, dtype=np.float64)
-        tokens, p = token_totals(n, law)
-        each = n[..., None]
-        return self._common(tokens, 0.0, each) @ p + self.encode_attention(n, law)
-
-    def encode_parts(self, batch: float, law: LengthDistribution, parts: int) -> Array:
-        """Expected seconds to encode `parts` micro-batches of `batch` prompts each, shortest first, [parts].
-
-        The longest of them holds up a pipeline: they lie at the quantiles of their total's normal law.
-        """
-        expected = self.encode(batch, law)
-        if parts == 1:
-            return expected[None]
-        at = ndtri((np.arange(parts) + 0.5) / parts)
-        seconds = self.encode_fixed(batch, np.maximum(law.mean + at * law.std / batch**0.5, law.s[0]))
-        scaled: Array = seconds * (expected / seconds.mean())
-        return scaled
-
-    def encode_attention(self, batch: ArrayLike, law: LengthDistribution) -> Array:
-        """Expected seconds of attention, in all layers, for `batch` whole prompts with lengths of this law."""
-        s, p = _thinned(law)
-        seconds: Array = self._prompt_attention(np.asarray(batch)[..., None], s) @ p
-        return seconds
-
-    def _prompt_attention(self, batch: ArrayLike, length: ArrayLike) -> Array:
-        """Seconds of attention, in all layers, for `batch` whole prompts of one length."""
-        layer, count = self.tables.decoder, self.layers
-        if self.tables.encoder is not None:
-            layer, count = self.tables.encoder, self.encoder_layers
-        return count * self._ask("encode_attention", layer.encode_attention, batch, length)
-
-    def encode_variance(self, batch: ArrayLike, law: LengthDistribution) -> Array:
-        """Variance in s² of the time to encode `batch` prompts: their lengths' sum varies."""
-        at = np.asarray(batch, dtype=np.float64)
-        slope = (self.encode_fixed(at, law.mean * 1.05) - self.encode_fixed(at, law.mean * 0.95)) / (
-            0.1 * law.mean * at
-        )
-        variance: Array = slope**2 * at * law.std**2
-        return variance
+        return self.of(self.group.encode(batch, law))
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
         """Seconds to encode `batch` prompts of one length."""
-        return self._common(np.multiply(batch, length), 0.0, batch) + self._prompt_attention(batch, length)
+        return self.of(self.group.encode_fixed(batch, length))
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context, the token being
-        decoded included.
-        """
-        whole = np.maximum(batch, 1.0)
-        return self._common(0.0, whole, 0.0) + self.decode_attention(whole, context)
+        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context."""
+        return self.of(self.group.decode(batch, context))
 
-    def decode_attention(self, batch: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds of decoding attention in all layers."""
-        return self.layers * self._ask("decode_attention", self.tables.decoder.decode_attention, batch, context)
-
-    def mixed(self, prompt_tokens: ArrayLike, prompts: ArrayLike, decoding: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts beside `decoding` sequences, but for
-        the prompts' attention.
-        """
-        seconds = self._common(prompt_tokens, decoding, prompts)
-        some = np.asarray(decoding) > 0
-        return seconds + some * self.decode_attention(np.maximum(decoding, 1.0), context)
+    def handover(self, tokens: ArrayLike) -> Array:
+        """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
+        seconds: Array = self.layers * self.group.cross_projection(tokens)
+        return seconds
 
     def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
         """Seconds of one concrete iteration: ragged prompts or pieces of them, beside `decoding` sequences."""
@@ -182,41 +108,18 @@ class StageCost:
         return seconds
 
 
-def token_totals(batch: ArrayLike, law: LengthDistribution) -> tuple[Array, Array]:
-    """Tokens of `batch` prompts together: values [..., k] and their probabilities [k].
-
-    The law itself for one prompt, and for more the same shape with the sum's mean and deviation: a stage's time bends
-    where computing takes over from reading the weights, so its mean is not the time at the mean.
+def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple[StageCost, ...]:
+    """The costs of the stages that one phase runs through, in order; equal stages have one and the same. `group` gives
+    the group of a tensor-parallel degree.
     """
-    n = np.asarray(batch, dtype=np.float64)[..., None]
-    s, p = _thinned(law, 24)
-    return n * law.mean + np.sqrt(n) * (s - law.mean), p
-
-
-def _thinned(law: LengthDistribution, most: int = 64) -> tuple[Array, Array]:
-    """The law on at most `most` lengths: neighbours merged at their mean."""
-    s: Array = law.s
-    p: Array = law.p
-    if len(s) <= most:
-        return s, p
-    starts = np.arange(most) * len(s) // most
-    weight = np.add.reduceat(p, starts)
-    kept = weight > 0
-    return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
-
-
-def stage_costs(stages: Sequence[Stage], profile: Profile, extrapolated: set[str]) -> tuple[StageCost, ...]:
-    """The costs of the stages that one phase runs through, in order. `extrapolated` collects the tables that are asked
-    outside their grid; equal stages have one and the same cost.
-    """
-    made: dict[tuple[int, int, int, bool, bool], StageCost] = {}
+    made: dict[object, StageCost] = {}
     costs = []
     for place, stage in enumerate(stages):
-        (start, stop), (encoder_start, encoder_stop) = stage.decoder_layers or (0, 0), stage.encoder_layers or (0, 0)
-        first, last = place == 0, place == len(stages) - 1
-        kind = (stage.tp, stop - start, encoder_stop - encoder_start, first, last)
-        if kind not in made:
-            tables, count = profile.degree(stage.tp), stop - start
-            made[kind] = StageCost(tables, count, profile.overhead, first, last, extrapolated, kind[2])
-        costs.append(made[kind])
+        decoders, encoders = (
+            stop - start for start, stop in (stage.decoder_layers or (0, 0), stage.encoder_layers or (0, 0))
+        )
+        shape = (decoders, place == 0, place == len(stages) - 1, encoders)
+        if (stage.tp, shape) not in made:
+            made[stage.tp, shape] = StageCost(group(stage.tp), *shape)
+        costs.append(made[stage.tp, shape])
     return tuple(costs)

@@ -163,7 +163,7 @@ def test_replicas_take_turns():
 
 def test_a_request_larger_than_the_cache_is_refused():
     with pytest.raises(InputError, match="Request 1 needs 8 KV blocks"):
-        replay(schedule(kv_blocks=4), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
+        replay(schedule(kv_blocks=4, replicas=2), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
 
 
 REQUESTS = st.lists(

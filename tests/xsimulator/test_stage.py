@@ -8,14 +8,16 @@ from exegpt.cluster import parse_cluster
 from exegpt.workload import LengthDistribution, task
 from tests.exegpt.nouns import profile
 from xprofiler.roofline import roofline_profile
-from xsimulator.stage import Chunks, StageCost, token_totals
+from xsimulator.group import Group, token_totals
+from xsimulator.scenario import Side
+from xsimulator.stage import Chunks, StageCost
 
 LAYERS = 12
 
 
 def cost(**ends):
     tables = profile()
-    return StageCost(tables.degree(1), LAYERS, tables.overhead, **ends)
+    return StageCost(Group(tables.degree(1), tables.overhead), LAYERS, **ends)
 
 
 def chunks(tokens, past, completed):
@@ -83,9 +85,9 @@ def test_decoding_broadcasts_over_expected_batches():
 def test_what_lies_outside_the_grid_is_answered_and_named():
     asked = cost()
     asked.decode(8, 200)
-    assert not asked.extrapolated
+    assert not asked.group.extrapolated
     asked.decode(8, 5000)
-    assert asked.extrapolated == {"decode_attention"}
+    assert asked.group.extrapolated == {"decode_attention"}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 32])
@@ -93,12 +95,12 @@ def test_expected_encoding_is_the_mean_over_drawn_batches(batch):
     """On a roofline, whose bend makes the time at the mean length too short."""
     model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
     tables = roofline_profile(model, cluster)
-    stage = StageCost(tables.degree(4), model.layers, tables.overhead)
+    stage = StageCost(Group(tables.degree(4), tables.overhead), model.layers)
     law = task("S").input
     draws = law.sample(4000 * batch, np.random.default_rng(0)).reshape(4000, batch)
     seconds = [stage.step(chunks(row, np.zeros(batch), batch), 0, 0.0) for row in draws]
     assert float(stage.encode(batch, law)) == pytest.approx(np.mean(seconds), rel=0.01)
-    deviation = float(stage.encode_variance(batch, law)) ** 0.5
+    deviation = Side((), (stage,)).encode_deviation(batch, law)
     assert deviation == pytest.approx(np.std(seconds), rel=0.35 if batch == 1 else 0.1)
 
 

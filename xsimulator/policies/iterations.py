@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
+from xsimulator.group import Group, Work, token_totals
 from xsimulator.outcome import Demand, Lifetime, Outcome
 from xsimulator.pipeline import phase_times
 from xsimulator.scenario import Scenario
-from xsimulator.stage import StageCost, token_totals
 from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
@@ -61,10 +61,10 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
     law = scenario.workload.input
     most = float(np.maximum(prompts.max(), 1.0))
 
-    def of(cost: StageCost) -> Array:
-        each = cost.encode_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
+    def of(group: Group) -> Work:
+        each = group.prompt_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
         attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
-        return cost.mixed(tokens, prompts, decoding, context) + attention
+        return group.mixed(tokens, prompts, decoding, context, attention)
 
     return scenario.decode.each(of)
 

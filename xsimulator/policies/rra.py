@@ -28,9 +28,9 @@ def phase(
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
-    decode = side.each(lambda cost: cost.decode(batches, steady.context))
+    decode = side.each(lambda group: group.decode(batches, steady.context))
     return phase_times(
-        side.each(lambda cost: cost.encode_parts(encode_batch / pieces, law, pieces)),
+        side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces)),
         decode if tagged else runs[:, None] * decode,
         micro_batches=parts,
         hops=(
@@ -63,7 +63,7 @@ def outcome(
     own = times
     if steady.any_active(encode_batch / parts)[-1] <= 0.999:
         own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True)
-    deviation = float(scenario.encode.each(lambda cost: cost.encode_variance(encode_batch, law)).max()) ** 0.5
+    deviation = scenario.encode.encode_deviation(encode_batch, law)
     shift = 1.0 if scenario.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:

@@ -30,8 +30,8 @@ def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> PhaseTimes
     iterations = max(1, int(need.max()))
     contexts = law.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
     return phase_times(
-        side.each(lambda cost: cost.encode_parts(batch / pieces, law, pieces)),
-        side.each(lambda cost: cost.decode(batch / parts, contexts)),
+        side.each(lambda group: group.encode_parts(batch / pieces, law, pieces)),
+        side.each(lambda group: group.decode(batch / parts, contexts)),
         micro_batches=parts,
         hops=(scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)),
         repeats=False,
@@ -49,7 +49,7 @@ def outcome(
     shift = 1.0 if scenario.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
     law = scenario.workload.input
-    deviation = float(scenario.encode.each(lambda cost: cost.encode_variance(batch, law)).max()) ** 0.5
+    deviation = scenario.encode.encode_deviation(batch, law)
 
     def lifetime(lengths: Array) -> Lifetime:
         seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)

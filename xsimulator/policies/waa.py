@@ -48,10 +48,10 @@ class Encoding:
 def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     """The encoding side with batches of B_E, one after the other through its stages."""
     side, law = scenario.encode, scenario.workload.input
-    seconds = side.each(lambda cost: cost.encode(encode_batch, law))
+    seconds = side.each(lambda group: group.encode(encode_batch, law))
     tokens = encode_batch * law.mean
     handover = handover_seconds(scenario, tokens)
-    deviation = float(side.each(lambda cost: cost.encode_variance(encode_batch, law)).max()) ** 0.5
+    deviation = scenario.encode.encode_deviation(encode_batch, law)
     traversal = float(seconds.sum() + scenario.hops(side, tokens).sum())
     return Encoding(max(float(seconds.max()), handover / 2), traversal, handover, deviation, seconds)
 
@@ -65,7 +65,7 @@ def iteration(scenario: Scenario, batch: Array, context: Array, micro_batches: i
     """
     side = scenario.decode
     share = batch / micro_batches
-    cells = side.each(lambda cost: cost.decode(share, context))
+    cells = side.each(lambda group: group.decode(share, context))
     around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
     return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
 
@@ -117,7 +117,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
 def side_work(scenario: Scenario, encode_batch: int) -> Array:
     """[decoding stages]: seconds in which an encoder-decoder's decoders take over a batch of encoded prompts."""
     tokens = encode_batch * scenario.workload.input.mean
-    return scenario.decode.each(lambda cost: cost.handover(tokens))
+    return scenario.decode.handover(tokens)
 
 
 def residents(scenario: Scenario, stride: float) -> Reservation:
