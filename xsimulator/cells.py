@@ -116,7 +116,7 @@ class DecodeSeconds:
 
 
 class Pipeline:
-    """The stages of one side while requests run through them, a sequence always in the same micro-batch.
+    """The stages of one side of a replica while requests run through them, a sequence always in the same micro-batch.
 
     Encoding alone is cut into `encode_pieces`, in the order of the micro-batches; None: one for each of them.
     """
@@ -128,9 +128,11 @@ class Pipeline:
         micro_batches: int,
         encode_pieces: int | None = None,
         keep_spans: bool = False,
+        replica: int = 0,
     ):
         stages = len(side.stages)
         self.stages = side.stages
+        self._first_device = replica * (1 + max(rank for stage in scenario.stages for rank in stage.devices))
         self.micro_batches = micro_batches
         self.spans: list[Span] | None = [] if keep_spans else None
         self.busy = np.zeros(stages)
@@ -157,6 +159,10 @@ class Pipeline:
         """When the last piece of work so far is done."""
         return float(self._free.max())
 
+    def micro_batch(self, sequence: Sequence) -> int:
+        """The micro-batch that a sequence is always in: replicas take turns, then micro-batches do."""
+        return sequence.index // self._scenario.replicas % self.micro_batches
+
     def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
         next step would be decided before `until`.
@@ -168,7 +174,7 @@ class Pipeline:
     def _pieces(self, step: Step) -> list[Piece]:
         if self._encode_pieces is None or step.decode:
             return self._by_micro_batch(step)
-        encode = sorted(step.encode, key=lambda pair: pair[0].index % self.micro_batches)
+        encode = sorted(step.encode, key=lambda pair: self.micro_batch(pair[0]))
         count = min(self._encode_pieces, len(encode))
         cuts = [len(encode) * i // count for i in range(count + 1)]
         return [Piece(i, encode[a:b], ()) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
@@ -180,9 +186,9 @@ class Pipeline:
         encode: list[list[tuple[Sequence, int]]] = [[] for _ in range(parts)]
         decode: list[list[Sequence]] = [[] for _ in range(parts)]
         for pair in step.encode:
-            encode[pair[0].index % parts].append(pair)
+            encode[self.micro_batch(pair[0])].append(pair)
         for sequence in step.decode:
-            decode[sequence.index % parts].append(sequence)
+            decode[self.micro_batch(sequence)].append(sequence)
         return [Piece(m, encode[m], decode[m]) for m in range(parts) if encode[m] or decode[m]]
 
     def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
@@ -196,7 +202,7 @@ class Pipeline:
             for sequence, count in piece.encode:
                 encoded[sequence.index] = out
                 if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
-                    self._token[sequence.index % self.micro_batches] = out
+                    self._token[self.micro_batch(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
 
@@ -246,7 +252,7 @@ class Pipeline:
         self.busy += seconds[:iterations].sum(axis=(0, 1))
         if self.spans is not None:
             for i, p, s in np.ndindex(*ends.shape):
-                piece, device = pieces[p], self._side.stages[s].devices[0]
+                piece, device = pieces[p], self._first_device + self.stages[s].devices[0]
                 begin, end = float(starts[i, p, s]), float(ends[i, p, s])
                 self.spans.append(
                     Span(device, s, piece.phase, piece.micro_batch, begin, end, piece.sequences, piece.tokens)

@@ -1,6 +1,6 @@
 """Record: when each simulated request started, gave its first token and finished."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from exegpt.policies import Sequence, Step
 from exegpt.served import Served
@@ -8,12 +8,12 @@ from xsimulator.cells import Ran
 
 
 class Record:
-    """The times of `requests` requests, in seconds, as they become known."""
+    """The times of `requests` requests, in seconds, as they become known; `micro_batch` tells each sequence's."""
 
-    def __init__(self, requests: int, micro_batches: int, encoder_decoder: bool):
+    def __init__(self, requests: int, micro_batch: Callable[[Sequence], int], encoder_decoder: bool):
         self.served: list[Served] = []
         """In order of their last steps."""
-        self._micro_batches = micro_batches
+        self._micro_batch = micro_batch
         self._encoder_decoder = encoder_decoder
         self._started: list[float | None] = [None] * requests
         self._first: list[float | None] = [None] * requests
@@ -32,11 +32,11 @@ class Record:
         if self._encoder_decoder:
             for sequence in step.decode:
                 if self._first[sequence.index] is None:
-                    self._first[sequence.index] = float(ran.first[sequence.index % self._micro_batches])
+                    self._first[sequence.index] = float(ran.first[self._micro_batch(sequence)])
         for sequence in finished:
             index = sequence.index
             started, first = self._started[index], self._first[index]
             assert started is not None and first is not None, "a finished request has begun"
-            out = ran.encoded[index] if index in ran.encoded else float(ran.last[index % self._micro_batches])
+            out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
             times = (sequence.arrival_s, started, first, out)
             self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times))

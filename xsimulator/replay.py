@@ -7,8 +7,9 @@ already what ends in the step before. From one event to the next, decoding itera
 growing contexts are followed at once. Replicas take turns in getting requests.
 """
 
+import itertools
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from exegpt.estimate import Estimate
@@ -55,12 +56,11 @@ def replay(
     spans: list[Span] = []
     busy: list[float] = []
     seconds = 0.0
-    devices = 1 + max(rank for stage in schedule.stages for rank in stage.devices)
     for r in range(schedule.replicas):
-        record, pipelines = _follow(schedule, scenario, requests[r :: schedule.replicas], timeline, step_by_step)
-        served += [replace(s, index=s.index * schedule.replicas + r) for s in record.served]
+        record, pipelines = _follow(schedule, scenario, requests, r, timeline, step_by_step)
+        served += record.served
         for pipeline in pipelines:
-            spans += [replace(span, device=span.device + r * devices) for span in pipeline.spans or ()]
+            spans += pipeline.spans or ()
         busy += _by_rank(schedule, pipelines)
         seconds = max(seconds, *(pipeline.seconds for pipeline in pipelines))
     served.sort(key=lambda s: (s.finish_s, s.index))
@@ -71,18 +71,24 @@ def replay(
 
 
 def _follow(
-    schedule: Schedule, scenario: Scenario, requests: Items[RequestLengths], keep_spans: bool, step_by_step: bool
+    schedule: Schedule,
+    scenario: Scenario,
+    requests: Items[RequestLengths],
+    replica: int,
+    keep_spans: bool,
+    step_by_step: bool,
 ) -> tuple[Record, tuple[Pipeline, ...]]:
-    """One replica's requests to their ends, and the stages that they went through."""
+    """One replica's share of the requests to their ends, and the stages that they went through."""
     apart = schedule.policy in ("waa-c", "waa-m")
     policy = WAAPolicy(schedule.encode_batch or 0) if apart else make_policy(schedule)
     ledger = make_ledger(schedule, policy, fcfs)
-    ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in enumerate(requests))
+    own = itertools.islice(enumerate(requests), replica, None, schedule.replicas)
+    ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in own)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
-    record = Record(len(requests), micro_batches, ledger.encoder_decoder)
-    decode = Pipeline(scenario, scenario.decode, micro_batches, schedule.encode_micro_batches, keep_spans)
+    decode = Pipeline(scenario, scenario.decode, micro_batches, schedule.encode_micro_batches, keep_spans, replica)
+    record = Record(len(requests), decode.micro_batch, ledger.encoder_decoder)
     if isinstance(policy, WAAPolicy):
-        encode = Pipeline(scenario, scenario.encode, 1, keep_spans=keep_spans)
+        encode = Pipeline(scenario, scenario.encode, 1, None, keep_spans, replica)
         Apart(scenario, policy, ledger, encode, decode, record, step_by_step).finish()
         return record, (encode, decode)
     _together(policy, ledger, decode, record, step_by_step)
