@@ -50,24 +50,25 @@ class Ranks:
         """How many ranks there are in all."""
         return self.per_node * len(self.nodes)
 
-    @property
-    def threads(self) -> int | None:
-        """Processor threads for each rank: OMP_NUM_THREADS, else an equal share of the node's processors, as far as it
-        may use them. None where it is alone: torch's own choice.
+    def threads(self, asked: int | None = None) -> int | None:
+        """Processor threads for each rank: as asked, else OMP_NUM_THREADS, else an equal share of the node's
+        processors, as far as the rank may use them. Where it is alone, as asked: None is torch's own choice.
 
-        InputError where the launcher has bound a rank to fewer processors than it is to have threads.
+        InputError where the launcher has bound the rank to fewer processors.
         """
         if self.size == 1:
-            return None
-        usable, asked = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
-        if not asked.isdigit():
+            return asked
+        usable, given = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+        if asked is None and given.isdigit():
+            asked = int(given)
+        if asked is None:
             return max(1, min(usable, (os.cpu_count() or 1) // self.per_node))
-        if int(asked) > usable:
+        if asked > usable:
             raise InputError(
-                f"OMP_NUM_THREADS is {asked}, and a rank may use {usable} processors: start with mpirun --bind-to none "
-                f"or --map-by slot:PE={asked}."
+                f"A rank is to have {asked} threads (--threads or OMP_NUM_THREADS) and may use {usable} processors: "
+                f"start with mpirun --bind-to none or --map-by slot:PE={asked}."
             )
-        return int(asked)
+        return asked
 
     def all(self, value: T) -> list[T]:
         """Every rank's value, by rank, on every rank; all must call it."""

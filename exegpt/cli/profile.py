@@ -44,8 +44,8 @@ def profile(
         raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
     with job() as ranks:
         first = ranks.rank == 0
-        ranks.agree(lambda: _checked(model, (out, cluster_out) if first else (), threads or ranks.threads))
-        inputs.set_threads(threads or ranks.threads)
+        ranks.agree(lambda: _checked(model, (out, cluster_out) if first else (), ranks.threads(threads)))
+        inputs.set_threads(ranks.threads(threads))
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
             source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
             found = measure_job(source, dtype, ranks, lambda _, done, total: progress(done, total))

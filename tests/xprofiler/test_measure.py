@@ -8,9 +8,12 @@ from exegpt.builtin_models import builtin_model
 from exegpt.document import read
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.models import Shard, load_model
 from exegpt.models.create import create_model
 from exegpt.profile import Profile
 from xprofiler import machine, measure, store
+from xprofiler.recorder import Recorder
+from xprofiler.timing import Timing
 
 from .small import shrink
 
@@ -64,6 +67,18 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path
     assert len(set(zip(points, at, strict=True))) == len(points)  # and nothing was measured twice
     (stored,) = (tmp_path / "profiles").glob("*.json")
     assert read(Profile, stored) == profile
+
+
+def test_a_shards_layer_counts_two_all_reduces(directory, monkeypatch):
+    model = load_model(directory, shard=Shard(1, 2, lambda x: x))
+    monkeypatch.setattr(measure, "time_all_reduce", lambda group, rows, hidden, dtype: Timing(float(rows), 0.5))
+    recorder = Recorder()
+    layer, reduced = measure._shard(model, recorder, None)
+    computed = recorder.compiled(measure.grids(48, 2)["rest"], len(model.layers)).values
+    assert layer.rest.values == tuple(c + 2 * rows for c, rows in zip(computed, (1, 4, 16), strict=True))
+    assert layer.rest.spread == pytest.approx((0.5,) * 3, abs=0.05)  # nearly all of it
+    assert reduced.points == ((1 * 32 * 4.0, 4 * 32 * 4.0, 16 * 32 * 4.0),)  # float32 of 32 hidden
+    assert layer.decode_attention.covers(4, 48) and min(layer.decode_attention.values) > 0
 
 
 def test_sizes_alone_are_measured_with_random_weights(directory, monkeypatch):

@@ -1,6 +1,7 @@
 """The recorder keeps what was measured, through an interruption too."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,6 +57,21 @@ def test_timing_warms_up_and_repeats():
     timing = timed(lambda: calls.append(1), budget_s=10.0, least=2, most=5)
     assert len(calls) == 6
     assert timing.seconds >= 0
+
+
+def test_of_a_job_the_median_rank_counts_and_rank_0_keeps_the_file(tmp_path):
+    def others(mine):
+        """Four ranks: this one, one with no part in the point, and two more."""
+        return [mine, None, Timing(9.0, 0.3), Timing(5.0, 0.2)] if isinstance(mine, Timing) else [mine]
+
+    grid = Grid("send", ("bytes",), ((1,),))
+    for rank in (0, 3):
+        path = tmp_path / f"rank{rank}.jsonl"
+        recorder = Recorder(path, ranks=SimpleNamespace(rank=rank, all=others))
+        recorder.record("send", (1,), 0, lambda: Timing(1.0, 0.1))
+        table = recorder.compiled(grid)
+        assert (table.values, table.spread) == ((5.0,), (0.2,))
+        assert path.exists() == (rank == 0)
 
 
 def test_a_point_is_the_median_of_its_passes():
