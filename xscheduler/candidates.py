@@ -53,7 +53,7 @@ class Candidates(Space):
 
     def estimate(self, values: Values) -> Estimate:
         """A point's whole Estimate, in a scenario made anew: which tables it asked beyond their grid is its own."""
-        fresh = replace(self.where, _cache={})
+        fresh = replace(self.where, watched=True, _cache={})
         return estimate_of(fresh, estimates.outcome(fresh, self.policy, self.controls(values)))
 
 

@@ -77,7 +77,9 @@ def tune(
     """
     _check(policies, fixed or {})
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident)
-    base = Scenario(model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation)
+    base = Scenario(
+        model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
+    )
     question = Question(base, limits, fixed or {}, encode_pieces, partial)
     tried: list[tuple[str, list[Candidates], Found]] = []
     for policy in policies:

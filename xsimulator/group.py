@@ -39,12 +39,14 @@ class Group:
 
     tables: DegreeTables
     overhead: Table
+    watched: bool = True
+    """Whether it is noted which tables are asked outside their grid."""
     extrapolated: set[str] = field(default_factory=set)
-    """Tables that were asked outside their grid so far."""
+    """Those so far."""
     _known: dict[object, Any] = field(default_factory=dict)
 
     def _ask(self, name: str, table: Table, *at: ArrayLike) -> Array:
-        if name not in self.extrapolated and not table.covers(*at):
+        if self.watched and name not in self.extrapolated and not table.covers(*at):
             self.extrapolated.add(name)
         seconds: Array = table(*at)
         return seconds

@@ -34,6 +34,10 @@ class StageMemory:
         free = self.usable - self.weights - self.workspace - _RESERVE_BYTES
         return int(free // self.block) if self.block else (2**62 if free >= 0 else -1)
 
+    def at_once(self, tokens: float) -> "StageMemory":
+        """Of a device that computes so many tokens at once, made of one that computes a single one."""
+        return StageMemory(self.weights, self.workspace * int(tokens), self.block, self.usable)
+
     def bytes(self, kv_blocks: int) -> float:
         """Bytes in use with a pool of so many blocks."""
         return self.weights + self.workspace + _RESERVE_BYTES + kv_blocks * self.block

@@ -68,7 +68,7 @@ def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int
 
 def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     """The fullest device's use over what may be used."""
-    return max(stage.bytes(blocks) / stage.usable for stage, blocks in memory(scenario, outcome))
+    return max(stage.bytes(blocks) / stage.usable for stage, blocks in set(memory(scenario, outcome)))
 
 
 def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:
@@ -79,10 +79,7 @@ def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:
 
 def _latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float, float, float]:
     """At the bound's meaning, the median (expected), the 99th percentile and the 99.9th of output lengths."""
-    output = scenario.workload.output
-    length = scenario.workload.p99_output if scenario.bound == "p99-length" else output.quantile(0.99)
-    lengths = [length, output.quantile(0.5), output.quantile(0.99), max(length, output.quantile(0.999))]
-    life = outcome.lifetime(np.array(lengths, dtype=np.float64))
+    life = outcome.lifetime(scenario.lengths)
     bounded, _, p99, tail = life.seconds + _sigmas(scenario) * life.deviation
     return float(bounded), float(life.seconds[1]), float(p99), float(tail)
 

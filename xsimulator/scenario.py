@@ -1,6 +1,7 @@
 """Scenario: everything about a question but the control variables, with what can be computed once."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,14 +29,15 @@ class Side:
     costs: tuple[StageCost, ...]
 
     @functools.cached_property
-    def _groups(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array, ...]], ...]:
+    def _groups(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array | None, ...]], ...]:
         """Every tensor-parallel degree's group, where its stages stand, and how much of each part they hold."""
         found = []
         for group in dict.fromkeys(cost.group for cost in self.costs):
             places = [i for i, cost in enumerate(self.costs) if cost.group is group]
             own = [self.costs[i] for i in places]
             rows = [(c.layers, c.encoder_layers, c.first, c.last, 1.0) for c in own]
-            found.append((group, np.array(places), tuple(np.array(rows, dtype=np.float64).T)))
+            holds = (np.array(part, dtype=np.float64) for part in zip(*rows, strict=True))
+            found.append((group, np.array(places), tuple(part if part.any() else None for part in holds)))
         return tuple(found)
 
     def each(self, work: Callable[[Group], Work]) -> Array:
@@ -43,7 +45,7 @@ class Side:
         columns = []
         for group, _, holds in self._groups:
             parts = zip(vars(work(group)).values(), holds, strict=True)
-            columns.append(sum(np.asarray(part)[..., None] * held for part, held in parts if held.any()))
+            columns.append(sum(np.asarray(part)[..., None] * held for part, held in parts if held is not None))
         if len(columns) == 1:
             return np.asarray(columns[0], dtype=np.float64)
         seconds = np.empty((*np.shape(columns[0])[:-1], len(self.stages)))
@@ -53,6 +55,15 @@ class Side:
 
     def encode_deviation(self, batch: float, law: LengthDistribution) -> float:
         """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
+        if (batch, id(law)) not in self._deviations:
+            self._deviations[batch, id(law)] = self._encode_deviation(batch, law)
+        return self._deviations[batch, id(law)]
+
+    @functools.cached_property
+    def _deviations(self) -> dict[tuple[float, int], float]:
+        return {}
+
+    def _encode_deviation(self, batch: float, law: LengthDistribution) -> float:
         longer, shorter = (
             self.each(lambda group, length=law.mean * times: group.encode_fixed(batch, length))  # type: ignore[misc]
             for times in (1.05, 0.95)
@@ -81,6 +92,8 @@ class Scenario:
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
     replicas: int = 1
+    watched: bool = True
+    """Whether it is noted which tables are asked outside their grid."""
     _cache: dict[object, object] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -122,7 +135,7 @@ class Scenario:
         """What iterations cost on a tensor-parallel group of this degree; made once."""
         key = ("group", tp)
         if key not in self._cache:
-            self._cache[key] = Group(self.profile.degree(tp), self.profile.overhead)
+            self._cache[key] = Group(self.profile.degree(tp), self.profile.overhead, self.watched)
         return self._cache[key]  # type: ignore[return-value]
 
     @functools.cached_property
@@ -140,6 +153,14 @@ class Scenario:
         """What iterations cost on each stage, in the order of `stages`."""
         sides = {"both": iter(self.encode.costs), "encode": iter(self.encode.costs), "decode": iter(self.decode.costs)}
         return tuple(next(sides[s.phase]) for s in self.stages)
+
+    @functools.cached_property
+    def lengths(self) -> Array:
+        """Output lengths that latencies are told of: the bound's, the median, the 99th percentile and the 99.9th."""
+        output = self.workload.output
+        p99 = output.quantile(0.99)
+        bounded = self.workload.p99_output if self.bound == "p99-length" else p99
+        return np.array([bounded, output.quantile(0.5), p99, max(bounded, output.quantile(0.999))], dtype=np.float64)
 
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:
@@ -167,28 +188,47 @@ class Scenario:
 
     def hops(self, side: Side, tokens: float) -> Array:
         """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""
-        sent, per_node = tokens * self.model.hidden * BYTES[self.profile.dtype], self.cluster.devices_per_node
+        sent = tokens * self.model.hidden * BYTES[self.profile.dtype]
+        near, far = self._hops(side)
         seconds = np.zeros(len(side.stages))
-        if len(seconds) == 1:
-            return seconds
-        near, far = float(self.profile.send(sent)), float(self.profile.send_between_nodes(sent))
-        for i, (a, b) in enumerate(zip(side.stages, side.stages[1:], strict=False), 1):
-            seconds[i] = near if a.devices[-1] // per_node == b.devices[0] // per_node else far
+        if near.any():
+            seconds += near * float(self.profile.send(sent))
+        if far.any():
+            seconds += far * float(self.profile.send_between_nodes(sent))
         return seconds
+
+    def _hops(self, side: Side) -> tuple[Array, Array]:
+        """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one."""
+        key = ("hops", id(side))
+        if key not in self._cache:
+            node = [[rank // self.cluster.devices_per_node for rank in stage.devices] for stage in side.stages]
+            crosses = np.array([0.0, *(float(a[-1] != b[0]) for a, b in itertools.pairwise(node))])
+            first = np.array([0.0, *([1.0] * (len(node) - 1))])
+            self._cache[key] = (first * (1 - crosses), crosses, side)  # the side is kept, so that its id stays its own
+        found: tuple[Array, Array, Side] = self._cache[key]  # type: ignore[assignment]
+        return found[:2]
 
     def send(self, tokens: float) -> float:
         """Seconds of the slowest hop between stages."""
         return float(max(self.hops(self.encode, tokens).max(), self.hops(self.decode, tokens).max()))
 
+    @functools.cached_property
+    def _stage_memory(self) -> tuple[StageMemory, ...]:
+        """Memory of each stage's devices where one token is computed at a time."""
+        made: dict[StageCost, StageMemory] = {}  # equal stages have one and the same
+        for stage, cost in zip(self.stages, self.costs, strict=True):
+            if cost not in made:
+                ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
+                made[cost] = stage_memory(self.model, self.cluster, stage, self.profile.dtype, self.kv_dtype, 1, ends)
+        return tuple(made[cost] for cost in self.costs)
+
     def memory(self, tokens: float, encoding: float | None = None) -> tuple[StageMemory, ...]:
         """Memory of each stage's devices where up to `tokens` tokens are computed at once; on stages that only encode,
         up to `encoding`.
         """
-        made = []
-        for stage, cost in zip(self.stages, self.costs, strict=True):
-            at_once = tokens if stage.phase != "encode" or encoding is None else encoding
-            ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
-            made.append(
-                stage_memory(self.model, self.cluster, stage, self.profile.dtype, self.kv_dtype, int(at_once), ends)
-            )
-        return tuple(made)
+        computed = {"encode": tokens if encoding is None else encoding, "both": tokens, "decode": tokens}
+        found: dict[object, StageMemory] = {}
+        for stage, memory in zip(self.stages, self._stage_memory, strict=True):
+            if (stage.phase, id(memory)) not in found:
+                found[stage.phase, id(memory)] = memory.at_once(computed[stage.phase])
+        return tuple(found[s.phase, id(m)] for s, m in zip(self.stages, self._stage_memory, strict=True))

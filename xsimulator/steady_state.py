@@ -10,6 +10,7 @@ The paper weighs 1/c(S) with the same law, which gives B_D = B_E / E[1/c(S)]; th
 `form="paper"`, to reproduce its tables.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +53,15 @@ class SteadyState:
 
     def any_active(self, encode_batch: float) -> Array:
         """[N_D]: probability that at least one sequence is there at u, where `encode_batch` enter every phase."""
-        with np.errstate(divide="ignore"):
-            nobody = np.log1p(-np.minimum(self.present, 1.0)).sum(axis=0)
-        some: Array = -np.expm1(encode_batch * nobody)
+        some: Array = -np.expm1(encode_batch * self._nobody)
         return some
+
+    @functools.cached_property
+    def _nobody(self) -> Array:
+        """[N_D]: logarithm of the probability that of one query of every age none is there."""
+        with np.errstate(divide="ignore"):
+            logarithm: Array = np.log1p(-np.minimum(self.present, 1.0)).sum(axis=0)
+        return logarithm
 
 
 def steady_state(
