@@ -115,7 +115,7 @@ def _facts(source: str | Path | ModelSpec, dtype: str) -> dict[str, str]:
     spec = _spec(source)
     check_runnable(spec)
     torch_dtype(dtype)
-    return {"model": f"{spec.name} ({spec.fingerprint})", "dtype": dtype} | machine.provenance()
+    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance()
 
 
 def _job_facts(ranks: Ranks) -> dict[str, str]:

@@ -36,15 +36,16 @@ def profile(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
-    from xprofiler.cluster import found_cluster, write_cluster
-    from xprofiler.measure import measure_job
     from xprofiler.ranks import job
 
     if model is None:
         raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
     with job() as ranks:
         first = ranks.rank == 0
-        ranks.agree(lambda: _checked(model, (out, cluster_out) if first else (), ranks.threads(threads)))
+        ranks.agree(lambda: _typed(model, (out, cluster_out) if first else (), ranks.threads(threads)))
+        from xprofiler.cluster import found_cluster, write_cluster  # two seconds, if all is well so far
+        from xprofiler.measure import measure_job
+
         inputs.set_threads(ranks.threads(threads))
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
             source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
@@ -67,11 +68,11 @@ def profile(
     )
 
 
-def _checked(model: str, outs: tuple[Path | None, ...], threads: int | None) -> dict[str, str]:
-    """What ranks must agree on; InputError for a model that isn't there or a file that can't be written."""
+def _typed(model: str, outs: tuple[Path | None, ...], threads: int | None) -> dict[str, str]:
+    """What was asked of this rank; InputError for a model that isn't there or a file that can't be written."""
     from exegpt.cli import inputs, output
 
-    inputs.find_model(model)
+    spec = inputs.find_model(model)
     for out in outs:
         output.check_output(out)
-    return {"threads": str(threads)}
+    return {"model": f"{spec.name} ({spec.fingerprint})", "threads": str(threads)}

@@ -53,7 +53,12 @@ def job(tmp_path):
 
 
 def profile(model, *more):
-    return [SMALL, "profile", "--model", model, *more]
+    return [SMALL, *whole_profile(model, *more)[2:]]
+
+
+def whole_profile(model, *more):
+    """With all points: for what is refused before any is measured."""
+    return ["-m", "exegpt", "profile", "--model", model, *more]
 
 
 def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, models, tmp_path):
@@ -106,7 +111,7 @@ def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_
 
 
 def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_path):
-    done = job(profile(models / "tiny"), profile(models / "other"))
+    done = job(whole_profile(models / "tiny"), whole_profile(models / "other"))
     assert done.returncode == 2, done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("exegpt: ")]
     assert "has model 'other (" in sentence and "and rank 0 'tiny (" in sentence and "start all ranks alike" in sentence
@@ -172,7 +177,7 @@ def test_shards_on_two_ranks_give_the_whole_models_logits_and_ranks_wait_asleep(
 
 
 def test_more_threads_than_a_rank_is_bound_to_are_refused(job, models):
-    done = job(profile(models / "tiny"), OMP_NUM_THREADS="4096")
+    done = job(whole_profile(models / "tiny"), OMP_NUM_THREADS="4096")
     assert done.returncode == 2, done.stderr
     assert "On rank 0 (" in done.stderr and "is to have 4096 threads" in done.stderr
 
