@@ -192,7 +192,7 @@ class Pipeline:
         return [Piece(m, encode[m], decode[m]) for m in range(parts) if encode[m] or decode[m]]
 
     def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
-        seconds = np.array([[self._seconds(piece) for piece in pieces]])[:, :, self._kind]
+        seconds = np.array([[self._seconds(piece) for piece in pieces]]).take(self._kind, axis=2)
         ready = np.array([self._token[piece.micro_batch] if piece.decode else 0.0 for piece in pieces])
         _, next_s, _ = self._book(pieces, seconds, ready, now, np.inf)
         encoded = {}
@@ -233,7 +233,7 @@ class Pipeline:
                 tokens = sum([s.input_tokens for s in piece.decode if s.generated == 0])
                 if tokens:
                     seconds[0, p] += [float(cost.handover(tokens)) for cost in self._costs]
-        seconds = seconds[:, :, self._kind]
+        seconds = seconds.take(self._kind, axis=2)  # contiguous, so that one compiled loop does for all
         micro_batches = [piece.micro_batch for piece in pieces]
         ready = self._token[micro_batches]
         iterations, next_s, ends = self._book(pieces, seconds, ready, now, until)
