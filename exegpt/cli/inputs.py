@@ -89,11 +89,12 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
     from xprofiler import machine, store
     from xprofiler.roofline import roofline_profile
 
-    if cluster.is_cpu and text is None:
+    here = cluster.is_cpu and not cluster.device.flops_s  # `local`: not a file's cluster, whose rates are known
+    if here and text is None:
         stored = store.find(model, dtype, machine.provenance())
         if stored:
             return stored, f"profile: measured on this machine ({stored.fingerprint}){_unrest(stored)}"
-    known = machine.measured(cluster) if cluster.is_cpu else cluster
+    known = machine.measured(cluster) if here else cluster
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     return roofline_profile(model, known, dtype), f"profile: roofline{why}"
 

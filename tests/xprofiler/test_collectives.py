@@ -1,9 +1,12 @@
 """Links from tables, and which ranks measure which link; the measuring itself is in test_ranks.py."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from exegpt.builtin_models import builtin_model
+from exegpt.cli.inputs import find_profile
 from exegpt.cluster import parse_cluster
 from exegpt.profile import Table
 from xprofiler.cluster import found_cluster, write_cluster
@@ -50,3 +53,13 @@ def test_the_cluster_found_is_read_back_from_its_file(tmp_path, monkeypatch):
     assert parse_cluster(str(tmp_path / "found.yaml")) == cluster
     assert (cluster.devices, cluster.device.flops_s, cluster.device.bandwidth_bytes_s) == (1, {"fp32": 1e11}, 2e10)
     assert cluster.device.memory_bytes == local.device.memory_bytes
+
+
+def test_without_a_profile_a_found_cluster_is_answered_from_its_own_rates(tmp_path):
+    """And not from what is known of the machine that happens to ask."""
+    local = parse_cluster("local")
+    rates = replace(local.device, flops_s={"fp32": 1e11}, bandwidth_bytes_s=2e10)
+    write_cluster(tmp_path / "found.yaml", replace(local, device=rates, devices_per_node=2))
+    profile, which = find_profile(None, builtin_model("gpt2"), parse_cluster(str(tmp_path / "found.yaml")), "fp32")
+    assert "roofline" in which and profile.provenance["flops_s"] == "1e+11"
+    assert [tables.tp for tables in profile.degrees] == [1, 2]
