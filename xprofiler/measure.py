@@ -2,7 +2,9 @@
 
 The attention kernel is timed alone by shape, the rest of the layer by tokens, then the embedding, the head with
 sampling, and what the engine adds to an iteration. The rest is timed over all of the model's layers in turn, since in
-a run no layer's weights are still in the processor's caches when they are needed again.
+a run no layer's weights are still in the processor's caches when they are needed again. A job of several ranks
+measures on all of them at once, since in a run they share power and memory bandwidth: at degree 1 and as shards of
+every tensor-parallel degree that a node's ranks can form.
 """
 
 import itertools
@@ -122,13 +124,15 @@ def _job_facts(ranks: Ranks) -> dict[str, str]:
     """How a job of several ranks was measured."""
     if ranks.size == 1:
         return {}
+    measured = pairs(ranks)
     return {
         "ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}",
         "measured": "all ranks at once, the median rank",
         "transport": "MPI through host memory",
         "rest": "at degrees above 1 with two all-reduces per layer, measured apart",
         "ends": "embedding and head whole on every device",
-        "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in pairs(ranks).items()),
+        "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
+        + (", taken for the other kind too" if len(measured) == 1 else ""),
     }
 
 
