@@ -179,6 +179,15 @@ def test_a_request_larger_than_the_cache_is_refused_with_its_size():
         ledger.submit([Sequence(0, 20, 25)])
 
 
+def test_an_encoder_decoder_caches_its_start_token_too():
+    pools = [BlockPool(8, 8), BlockPool(8, 8)]
+    for pool, encoder_decoder in zip(pools, (False, True), strict=True):
+        ledger = Ledger(pool, fcfs, encoder_decoder=encoder_decoder)
+        ledger.submit([Sequence(0, 8, 9)])
+        ledger.admit(1, 0.0)
+    assert [pool.free for pool in pools] == [6, 5]
+
+
 def test_a_full_cache_makes_requests_wait_in_order():
     ledger = Ledger(BlockPool(4, 8), fcfs)
     ledger.submit([Sequence(0, 20, 5), Sequence(1, 20, 5), Sequence(2, 1, 1)])

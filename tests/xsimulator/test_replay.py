@@ -1,6 +1,7 @@
 """The event simulator: by hand for one request, and nothing lost or overlapping for many."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.policies import make_ledger
+from exegpt.profile import Table
 from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths, Workload
 from tests.exegpt.nouns import MODEL, profile, schedule
@@ -81,10 +83,10 @@ def test_a_prompt_in_chunks_asks_for_its_past():
     assert run.seconds == pytest.approx(sum(costs().step(piece, 0, 0.0) for piece in pieces))
 
 
-def apart(model=MODEL, policy="waa-c", **changes):
-    """A WAA schedule of one stage a side."""
+def apart(model=MODEL, **changes):
+    """A WAA schedule, of one stage a side where not said otherwise."""
     stages = stages_of(model, "encode", 0, 1) + stages_of(model, "decode", 1, 1)
-    return schedule(policy, model, stages=stages, cluster=parse_cluster("2xA40"), **changes)
+    return schedule("waa-c", model, **({"stages": stages, "cluster": parse_cluster("4xA40")} | changes))
 
 
 def test_waa_hands_over_between_its_sides():
@@ -122,6 +124,28 @@ def test_waa_joins_at_the_end_of_an_iteration():
             finish[0] = now
         context += 1
     assert {s.index: s.finish_s for s in run.served} == pytest.approx(finish)
+
+
+def test_waa_transfers_take_turns():
+    """Where batches come faster than they are handed over, one is on its way down while the next is on its way up."""
+    slow = replace(PROFILE, host_copy=Table(("bytes",), ((1.0,),), (0.5,)))
+    run = replay(apart(encode_batch=1), slow, [RequestLengths(20, 2)] * 4)
+    scenario = Scenario.of(apart(), PROFILE, None, "exact", True)
+    encoded = scenario.encode.costs[0].step(Chunks([20], [0], 1), 0, 0.0)
+    iteration = scenario.decode.costs[0].step(None, 1, 21)
+    ends = [encoded + 1.0 + 0.5 * i + iteration for i in range(4)]
+    assert [s.finish_s for s in run.served] == pytest.approx(ends)
+
+
+def test_waa_lets_one_batch_wait_before_every_stage():
+    """Many batches at once before a slow last stage: the encoding side has five under way on three stages, no more."""
+    stages = stages_of(MODEL, "encode", 0, 3) + stages_of(MODEL, "decode", 3, 1)
+    stages = (*stages[:2], replace(stages[2], decoder_layers=(2, 12)), stages[3])
+    made = apart(stages=stages, encode_batch=1)
+    run = replay(made, PROFILE, [RequestLengths(50, 1)] * 30)
+    starts, ends = sorted(s.start_s for s in run.served), sorted(s.first_token_s for s in run.served)
+    under_way = [sum(end > start for end in ends[:i]) for i, start in enumerate(starts)]
+    assert max(under_way) == 4  # beside the one that starts
 
 
 def test_waa_encoder_decoders_make_keys_and_values_on_the_decoding_side():
@@ -166,8 +190,14 @@ def test_a_request_larger_than_the_cache_is_refused():
         replay(schedule(kv_blocks=4, replicas=2), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
 
 
+ARRIVALS = st.sampled_from([0.0, 0.0, 0.003, 0.011, 0.05, 0.2, 5.0])
 REQUESTS = st.lists(
-    st.builds(RequestLengths, st.integers(1, 90), st.integers(1, 20), st.sampled_from([0.0, 0.0, 0.05, 5.0])),
+    st.builds(
+        RequestLengths,
+        st.integers(1, 90),
+        st.integers(1, 40),
+        st.sampled_from([0.0, 0.0, 0.003, 0.011, 0.05, 0.2, 5.0]),
+    ),
     min_size=1,
     max_size=25,
 )
@@ -189,7 +219,7 @@ def plans(draw, policies=(*POLICIES, *APART), models=(MODEL, T5)):
         model,
         stages=stages,
         cluster=parse_cluster("4xA40"),
-        kv_blocks=draw(st.integers(7, 40)),
+        kv_blocks=draw(st.integers(9, 60)),
         replicas=draw(st.sampled_from([1, 1, 2])),
         **changes,
     )
