@@ -2,8 +2,9 @@
 
 import heapq
 import itertools
+from collections.abc import Sequence
 
-from xscheduler.space import Incumbent, Point, Space
+from xscheduler.space import Family, Incumbent, Point, Space
 
 Box = tuple[Point, Point]
 """Lowest and highest corner, both inside."""
@@ -14,7 +15,7 @@ def whole(space: Space) -> Box:
     return space.lowest, space.highest
 
 
-def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent) -> None:
+def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumbent: Incumbent) -> None:
     """The best feasible point of all spaces, left in `incumbent`.
 
     `tolerance` is the share by which neighbours may break monotonicity: a box is kept while its bounds are within it.
@@ -22,7 +23,7 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
     constraints alone. The paper's listing loops on boxes of one point and never tries a lowest corner: here both are
     settled when a box is made.
     """
-    queue: list[tuple[float, int, Space, Box | None]] = []
+    queue: list[tuple[float, int, Space | Family, Box | None]] = []
     order = itertools.count()
 
     def add(space: Space, box: Box) -> None:
@@ -37,19 +38,25 @@ def branch_and_bound(spaces: list[Space], tolerance: float, incumbent: Incumbent
         incumbent.offer(space, low)
         heapq.heappush(queue, (-bound, next(order), space, box))
 
-    for space in spaces:  # a space is first looked at when its ceiling is the best bound left
-        heapq.heappush(queue, (-space.ceiling, next(order), space, None))
+    def put(members: Sequence[Space | Family]) -> None:
+        """A space is first looked at, and a family's are made, when its ceiling is the best bound left."""
+        for member in members:
+            heapq.heappush(queue, (-member.ceiling, next(order), member, None))
+
+    put(members)
     while queue:
         bound, _, space, box = heapq.heappop(queue)
         if -bound * (1 + tolerance) <= incumbent.throughput:
             if tolerance == 0:
                 return  # best bound first: no box that is left can be better
             continue
-        if box is None:
+        if isinstance(space, Family):
+            put(space.spaces)
+        elif box is None:
             add(space, whole(space))
-            continue
-        for half in _split(space, box, incumbent):
-            add(space, half)
+        else:
+            for half in _split(space, box, incumbent):
+                add(space, half)
 
 
 def _uncertain(space: Space, box: Box) -> list[int]:

@@ -10,7 +10,7 @@ from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from exegpt.workload import LengthDistribution
 from xscheduler import ceilings
 from xscheduler.question import Limits, Question
-from xscheduler.space import Evaluation, Space, Variable
+from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
 from xsimulator.allocation import Layout
 from xsimulator.outcome import Outcome, estimate_of, memory_share
@@ -57,6 +57,14 @@ class Candidates(Space):
         return estimate_of(fresh, estimates.outcome(fresh, self.policy, self.controls(values)))
 
 
+@dataclass(eq=False)
+class CandidateFamily(Family):
+    """Spaces of one policy."""
+
+    quickest_s: float = 0.0
+    """No point of them has a lower latency."""
+
+
 def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, ...]:
     """Values of N_D that are looked at, falling: all up to 64, beyond that steps of 3 % and the least N_D that brings
     a query of the bound's length through in j phases, for every j.
@@ -68,7 +76,7 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
     return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
 
 
-def spaces(policy: str, question: Question) -> list[Candidates]:
+def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
     made = list(_SPACES[policy](question))
     for number, space in enumerate(made):
@@ -77,7 +85,17 @@ def spaces(policy: str, question: Question) -> list[Candidates]:
 
 
 def _ascending(question: Question, name: str, most: int) -> Variable:
-    return Variable(name, (question.fixed[name],) if name in question.fixed else tuple(range(1, most + 1)))
+    return Variable(name, (question.fixed[name],) if name in question.fixed else tuple(range(1, min(most, MOST) + 1)))
+
+
+def _within(variable: Variable, most: int) -> Variable:
+    """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
+    return replace(variable, values=tuple(n for n in variable.values if n <= most) or variable.values[:1])
+
+
+def _batches(question: Question, scenario: Scenario, name: str = "encode_batch") -> Variable:
+    """The batches that memory might hold."""
+    return _ascending(question, name, ceilings.batch_that_fits(scenario))
 
 
 def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
@@ -97,7 +115,7 @@ def _rra(question: Question) -> Iterator[Candidates]:
                     question,
                     functools.partial(question.both, layout),
                     (
-                        _ascending(question, "encode_batch", MOST),
+                        _batches(question, scenario),
                         # measured times are not smooth
                         Variable("decode_iterations", values, scenario.profile.source != "measured"),
                     ),
@@ -119,7 +137,7 @@ def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
     """The layouts of all replica sizes on which the weights fit."""
     for devices in question.replica_sizes():
         for layout in question.layouts(devices, uniform):
-            if ceilings.residents_that_fit(question.both(layout), slice(None)) >= 1:
+            if ceilings.residents_that_fit(question.both(layout)) >= 1:
                 yield layout
 
 
@@ -143,7 +161,7 @@ def _bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
 
     def make() -> Bounds:
         side, (mean, longest) = scenario.decode, question.needs
-        found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario, slice(None)))
+        found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
         rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
         encode = ceilings.encode_seconds(side, scenario)
         ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
@@ -157,7 +175,7 @@ def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bou
 
     def make() -> Bounds:
         mean, longest = question.needs
-        found = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario, slice(None)))
+        found = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario))
         rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
         work = float(ceilings.token_seconds(scenario).max()) * (scenario.workload.input.mean + mean)
         ceiling = question.tokens_s(min(rate, 1.0 / work), layout.devices)
@@ -173,7 +191,7 @@ def _static(question: Question) -> Iterator[Candidates]:
             "static",
             question,
             functools.partial(question.both, layout),
-            (_ascending(question, "encode_batch", MOST),),
+            (_batches(question, scenario),),
             _bounds(question, scenario, layout),
         )
 
@@ -187,7 +205,7 @@ def _hybrid(question: Question) -> Iterator[Candidates]:
                     "hybrid",
                     question,
                     functools.partial(question.both, layout),
-                    (_ascending(question, "encode_batch", MOST),),
+                    (_batches(question, scenario),),
                     _bounds(question, scenario, layout),
                     encode_micro_batches=pieces,
                     micro_batches=parts,
@@ -202,7 +220,7 @@ def _orca(question: Question) -> Iterator[Candidates]:
                 "orca",
                 question,
                 functools.partial(question.both, layout),
-                (_ascending(question, "max_num_seqs", MOST),),
+                (_batches(question, scenario, "max_num_seqs"),),
                 _mixed_bounds(question, scenario, layout),
                 prefills_per_step=prefills,
             )
@@ -218,24 +236,27 @@ def _chunked(question: Question) -> Iterator[Candidates]:
                 "chunked",
                 question,
                 functools.partial(question.both, layout),
-                (_ascending(question, "max_num_seqs", min(MOST, budget)),),  # vLLM refuses a budget below the sequences
+                (_within(_batches(question, scenario, "max_num_seqs"), budget),),
                 _mixed_bounds(question, scenario, layout),
                 max_num_batched_tokens=budget,
             )
 
 
-def _waa(policy: str, question: Question) -> Iterator[Candidates]:
+def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:
     """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
     for devices in question.replica_sizes():
         for encoding in _gpu_splits(policy, question, devices):
-            yield from _waa_split(policy, question, encoding, devices - encoding)
+            encoders = [e for e in question.layouts(encoding, uniform=False, side="encode") if question.encoder(e).rate]
+            for decode in question.layouts(devices - encoding, uniform=False):
+                if encoders and question.decoder(decode):
+                    yield _waa_family(policy, question, encoders, decode)
 
 
 def _gpu_splits(policy: str, question: Question, devices: int) -> range:
     """Encoding devices: WAA-C's around the share of computing time, WAA-M's around equal memory in use.
 
     Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
-    theirs.
+    theirs. On many devices neighbouring splits hardly differ: then some are left out.
     """
     base, near = question.base, max(1, devices // 8)
     if policy == "waa-c":
@@ -247,44 +268,48 @@ def _gpu_splits(policy: str, question: Question, devices: int) -> range:
         weights = layers * base.model.layer_bytes(1, base.profile.dtype, encoder=base.encoder_decoder)
         share = weights / usable
     middle = min(max(round(share), 1), devices - 1)
-    return range(max(1, middle - near), min(devices - 1, middle + near) + 1)
+    return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
 
 
-def _waa_split(policy: str, question: Question, encoding: int, decoding: int) -> Iterator[Candidates]:
+def _waa_family(policy: str, question: Question, encoders: list[Layout], decode: Layout) -> CandidateFamily:
+    """A decoding side with every layout of the encoding side and every B_m."""
+    found, devices = question.decoder(decode), encoders[0].devices + decode.devices
+    assert found is not None
+    parts = _enumerated(question, "micro_batches", _micro_batches(len(decode.degrees)))
+    batches = _ascending(question, "encode_batch", int(found.batch[-1]) + 1)
     mean, longest = question.needs
     bound = question.limits.latency_s
-    encoders, decoders = (
-        question.layouts(count, uniform=False, side=side)
-        for count, side in ((encoding, "encode"), (decoding, "decode"))
+
+    def bounds(encode: Layout) -> Bounds:
+        encoder = question.encoder(encode)
+        budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
+        rate = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))
+        quickest = (encoder.latency + longest * float(found.iteration[0])) / ceilings.MARGIN
+        return Bounds(question.tokens_s(rate, devices), quickest)
+
+    each = {encode: bounds(encode) for encode in encoders}
+
+    def make() -> list[Candidates]:
+        return [
+            _candidates(
+                policy,
+                question,
+                functools.partial(question.split, encode, decode),
+                (batches,),
+                each[encode],
+                micro_batches=count,
+            )
+            for encode in encoders
+            for count in parts
+        ]
+
+    return CandidateFamily(
+        policy,
+        max(one.ceiling for one in each.values()),
+        len(encoders) * len(parts) * len(batches.values),
+        make,
+        quickest_s=min(one.quickest_s for one in each.values()),
     )
-    if not encoders or not decoders:
-        return
-    quickest = {e: question.once(("way", e), lambda e=e: _encode_way(question.split(e, decoders[0]))) for e in encoders}
-    rates = {e: question.once(("enc", e), lambda e=e: _encode_rate(question.split(e, decoders[0]))) for e in encoders}
-    for decode in decoders:
-        sample = question.split(encoders[0], decode)
-        first = len(sample.encode.stages)
-        fit = ceilings.residents_that_fit(sample, slice(first, None))
-        if fit < 1:
-            continue
-        found = ceilings.reach(sample.decode, sample, fit)
-        for encode in encoders:
-            if rates[encode] == 0.0:
-                continue
-            budget = None if bound is None else bound - quickest[encode] / ceilings.MARGIN
-            rate = min(rates[encode], ceilings.decode_rate(found, mean, longest, budget))
-            way = quickest[encode] / ceilings.MARGIN + longest * float(found.iteration[0]) / ceilings.MARGIN
-            bounds = Bounds(question.tokens_s(rate, encoding + decoding), way)
-            stages = len(decode.degrees)
-            for parts in _enumerated(question, "micro_batches", _micro_batches(stages)):
-                yield _candidates(
-                    policy,
-                    question,
-                    functools.partial(question.split, encode, decode),
-                    (_ascending(question, "encode_batch", MOST),),
-                    bounds,
-                    micro_batches=parts,
-                )
 
 
 def _micro_batches(stages: int) -> tuple[int, ...]:
@@ -292,18 +317,7 @@ def _micro_batches(stages: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
 
 
-def _encode_way(scenario: Scenario) -> float:
-    return ceilings.encode_latency(scenario.encode, scenario)
-
-
-def _encode_rate(scenario: Scenario) -> float:
-    """Prompts per second; 0 where the weights don't fit."""
-    if min(memory.blocks for memory in scenario.memory(1.0, 1.0)[: len(scenario.encode.stages)]) < 1:
-        return 0.0
-    return 1.0 / ceilings.encode_seconds(scenario.encode, scenario)
-
-
-_SPACES: dict[str, Callable[[Question], Iterator[Candidates]]] = {
+_SPACES: dict[str, Callable[[Question], Iterator[Candidates | CandidateFamily]]] = {
     "static": _static,
     "hybrid": _hybrid,
     "orca": _orca,

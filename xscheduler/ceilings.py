@@ -33,6 +33,23 @@ class Reach:
     """Seconds per iteration and sequence of the stage that has most to do."""
 
 
+@dataclass(frozen=True)
+class EncodeReach:
+    """What encoding on devices of its own comes to at best."""
+
+    rate: float
+    """Prompts per second; 0 where the weights don't fit."""
+    latency: float
+    """Seconds in which one prompt comes through."""
+
+
+def encode_reach(scenario: Scenario) -> EncodeReach:
+    """Of a scenario that has an encoding side alone."""
+    fits = min(memory.blocks for memory in scenario.memory(1.0)) >= 1
+    side = scenario.encode
+    return EncodeReach(fits / encode_seconds(side, scenario), encode_latency(side, scenario))
+
+
 def encode_seconds(side: Side, scenario: Scenario) -> float:
     """Seconds per prompt on the slowest stage, in large batches."""
     law = scenario.workload.input
@@ -58,12 +75,18 @@ def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
 
-def residents_that_fit(scenario: Scenario, stages: slice) -> float:
-    """Sequences for which the memory of some stages has room, were all of mean length; less than 1 where the weights
+def residents_that_fit(scenario: Scenario) -> float:
+    """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
     alone are too large.
     """
-    room = min(memory.blocks for memory in scenario.memory(1.0)[stages])
+    room = min(memory.blocks for memory in scenario.memory(1.0))
     return room / scenario.biased_reservation.mean
+
+
+def batch_that_fits(scenario: Scenario) -> int:
+    """The largest batch whose sequences' blocks fit on average: no larger one fits with its 99.9th percentile."""
+    room = min(memory.blocks for memory in scenario.memory(1.0))
+    return max(1, int(room / scenario.reservation(None).mean) + 1)
 
 
 def decode_rate(found: Reach, iterations: float, longest: float, budget: float | None) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from exegpt.schedule import Stage
-from xscheduler.ceilings import MARGIN
+from xscheduler import ceilings
 from xscheduler.space import Constraint
 from xsimulator.allocation import (
     Layout,
@@ -159,11 +159,29 @@ class Question:
         length = workload.p99_output if self.base.bound == "p99-length" else workload.output.quantile(0.99)
         return float(need @ p), length - (1.0 if self.base.first_by_encoding else 0.0)
 
+    def encoder(self, layout: Layout) -> ceilings.EncodeReach:
+        """What a layout of WAA's encoding side can do at best."""
+
+        def make() -> ceilings.EncodeReach:
+            return ceilings.encode_reach(replace(self.base, stages=self.side(layout, "encode")))
+
+        return self.once(("encoder", layout), make)
+
+    def decoder(self, layout: Layout) -> ceilings.Reach | None:
+        """What a layout of WAA's decoding side can do at best; None where its weights don't fit."""
+
+        def make() -> ceilings.Reach | None:
+            scenario = replace(self.base, stages=self.side(layout, "decode"))
+            fit = ceilings.residents_that_fit(scenario)
+            return ceilings.reach(scenario.decode, scenario, fit) if fit >= 1 else None
+
+        return self.once(("decoder", layout), make)
+
     def tokens_s(self, rate: float, devices: int) -> float:
         """Output tokens per second of the whole cluster where replicas of so many devices do `rate` sequences/s each,
         with the ceilings' margin.
         """
-        return rate * MARGIN * (self.base.cluster.devices // devices) * self.base.workload.output.mean
+        return rate * ceilings.MARGIN * (self.base.cluster.devices // devices) * self.base.workload.output.mean
 
     def once(self, key: object, make: Callable[[], Figure]) -> Figure:
         """A figure that many spaces share."""

@@ -1,12 +1,13 @@
 """One door to all searches: spaces in, the best feasible point and what it cost out."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from exegpt.errors import InputError
 from xscheduler.bnb import branch_and_bound
-from xscheduler.space import Incumbent, Point, Space
+from xscheduler.space import Family, Incumbent, Point, Space, all_spaces, made_spaces
 
 Method = Literal["bnb", "exhaustive", "optuna"]
 
@@ -33,7 +34,9 @@ class Found:
     search: Search
 
 
-def search(spaces: list[Space], method: Method = "bnb", tolerance: float = 0.0, floor: float = 0.0) -> Found:
+def search(
+    spaces: Sequence[Space | Family], method: Method = "bnb", tolerance: float = 0.0, floor: float = 0.0
+) -> Found:
     """The best feasible point of all spaces.
 
     `tolerance` is the share by which monotonicity may be broken; `floor` a throughput that only better points are of
@@ -46,11 +49,11 @@ def search(spaces: list[Space], method: Method = "bnb", tolerance: float = 0.0, 
     elif method == "exhaustive":
         from xscheduler.exhaustive import exhaustive
 
-        exhaustive(spaces, incumbent)
+        exhaustive(all_spaces(spaces), incumbent)
     elif method == "optuna":
         from xscheduler.black_box import black_box
 
-        black_box(spaces, incumbent)
+        black_box(all_spaces(spaces), incumbent)
     else:
         raise InputError(f"There is no search method '{method}': use bnb, exhaustive or optuna.")
     return Found(
@@ -59,7 +62,7 @@ def search(spaces: list[Space], method: Method = "bnb", tolerance: float = 0.0, 
         incumbent.throughput if incumbent.space else 0.0,
         Search(
             method,
-            sum(len(space.known) for space in spaces),
+            sum(len(space.known) for space in made_spaces(spaces)),
             sum(space.size for space in spaces),
             time.perf_counter() - started,
         ),

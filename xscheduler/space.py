@@ -1,7 +1,7 @@
 """Spaces: control variables, what a point gives, and what it must keep to (spec section 6)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Point = tuple[int, ...]
@@ -86,6 +86,36 @@ class Space:
         """Whether a point keeps to every constraint."""
         figures = self.at(point).figures
         return all(f <= c.limit for f, c in zip(figures, self.constraints, strict=True))
+
+
+@dataclass(eq=False)
+class Family:
+    """Spaces that share a ceiling and are made only where a search gets down to it: large clusters have very many."""
+
+    name: str
+    ceiling: float
+    size: int
+    """Points of all of them."""
+    make: Callable[[], Sequence[Space]]
+    # filled by the searches
+    made: Sequence[Space] | None = None
+
+    @property
+    def spaces(self) -> Sequence[Space]:
+        """The spaces, made once."""
+        if self.made is None:
+            self.made = self.make()
+        return self.made
+
+
+def all_spaces(members: Sequence[Space | Family]) -> list[Space]:
+    """Every space, those of families too."""
+    return [s for member in members for s in (member.spaces if isinstance(member, Family) else (member,))]
+
+
+def made_spaces(members: Sequence[Space | Family]) -> list[Space]:
+    """Every space that a search has made."""
+    return [s for member in members for s in (member.made or () if isinstance(member, Family) else (member,))]
 
 
 @dataclass

@@ -10,11 +10,14 @@ from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule
 from exegpt.workload import Workload
-from xscheduler.candidates import POLICIES, Candidates, schedule, spaces
+from xscheduler.candidates import POLICIES, CandidateFamily, Candidates, schedule, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
+
+Members = list[Candidates | CandidateFamily]
+"""A policy's spaces."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def tune(
         model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
     )
     question = Question(base, limits, fixed or {}, encode_pieces, partial)
-    tried: list[tuple[str, list[Candidates], Found]] = []
+    tried: list[tuple[str, Members, Found]] = []
     for policy in policies:
         made = spaces(policy, question)
         tried.append((policy, made, search(list(made), method, tolerance)))
@@ -115,7 +118,7 @@ def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
 
-def _alternative(policy: str, made: list[Candidates], found: Found, best: Found, question: Question) -> Alternative:
+def _alternative(policy: str, made: Members, found: Found, best: Found, question: Question) -> Alternative:
     if not isinstance(found.space, Candidates):
         return Alternative(policy, None, None, _why_infeasible(policy, made, question))
     space, values = found.space, found.space.values(found.point)
@@ -140,14 +143,22 @@ def _binding(found: Found, otherwise: Binding | None) -> Binding | None:
     return "memory" if "memory" in broken else otherwise
 
 
-def lowest_latency(made: list[Candidates], limits: Limits) -> float:
+def lowest_latency(made: Members, limits: Limits) -> float:
     """The lowest latency of all spaces, at the lowest corner of one; infinite where none fits in memory."""
     lowest = math.inf
-    for space in sorted(made, key=lambda space: space.quickest_s):
-        if space.quickest_s >= lowest:
+    for member in sorted(made, key=lambda member: member.quickest_s):
+        if member.quickest_s >= lowest:
             break
-        lowest = min(lowest, _latency_of_lowest(space, limits))
+        if isinstance(member, CandidateFamily):
+            lowest = min(lowest, lowest_latency(_of(member), limits))
+        else:
+            lowest = min(lowest, _latency_of_lowest(member, limits))
     return lowest
+
+
+def _of(family: CandidateFamily) -> Members:
+    """A family's spaces."""
+    return [space for space in family.spaces if isinstance(space, Candidates)]
 
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
@@ -156,7 +167,7 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     return limits.latency(space.where, space.outcome(space.values(space.lowest)))
 
 
-def _why_infeasible(policy: str, made: list[Candidates], question: Question) -> str:
+def _why_infeasible(policy: str, made: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks, from the space that comes closest."""
     if not made and question.base.encoder_decoder and policy == "chunked":
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
@@ -164,7 +175,9 @@ def _why_infeasible(policy: str, made: list[Candidates], question: Question) -> 
         return "it needs two devices at least: some encode, the others decode"
     if not made:
         return "memory: the weights leave no room for one sequence on any allocation that was asked for"
-    closest = min(made, key=lambda space: space.quickest_s)
+    closest = min(made, key=lambda member: member.quickest_s)
+    if isinstance(closest, CandidateFamily):
+        return _why_infeasible(policy, _of(closest), question)
     found = closest.at(closest.lowest)
     for figure, constraint in zip(found.figures, closest.constraints, strict=True):
         if figure <= constraint.limit:
