@@ -126,6 +126,13 @@ def test_waa_joins_at_the_end_of_an_iteration():
     assert {s.index: s.finish_s for s in run.served} == pytest.approx(finish)
 
 
+def test_waa_joins_what_arrives_in_the_midst_of_decoding():
+    requests = [RequestLengths(20, 300), RequestLengths(20, 4, 0.05)]
+    quick, slow = replay(apart(), PROFILE, requests), replay(apart(), PROFILE, requests, step_by_step=True)
+    assert [s.finish_s for s in quick.served] == pytest.approx([s.finish_s for s in slow.served])
+    assert [s.index for s in quick.served] == [1, 0]
+
+
 def test_waa_transfers_take_turns():
     """Where batches come faster than they are handed over, one is on its way down while the next is on its way up."""
     slow = replace(PROFILE, host_copy=Table(("bytes",), ((1.0,),), (0.5,)))
