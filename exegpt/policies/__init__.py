@@ -29,7 +29,16 @@ class Policy(Protocol):
 
 
 def make_policy(schedule: Schedule) -> Policy:
-    """The policy that a schedule names, with its control variables; InputError for one whose sides are apart."""
+    """The policy that a schedule names, with its control variables.
+
+    InputError for one whose sides are apart, and for chunked prompts where an encoder reads them whole.
+    """
+    spec = schedule.model.spec
+    if schedule.policy == "chunked" and spec.encoder_layers:
+        raise InputError(
+            f"Policy 'chunked' can't cut the prompts of model '{spec.name}', whose encoder reads them whole: take "
+            "another, orca for one."
+        )
     match schedule.policy:
         case "static":
             return StaticPolicy(schedule.encode_batch or 0)

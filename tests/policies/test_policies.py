@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
 from exegpt.policies import BlockPool, Ledger, Sequence, Step, WAAPolicy, make_policy
@@ -128,6 +129,11 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
         assert now < 100_000
     assert [s.generated for s in sequences] == [output for _, output, _ in requests]
     assert ledger.pool.free == ledger.pool.total
+
+
+def test_an_encoder_takes_no_chunks():
+    with pytest.raises(InputError, match="'t5-small', whose encoder reads them whole"):
+        make_policy(schedule("chunked", builtin_model("t5-small")))
 
 
 def test_a_policy_whose_sides_are_apart_is_not_run_as_one():
