@@ -30,54 +30,60 @@ class PhaseTimes:
     """When the last encoding micro-batch leaves the last stage."""
     decoded: Array
     """[N_D]: when each decoding iteration leaves the last stage."""
-    starts: Array
-    """[cells, stages]: encoding micro-batches first, then decoding cells by iteration and micro-batch."""
-    ends: Array
-    """[cells, stages]"""
 
 
 @njit(cache=True)
-def _recurrence(
-    encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, free: Any, previous: Any
-) -> Any:
-    """Start and end of every cell of one phase. `free` [stages] and `previous` [micro_batches], when each stage is
-    free and each micro-batch's last token is out, are updated for the next phase.
+def _phase(
+    encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, free: Any, previous: Any, out: Any
+) -> float:
+    """One phase: when it starts; `out` [cells] becomes when each cell leaves the last stage.
+
+    `free` [stages] and `previous` [micro_batches], when each stage is free and each micro-batch's last token is out,
+    are updated for the next phase.
     """
     encodes, stages = encode.shape
     iterations, apart = decode.shape[0], decode.shape[1] > 1
-    cells = encodes + iterations * micro_batches
-    starts, ends = np.empty((cells, stages)), np.empty((cells, stages))
-    for cell in range(cells):
-        is_encode = cell < encodes
-        iteration = 0 if is_encode else (cell - encodes) // micro_batches
-        micro_batch = 0 if is_encode else (cell - encodes) % micro_batches
+    started = free[0]
+    for cell in range(encodes):
+        ready = free[0]
         for s in range(stages):
-            ready = free[s]
             if s > 0:
-                ready = max(ready, ends[cell, s - 1] + (encode_hop[s] if is_encode else decode_hop[s]))
-            elif not is_encode:
-                ready = max(ready, previous[micro_batch])
-                if iteration == 0 and encodes > 0:  # the new sequences of this micro-batch have been encoded
-                    share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
-                    ready = max(ready, ends[max(share, 0), stages - 1])
-            starts[cell, s] = ready
-            ends[cell, s] = ready + (encode[cell, s] if is_encode else decode[iteration, micro_batch * apart, s])
-            free[s] = ends[cell, s]
-        if not is_encode:
-            previous[micro_batch] = ends[cell, stages - 1]
-    return starts, ends
+                ready = max(free[s], ready + encode_hop[s])
+            ready += encode[cell, s]
+            free[s] = ready
+        out[cell] = ready
+    cell = encodes
+    for iteration in range(iterations):
+        for micro_batch in range(micro_batches):
+            ready = max(free[0], previous[micro_batch])
+            if iteration == 0 and encodes > 0:  # the new sequences of this micro-batch have been encoded
+                share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
+                ready = max(ready, out[max(share, 0)])
+            if cell == 0:
+                started = ready
+            for s in range(stages):
+                if s > 0:
+                    ready = max(free[s], ready + decode_hop[s])
+                ready += decode[iteration, micro_batch * apart, s]
+                free[s] = ready
+            previous[micro_batch] = ready
+            out[cell] = ready
+            cell += 1
+    return float(started)
 
 
 @njit(cache=True)
 def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, phases: int) -> Any:
-    """One phase's starts and ends, and the seconds per phase once the pipeline's state is that of a few phases before,
-    later by the same time everywhere; after `phases` of them the mean over the later half is close.
+    """A phase's start, when its cells leave the last stage, and the seconds per phase: once the pipeline's state is
+    that of a few phases before, later by the same time everywhere; after `phases` of them the mean over the later half
+    is close.
     """
     stages = encode.shape[1]
     size = stages + micro_batches
     states = np.zeros((phases, size))
     free, previous = np.zeros(stages), np.zeros(micro_batches)
-    starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, free, previous)
+    out = np.empty(encode.shape[0] + decode.shape[0] * micro_batches)
+    started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, free, previous, out)
     for phase in range(phases):
         states[phase, :stages], states[phase, stages:] = free, previous
         for back in range(1, min(phase, _LONGEST_CYCLE) + 1):
@@ -88,10 +94,10 @@ def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_b
                 if high - low > 1e-9 * high:
                     break
             if high - low <= 1e-9 * high:
-                return starts, ends, high / back
-        starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, free, previous)
+                return started, out, high / back
+        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, free, previous, out)
     half = phases // 2
-    return starts, ends, (states[-1] - states[half]).max() / (phases - 1 - half)
+    return started, out, (states[-1] - states[half]).max() / (phases - 1 - half)
 
 
 def phase_times(
@@ -104,20 +110,48 @@ def phase_times(
     the stage before to each stage [stages], of an encoding and of a decoding micro-batch. With `repeats` the phase is
     run until its period settles; without, once from an empty pipeline (its period is then its length).
     """
+    encode, decode, encode_hop, decode_hop = _checked(encode, decode, hops)
+    stages, encodes = encode.shape[1], len(encode)
+    if repeats:
+        started, out, period = _settled(encode, decode, encode_hop, decode_hop, micro_batches, _PHASES)
+    else:
+        fresh = np.zeros(stages), np.zeros(micro_batches), np.empty(encodes + len(decode) * micro_batches)
+        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, *fresh)
+        out = fresh[2]
+        period = fresh[0].max()
+    decoded = out[encodes:].reshape(len(decode), micro_batches).max(axis=1) - started
+    return PhaseTimes(float(period), float(out[encodes - 1] - started) if encodes else 0.0, decoded)
+
+
+def _checked(encode: Array, decode: Array, hops: tuple[Array, Array] | None) -> tuple[Array, Array, Array, Array]:
     encode = np.ascontiguousarray(encode, dtype=np.float64)
     decode = np.ascontiguousarray(decode, dtype=np.float64)
     decode = decode if decode.ndim == 3 else decode[:, None, :]
-    stages = encode.shape[1]
-    encode_hop, decode_hop = (np.zeros(stages), np.zeros(stages)) if hops is None else hops
-    if repeats:
-        starts, ends, period = _settled(encode, decode, encode_hop, decode_hop, micro_batches, _PHASES)
-    else:
-        fresh = np.zeros(stages), np.zeros(micro_batches)
-        starts, ends = _recurrence(encode, decode, encode_hop, decode_hop, micro_batches, *fresh)
-        period = ends.max()
-    origin = starts[0, 0]
-    starts, ends = starts - origin, ends - origin
-    encodes = len(encode)
-    decoded = ends[encodes:, -1].reshape(len(decode), micro_batches).max(axis=1)
-    encoded = float(ends[:encodes, -1].max()) if encodes else 0.0
-    return PhaseTimes(float(period), encoded, decoded, starts, ends)
+    none = np.zeros(encode.shape[1])
+    return encode, decode, *((none, none) if hops is None else hops)
+
+
+@njit(cache=True)
+def _iterations(decode: Any, hop: Any) -> Any:
+    """Start and end of every cell [iterations, micro-batches, stages]."""
+    iterations, micro_batches, stages = decode.shape
+    starts, ends = np.empty(decode.shape), np.empty(decode.shape)
+    free, previous = np.zeros(stages), np.zeros(micro_batches)
+    for iteration in range(iterations):
+        for m in range(micro_batches):
+            ready = previous[m]
+            for s in range(stages):
+                ready = max(free[s], ready + (hop[s] if s > 0 else 0.0))
+                starts[iteration, m, s] = ready
+                ready += decode[iteration, m, s]
+                ends[iteration, m, s] = free[s] = ready
+            previous[m] = ready
+    return starts, ends
+
+
+def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:
+    """Start and end in seconds of every cell of iterations alone, from an empty pipeline: [iterations, micro-batches,
+    stages], as `decode`; `hop` [stages] as in `phase_times`.
+    """
+    starts, ends = _iterations(np.ascontiguousarray(decode, dtype=np.float64), hop)
+    return starts, ends

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from xsimulator.pipeline import phase_times
+from xsimulator.pipeline import iteration_times, phase_times
 
 
 def waits(phases, encodes, iterations, micro_batches):
@@ -22,7 +22,7 @@ def waits(phases, encodes, iterations, micro_batches):
                 cell = (phase, encodes + iteration * micro_batches + m)
                 order.append(cell)
                 needs[cell] = [last[m]] if last[m] else []
-                if iteration == 0:  # its share of the new sequences, all of which are in by the last micro-batch
+                if iteration == 0 and encodes:  # its share of the new sequences, all of which are in by the last micro-batch
                     share = max(0, min(encodes - 1, (m + 1) * encodes // micro_batches - 1))
                     needs[cell].append((phase, share))
                 last[m] = cell
@@ -88,10 +88,24 @@ def test_one_phase_is_what_the_events_say(pipeline):
     encode, decode, micro_batches, hops = pipeline
     times = phase_times(encode, decode, micro_batches, hops, repeats=False)
     events = event_simulation(encode, decode, micro_batches, hops, 1)
-    assert len(events) == times.starts.size
+    last = encode.shape[1] - 1
+    out = np.array([events[0, cell, last][1] for cell in range(len(encode) + len(decode) * micro_batches)])
+    assert times.encoded == pytest.approx(out[: len(encode)].max())
+    np.testing.assert_allclose(times.decoded, out[len(encode) :].reshape(len(decode), micro_batches).max(axis=1))
+    assert times.period == pytest.approx(max(end for _, end in events.values()))
+
+
+@settings(max_examples=60)
+@given(pipelines())
+def test_iterations_alone_are_what_the_events_say(pipeline):
+    _, decode, micro_batches, (_, hop) = pipeline
+    stages = decode.shape[1]
+    starts, ends = iteration_times(np.repeat(decode[:, None], micro_batches, axis=1), hop)
+    events = event_simulation(np.zeros((0, stages)), decode, micro_batches, (hop, hop), 1)
+    assert len(events) == starts.size
     for (_, cell, stage), (start, end) in events.items():
-        assert times.starts[cell, stage] == pytest.approx(start)
-        assert times.ends[cell, stage] == pytest.approx(end)
+        assert starts[(*divmod(cell, micro_batches), stage)] == pytest.approx(start)
+        assert ends[(*divmod(cell, micro_batches), stage)] == pytest.approx(end)
 
 
 LONG_CYCLE = (

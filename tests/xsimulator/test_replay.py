@@ -177,7 +177,7 @@ def test_alike_requests_go_through_the_pipelines_exact_recurrence(stages, pieces
     run = replay(made, PROFILE, [RequestLengths(40, 9)] * 24 * 40)
     starts = sorted({s.start_s for s in run.served})
     period = (starts[30] - starts[18]) / 12  # a cycle may span several phases
-    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, pieces)
+    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, pieces).times
     assert period == pytest.approx(times.period, rel=1e-9)
     assert len(starts) == 40
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from exegpt.workload import LengthDistribution
 from xsimulator.group import Group, Work, token_totals
 from xsimulator.outcome import Demand, Lifetime, Outcome
-from xsimulator.pipeline import phase_times
+from xsimulator.pipeline import iteration_times
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import length_biased_context
 
@@ -104,8 +104,7 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
     cells = seconds_of(scenario, prompts, tokens, decoding)
     hop = scenario.hops(scenario.decode, float(tokens.mean() + decoding.mean()))
-    times = phase_times(np.zeros((0, parts)), cells, parts, (hop, hop), repeats=False)
-    begin, end = (a.reshape(count, parts, parts) for a in (times.starts, times.ends))
+    begin, end = iteration_times(cells, hop)
     settled = slice(count // 8, None)
     out = end[:, :, -1]
     between = np.diff(out, axis=0)[settled]

@@ -1,5 +1,7 @@
 """RRA, round-robin allocation (paper section 4.1; spec sections 3.1 and 5)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,13 +12,24 @@ from xsimulator.scenario import Scenario
 Array = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Phase:
+    """RRA's phase on a pipeline."""
+
+    times: PhaseTimes
+    encoding: Array
+    """[stages]: seconds of encoding work."""
+    decoding: Array
+    """[stages]: seconds of decoding work."""
+
+
 def phase(
     scenario: Scenario,
     encode_batch: int,
     decode_iterations: int,
     encode_micro_batches: int | None = None,
     tagged: bool = False,
-) -> PhaseTimes:
+) -> Phase:
     """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
     iterations, a micro-batch for every stage.
 
@@ -28,16 +41,20 @@ def phase(
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
+    encode = side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces))
     decode = side.each(lambda group: group.decode(batches, steady.context))
-    return phase_times(
-        side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces)),
-        decode if tagged else runs[:, None] * decode,
+    if not tagged:
+        decode = runs[:, None] * decode
+    times = phase_times(
+        encode,
+        decode,
         micro_batches=parts,
         hops=(
             scenario.hops(side, encode_batch / pieces * law.mean),
             scenario.hops(side, float(batches.max())),
         ),
     )
+    return Phase(times, encode.sum(axis=0), decode.sum(axis=0) * parts)
 
 
 def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
@@ -56,13 +73,13 @@ def outcome(
     """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
     start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
-    times = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    found = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    times = own = found.times
     steady, law = scenario.steady(decode_iterations), scenario.workload.input
     pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
-    own = times
     if steady.any_active(encode_batch / parts)[-1] <= 0.999:
-        own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True)
+        own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
     deviation = scenario.encode.encode_deviation(encode_batch, law)
     shift = 1.0 if scenario.first_by_encoding else 0.0
 
@@ -74,9 +91,6 @@ def outcome(
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
     first = times.encoded if shift else float(own.decoded[0])
-    encodes = len(times.starts) - decode_iterations * parts
-    work = times.ends - times.starts
-    encoding, decoding = work[:encodes].sum(axis=0), work[encodes:].sum(axis=0)
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
@@ -85,8 +99,8 @@ def outcome(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),
         ),
-        busy=(encoding + decoding) / times.period,
-        binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
+        busy=(found.encoding + found.decoding) / times.period,
+        binding="encoding" if found.encoding.sum() > found.decoding.sum() else "decoding",
     )
 
 

@@ -21,21 +21,21 @@ def expected_longest(law: LengthDistribution, batch: int) -> float:
     return float(law.s @ np.diff(below))
 
 
-def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> PhaseTimes:
+def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
     """One batch from an empty pipeline to the greatest output length: encoded in `pieces` micro-batches, decoded in
-    `parts`. Finished rows are computed along, at their last position.
+    `parts`; its times, and each stage's seconds of encoding and of decoding work.
+
+    Finished rows are computed along, at their last position.
     """
     side, law = scenario.decode, scenario.workload.input
     need, p = scenario.iterations
     iterations = max(1, int(need.max()))
     contexts = law.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-    return phase_times(
-        side.each(lambda group: group.encode_parts(batch / pieces, law, pieces)),
-        side.each(lambda group: group.decode(batch / parts, contexts)),
-        micro_batches=parts,
-        hops=(scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)),
-        repeats=False,
-    )
+    encode = side.each(lambda group: group.encode_parts(batch / pieces, law, pieces))
+    decode = side.each(lambda group: group.decode(batch / parts, contexts))
+    hops = scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)
+    times = phase_times(encode, decode, parts, hops, repeats=False)
+    return times, encode.sum(axis=0), decode.sum(axis=0) * parts
 
 
 def outcome(
@@ -45,7 +45,7 @@ def outcome(
     own last token. Without counts, there are as many micro-batches as stages.
     """
     pieces, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
-    times = phase(scenario, batch, pieces, parts)
+    times, encoding, decoding = phase(scenario, batch, pieces, parts)
     shift = 1.0 if scenario.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
     law = scenario.workload.input
@@ -57,9 +57,7 @@ def outcome(
 
     longest = expected_longest(scenario.workload.output, batch) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
-    work = times.ends - times.starts
-    decoding = work[pieces:].sum(axis=0) * longest / max(len(ends) - 1, 1)
-    encoding = work[:pieces].sum(axis=0)
+    decoding = decoding * longest / max(len(ends) - 1, 1)
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
