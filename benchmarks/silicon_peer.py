@@ -11,7 +11,8 @@ import logging
 import sys
 from pathlib import Path
 
-SYSTEMS = ("h100_sxm", "h200_sxm")
+KV = {"h100_sxm": "bfloat16", "h200_sxm": "fp8"}
+"""The dtype of keys and values, as in table (b)."""
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     table = Path(aiconfigurator_core.__file__).parent / "systems" / "silicon_sample.csv"
     refused = 0
     with table.open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["model_path"].endswith("Llama-3.1-70B") and r["system"] in SYSTEMS]
+        rows = [r for r in csv.DictReader(file) if r["model_path"].endswith("Llama-3.1-70B") and r["system"] in KV]
     for row in rows:
         try:
             found = cli_estimate(
@@ -35,7 +36,7 @@ def main() -> None:
                 batch_size=int(row["batch_size"]),
                 tp_size=int(row["tp_size"]),
                 gemm_quant_mode="fp8",
-                kvcache_quant_mode=sys.argv[1] if len(sys.argv) > 1 else "fp8",
+                kvcache_quant_mode=KV[row["system"]],
             )
         except RuntimeError:
             refused += 1

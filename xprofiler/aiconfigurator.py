@@ -35,6 +35,7 @@ ENGINES = ("vllm", "trtllm", "sglang")
 _PACKAGE = "aiconfigurator_core"
 _GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}  # 16-bit formats have one rate
 _MS = 1e-3
+_ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link would come near its data sheet
 
 
 def systems_folder() -> Path | None:
@@ -226,7 +227,8 @@ def _collective(rows: dict[str, Array]) -> dict[int, Table]:
         own = kept & (rows["num_gpus"] == devices)
         best: dict[float, float] = {}
         for size, latency in zip(rows["message_size"][own].tolist(), rows["latency"][own].tolist(), strict=True):
-            best[float(size)] = min(latency * _MS, best.get(float(size), np.inf))
+            bytes_ = float(size) * _ELEMENT_BYTES
+            best[bytes_] = min(latency * _MS, best.get(bytes_, np.inf))
         sizes = tuple(sorted(best))
         found[int(devices)] = Table(("bytes",), (sizes,), tuple(best[s] for s in sizes))
     return found

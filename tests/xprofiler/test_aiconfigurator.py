@@ -40,11 +40,11 @@ def moved(size):
     return min(r["latency"] for r in gemm()) * 1e-3 + size / fastest
 
 
-def reduced(size, devices):
+def reduced(elements, devices):
     (seconds,) = (
         r["latency"] * 1e-3
         for r in rows("comm/vllm/0.24.0/custom_allreduce_perf.parquet")
-        if (r["message_size"], r["num_gpus"], r["kernel_source"]) == (size, devices, "vLLM_custom_graph")
+        if (r["message_size"], r["num_gpus"], r["kernel_source"]) == (elements, devices, "vLLM_custom_graph")
     )
     return seconds
 
@@ -61,11 +61,21 @@ def test_a_layer_at_measured_shapes_is_the_sum_of_its_operators(tp, tokens):
     products = sum(product(tokens, n, k) for n, k in ON_GRID.layer_matrices(tp))
     qkv, width = (48 * 128 // tp, 3 * 8192 // tp)
     between = sum(moved(2 * tokens * n) for n in (4 * 4096, 4 * 4096, 2 * qkv, width))
-    reduces = 2 * reduced(2 * tokens * 4096, tp) if tp > 1 else 0.0
+    reduces = 2 * reduced(tokens * 4096, tp) if tp > 1 else 0.0
     assert profile().degree(tp).decoder.rest(tokens) == pytest.approx(products + between + reduces)
     if tp == 1:
         head = product(tokens, 65536, 4096) + moved(8 * tokens * 4096)
         assert profile().degree(1).head(tokens) == pytest.approx(head)
+
+
+@installed
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_links_come_near_their_data_sheets_and_not_above(system):
+    """Messages are counted in elements of two bytes; taken for bytes, every link would be at half its rate or less."""
+    made = aiconfigurator_profile(ON_GRID, system)
+    data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9}.get(system, 64e9)
+    size = 2.0**28
+    assert 0.3 < size / made.send(size) / data_sheet < 1.0
 
 
 @installed
