@@ -25,6 +25,12 @@ class DeviceSpec(Noun):
     """Share of `flops_s` that large matrix products reach."""
     bandwidth_fraction: float = 0.86
     """Share of `bandwidth_bytes_s` that streaming reads reach."""
+    flops_fractions: dict[str, float] = field(default_factory=dict)
+    """The same as `flops_fraction` for those dtypes whose share differs."""
+
+    def reached_flops_s(self, dtype: str) -> float:
+        """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""
+        return self.flops_s.get(dtype, 0.0) * self.flops_fractions.get(dtype, self.flops_fraction)
 
 
 @dataclass(frozen=True)
@@ -71,36 +77,66 @@ class ClusterSpec(Noun):
 
 
 _T = 1e12
+
+# What an all-reduce reaches on 8 devices, bytes on the wire over time: fitted to messages of 64 KB to 256 MB in
+# the tables of aiconfigurator 0.12.0 (vLLM's own kernel; PCIe 5: four devices). A pair on PCIe 4 reaches 19 GB/s there.
 _PCIE4 = LinkSpec(19e9, 15e-6)
-_NVLINK3 = LinkSpec(230e9, 8e-6)
-_NVLINK4 = LinkSpec(360e9, 8e-6)
-_NVLINK5 = LinkSpec(700e9, 8e-6)
+_PCIE5 = LinkSpec(27e9, 18e-6)
+_NVLINK3 = LinkSpec(185e9, 10e-6)
+_NVLINK3_A800 = LinkSpec(123e9, 10e-6)  # 400 of the A100's 600 GB/s
+_NVLINK4 = LinkSpec(365e9, 8e-6)
+_NVLINK5 = LinkSpec(565e9, 11e-6)
+# InfiniBand: nine tenths of the ports' rate, all ports of a node together.
 _IB100 = LinkSpec(11e9, 10e-6)
 _IB200x8 = LinkSpec(180e9, 10e-6)
 _IB400x8 = LinkSpec(350e9, 10e-6)
 
 
-def _gpu(kind: str, gib: float, tb_s: float, half: float, fp32: float, fp8: float | None = None) -> DeviceSpec:
+def _gpu(
+    kind: str,
+    gib: float,
+    tb_s: float,
+    half: float,
+    fp32: float,
+    fp8: float | None = None,
+    reached: tuple[float, float, float] = (0.67, 0.86, 0.67),
+) -> DeviceSpec:
+    """A GPU by memory (GiB), bandwidth (TB/s) and dense TFLOP/s; `reached` are the shares of 16-bit products, bandwidth
+    and 8-bit products.
+    """
     flops = {"fp16": half * _T, "bf16": half * _T, "fp32": fp32 * _T}
+    fractions = {}
     if fp8:
-        flops["fp8"] = fp8 * _T
-    return DeviceSpec(kind, gib * 2**30, tb_s * 1e12, flops)
+        flops["fp8"], fractions = fp8 * _T, {"fp8": reached[2]}
+    return DeviceSpec(kind, gib * 2**30, tb_s * 1e12, flops, reached[0], reached[1], fractions)
 
 
-# Data sheets of the maker: memory, bandwidth, dense tensor-core rates, float32 outside tensor cores.
+# The makers' data sheets: memory, bandwidth, dense tensor-core rates with 32-bit sums, float32 outside tensor cores (no
+# dtype here means TF32). Shares reached are medians over three engines' matrix products in the tables of aiconfigurator
+# 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights; 8-bit
+# ones include the quantisation of their input. Devices that those tables lack keep the defaults.
 _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
     spec.kind: (spec, intra, inter)
     for spec, intra, inter in [
+        # NVIDIA A40 data sheet, 2021. Reached: 100 TFLOP/s, 600 GB/s and 19 GB/s, given with the paper's cluster.
         (_gpu("A40", 48, 0.696, 149.7, 37.4), _PCIE4, _IB100),
-        (_gpu("A100-40GB", 40, 1.555, 312, 19.5), _NVLINK3, _IB200x8),
-        (_gpu("A100-80GB", 80, 2.039, 312, 19.5), _NVLINK3, _IB200x8),
-        (_gpu("A800-80GB", 80, 2.039, 312, 19.5), LinkSpec(150e9, 8e-6), _IB200x8),
-        (_gpu("H100-SXM", 80, 3.35, 989, 67, 1979), _NVLINK4, _IB400x8),
-        (_gpu("H200-SXM", 141, 4.8, 989, 67, 1979), _NVLINK4, _IB400x8),
-        (_gpu("L40S", 48, 0.864, 362, 91.6, 733), _PCIE4, _IB100),
-        (_gpu("B200", 180, 8.0, 2250, 75, 4500), _NVLINK5, _IB400x8),
+        # NVIDIA A100 data sheet, 2021 (SXM). The 40 GB model is the same chip.
+        (_gpu("A100-40GB", 40, 1.555, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3, _IB200x8),
+        (_gpu("A100-80GB", 80, 2.039, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3, _IB200x8),
+        # NVIDIA A800 data sheet, 2022: an A100 with two thirds of its NVLink.
+        (_gpu("A800-80GB", 80, 2.039, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3_A800, _IB200x8),
+        # NVIDIA H100 data sheet, 2023 (SXM; its rates there are with sparsity: half of them).
+        (_gpu("H100-SXM", 80, 3.35, 989.5, 67, 1979, reached=(0.78, 0.84, 0.53)), _NVLINK4, _IB400x8),
+        # NVIDIA H200 data sheet, 2024 (SXM, with sparsity).
+        (_gpu("H200-SXM", 141, 4.8, 989.5, 67, 1979, reached=(0.77, 0.83, 0.60)), _NVLINK4, _IB400x8),
+        # NVIDIA L40S data sheet, 2023.
+        (_gpu("L40S", 48, 0.864, 362.05, 91.6, 733, reached=(0.57, 0.83, 0.47)), _PCIE4, _IB100),
+        # NVIDIA HGX B200 data sheet, 2025 (an eighth of the board's; with sparsity).
+        (_gpu("B200", 180, 8.0, 2250, 75, 4500, reached=(0.65, 0.78, 0.48)), _NVLINK5, _IB400x8),
+        # NVIDIA Ada GPU architecture whitepaper, 2022. Not in the tables.
         (_gpu("RTX4090", 24, 1.008, 165.2, 82.6, 330.3), _PCIE4, _IB100),
-        (_gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6), LinkSpec(40e9, 15e-6), _IB100),
+        # NVIDIA RTX Blackwell PRO GPU architecture whitepaper, 2025; the tables measured the Server Edition.
+        (_gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6, reached=(0.79, 0.83, 0.69)), _PCIE5, _IB100),
     ]
 }
 

@@ -107,7 +107,7 @@ def roofline_profile(
     if device.flops_s.get(dtype, 0.0) <= 0 or device.bandwidth_bytes_s <= 0:
         known = ", ".join(device.flops_s) or "none"
         raise InputError(f"Device '{device.kind}' has no rate for {dtype}: it has rates for {known}.")
-    flops_s = device.flops_s[dtype] * device.flops_fraction
+    flops_s = device.reached_flops_s(dtype)
     bandwidth = device.bandwidth_bytes_s * device.bandwidth_fraction
     rates = _Rates(flops_s, bandwidth, BYTES[dtype], cluster.intra)
     return Profile(

@@ -69,3 +69,22 @@ def test_bad_files_are_refused(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
         parse_cluster(str(tmp_path / "c.yaml"))
+
+
+def test_the_papers_a40_is_as_the_specification_gives_it():
+    """Achieved 100 TFLOP/s and 600 GB/s, and a link of 19 GB/s."""
+    cluster = parse_cluster("4xA40")
+    assert cluster.device.reached_flops_s("fp16") == pytest.approx(100e12, rel=0.01)
+    assert cluster.device.bandwidth_bytes_s * cluster.device.bandwidth_fraction == pytest.approx(600e9, rel=0.01)
+    assert cluster.intra.bandwidth_bytes_s == 19e9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_reached_is_less_than_promised_and_8_bits_are_faster(kind):
+    device = parse_cluster(f"1x{kind}").device
+    for dtype, peak in device.flops_s.items():
+        assert 0.4 * peak < device.reached_flops_s(dtype) < 0.9 * peak
+    if "fp8" in device.flops_s:
+        assert device.flops_s["fp8"] == pytest.approx(2 * device.flops_s["bf16"], rel=0.02)
+        assert device.reached_flops_s("fp8") > 1.2 * device.reached_flops_s("bf16")
+    assert device.reached_flops_s("int4") == 0.0
