@@ -62,7 +62,23 @@ def _measured_run() -> tuple[list[RequestLengths], list[Served]]:
     return requests, served
 
 
-def table_a() -> None:
+@dataclass(frozen=True)
+class Run:
+    """One server's run beside its replays."""
+
+    kv_tokens: int
+    needed_tokens: int
+    """The most that 128 of the requests may ever cache."""
+    overhead_s: float
+    """The engine's time per iteration, calibrated on the TPOT of every tenth request alone."""
+    measured: dict[str, Array]
+    """`ttft`, `tpot`, `latency` of the other requests in seconds."""
+    bare: dict[str, Array]
+    """The same, replayed without overhead."""
+    predicted: dict[str, Array]
+
+
+def replayed_run() -> Run:
     """The vLLM run: profile from the GPU's layer timings, replayed by the event simulator.
 
     vLLM admits a request when its prompt fits, the ledger when all it may ever cache does: here both admit alike, since
@@ -83,18 +99,21 @@ def table_a() -> None:
         return replay(schedule, with_overhead(profile, seconds), requests).served
 
     overhead = calibrated(lambda seconds: tpot_of_known(replayed(seconds)), tpot_of_known(measured))
+    runs = (measured, replayed(0.0), replayed(overhead))
+    others = [latencies([s for s in run if s.index % 10], "arrival") for run in runs]
+    needed = sum(sorted(r.input + r.output for r in requests)[-128:])
+    return Run(schedule.kv_blocks * schedule.block_size, needed, overhead, *others)
+
+
+def table_a() -> None:
+    """One server's run, request by request."""
+    run = replayed_run()
     print("(a) vLLM 0.19, Llama-3.1-8B in bf16 on one RTX PRO 6000: 300 requests, chunked prefill")
-    print(f"    engine's time per iteration {overhead * 1e3:.2f} ms, from TPOT of every tenth request alone (0, 10, …)")
-    print(
-        f"    KV cache {schedule.kv_blocks * 16} tokens; most ever needed at 128 sequences: "
-        f"{sum(sorted(r.input + r.output for r in requests)[-128:])}"
-    )
+    print(f"    engine's time per iteration {run.overhead_s * 1e3:.2f} ms, from TPOT of every tenth request (0, 10, …)")
+    print(f"    KV cache {run.kv_tokens} tokens; 128 sequences need {run.needed_tokens} at most")
     print(f"    {'the other 270 requests':24} {'measured':>9} {'no overhead':>17} {'calibrated':>17}")
-    rest = [
-        latencies([s for s in run if s.index % 10], "arrival") for run in (measured, replayed(0.0), replayed(overhead))
-    ]
     for key in ("ttft", "tpot", "latency"):
-        figures = [percentiles(times[key]) for times in rest]
+        figures = [percentiles(times[key]) for times in (run.measured, run.bare, run.predicted)]
         for name in ("mean", "p50", "p99"):
             m, *predicted = (f[name] or 0.0 for f in figures)
             print(f"    {key + ' ' + name:24} {m:8.4g}s" + "".join(f" {v:8.4g}s {v / m - 1:+7.1%}" for v in predicted))
@@ -138,7 +157,7 @@ class Aggregated:
     tpot_ms: float
 
 
-def _aggregated() -> list[Aggregated]:
+def aggregated_rows() -> list[Aggregated]:
     from xprofiler.aiconfigurator import systems_folder
 
     folder = systems_folder()
@@ -191,7 +210,7 @@ def table_b(peer: Path | None) -> None:
 
     model = builtin_model("llama-3.1-70b")
     profiles = {of: aiconfigurator_profile(model, *of, "fp8", kv) for of, kv in _KV.items()}
-    rows = {of: [row for row in _aggregated() if (row.system, row.engine) == of] for of in _KV}
+    rows = {of: [row for row in aggregated_rows() if (row.system, row.engine) == of] for of in _KV}
     bare = {of: [predict_aggregated(row, profiles[of]) for row in rows[of]] for of in _KV}
     theirs = {}
     if peer:
@@ -280,53 +299,68 @@ def predict_static(rows: Static, profile: Profile) -> tuple[Array, Array]:
     return cost.encode_fixed(batch, length) * 1e3, cost.decode(batch, length + output / 2) * 1e3
 
 
-def table_c() -> None:
-    """Static batches: operator tables, and an engine's time per step from ten of each 105 rows."""
+@dataclass(frozen=True)
+class StaticErrors:
+    """Absolute relative errors of one hardware and degree, [4, n]: token and prompt times, both without overhead."""
+
+    hardware: str
+    tp: int
+    step_ms: float
+    """The engine's own time of a decoding step, from five rows."""
+    fixed_ms: float
+    each_ms: float
+    """The engine's own time of an encoding step and of each of its tokens, from ten rows."""
+    others: Array
+    """Of all rows but those ten."""
+    unseen: Array
+    """Of all rows but those with the ten's prompts and batches."""
+
+
+def static_errors() -> list[StaticErrors]:
+    """Operator tables, and an engine's time per step from ten of each 105 rows."""
     from xprofiler.aiconfigurator import aiconfigurator_profile
 
     model = builtin_model("llama-2-70b")
-    print("(c) Llama-2-70B in fp16, static batches: median absolute percentage errors")
-    print(f"    engine's time per step from the first five rows of (prompt, batch, output) {_ONE} and of {_EIGHT};")
-    print("    those rows are left out, 'unseen' leaves out every row of those two prompts and batches")
-    print(
-        f"    {'':16} {'per decoding step':>18} {'per encoding step':>26} {'token':>12} {'prompt':>8} {'unseen':>8}"
-        f" {'no overhead':>18}"
-    )
-    pooled: dict[int, list[Array]] = {}
+    found = []
     for rows in _static():
-        profile = aiconfigurator_profile(model, _STATIC[rows.hardware], "vllm", "fp16")
-        prompt, token = predict_static(rows, profile)
+        prompt, token = predict_static(rows, aiconfigurator_profile(model, _STATIC[rows.hardware], "vllm", "fp16"))
         first = [np.flatnonzero((rows.shapes == shape).all(axis=1))[:5] for shape in (_ONE, _EIGHT)]
         step = float(np.median(rows.token_ms[first[0]] - token[first[0]]))
         tokens = rows.shapes[:, 0] * rows.shapes[:, 1]
         least, more = (float(np.median(rows.prompt_ms[i] - prompt[i])) for i in first)
-        each = (more - least) / (tokens[first[1][0]] - tokens[first[0][0]])
-        fixed = least - each * tokens[first[0][0]]
+        each = (more - least) / float(tokens[first[1][0]] - tokens[first[0][0]])
+        fixed = least - each * float(tokens[first[0][0]])
+        predicted = (token + step, prompt + np.maximum(fixed + each * tokens, 0.0), token, prompt)
+        measured = (rows.token_ms, rows.prompt_ms) * 2
+        errors = np.abs(np.stack([p / m - 1 for p, m in zip(predicted, measured, strict=True)]))
         known = np.isin(np.arange(len(tokens)), np.concatenate(first))
         seen = np.logical_or(*((rows.shapes[:, :2] == shape[:2]).all(axis=1) for shape in (_ONE, _EIGHT)))
-        errors = np.stack(
-            [
-                (token + step) / rows.token_ms - 1,
-                (prompt + np.maximum(fixed + each * tokens, 0.0)) / rows.prompt_ms - 1,
-                token / rows.token_ms - 1,
-                prompt / rows.prompt_ms - 1,
-            ]
-        )
-        both = [np.abs(errors[:, ~known]), np.abs(errors[:, ~seen])]
-        for i, part in enumerate(both):
-            pooled.setdefault(2 * rows.tp + i, []).append(part)
-        _static_line(
-            f"{rows.hardware} TP {rows.tp}", both, f"{step:6.1f} ms", f"{fixed:6.1f} ms + {each * 1e3:5.1f} us/token"
-        )
-    for tp in sorted({key // 2 for key in pooled}):
-        _static_line(f"both, TP {tp}", [np.concatenate(pooled[2 * tp + i], axis=1) for i in (0, 1)], "", "")
+        found.append(StaticErrors(rows.hardware, rows.tp, step, fixed, each, errors[:, ~known], errors[:, ~seen]))
+    return found
 
 
-def _static_line(title: str, errors: Sequence[Array], decoding: str, encoding: str) -> None:
-    (token, prompt, bare_token, bare_prompt), (_, unseen, _, _) = (np.median(e, axis=1) for e in errors)
+def table_c() -> None:
+    """Static batches."""
+    print("(c) Llama-2-70B in fp16, static batches: median absolute errors")
+    print(f"    engine's time per step from the first five rows of (prompt, batch, output) {_ONE} and of {_EIGHT};")
+    print("    those rows are left out, 'unseen' leaves out every row of those two prompts and batches")
+    columns = ("per decoding step", "per encoding step", "token", "prompt", "unseen", "no overhead")
+    print(f"    {'':16} " + " ".join(f"{c:>{w}}" for c, w in zip(columns, (18, 26, 8, 8, 8, 18), strict=True)))
+    found = static_errors()
+    for e in found:
+        encoding = f"{e.fixed_ms:6.1f} ms + {e.each_ms * 1e3:5.1f} us/token"
+        _static_line(f"{e.hardware} TP {e.tp}", f"{e.step_ms:6.1f} ms", encoding, e.others, e.unseen)
+    for tp in sorted({e.tp for e in found}):
+        parts = ([getattr(e, part) for e in found if e.tp == tp] for part in ("others", "unseen"))
+        _static_line(f"both, TP {tp}", "", "", *(np.concatenate(part, axis=1) for part in parts))
+
+
+def _static_line(title: str, decoding: str, encoding: str, others: Array, unseen: Array) -> None:
+    token, prompt, bare_token, bare_prompt = np.median(others, axis=1)
+    left = np.median(unseen, axis=1)[1]
     print(
-        f"    {title:16} {decoding:>18} {encoding:>26} {token:12.1%} {prompt:8.1%} {unseen:8.1%}"
-        f" {bare_token:8.1%} {bare_prompt:8.1%}"
+        f"    {title:16} {decoding:>18} {encoding:>26} {token:8.1%} {prompt:8.1%} {left:8.1%}"
+        f" {bare_token:9.1%} {bare_prompt:8.1%}"
     )
 
 
