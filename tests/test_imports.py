@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.models": {"exegpt", "exegpt.kernels"},
     "exegpt.cli": None,
     "exegpt.report": None,
+    "exegpt.reproduction": None,
     "xprofiler": {"exegpt", *RUNNABLE, "xrunner"},
     "xsimulator": NOUNS,
     "xscheduler": NOUNS | {"xsimulator"},

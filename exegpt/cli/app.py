@@ -2,7 +2,7 @@
 
 import typer
 
-from exegpt.cli import bench, demo, listing, model, profile, profile_import, run, show, simulate, tune
+from exegpt.cli import bench, demo, listing, model, profile, profile_import, reproduce, run, show, simulate, tune
 
 app = typer.Typer(
     help="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound.",
@@ -25,6 +25,8 @@ _profile = typer.Typer(rich_markup_mode=None)
 _profile.callback(invoke_without_command=True)(profile.profile)
 _profile.command("import")(profile_import.import_)
 app.add_typer(_profile, name="profile")
+
+app.add_typer(reproduce.app, name="reproduce")
 
 
 @app.callback(invoke_without_command=True)

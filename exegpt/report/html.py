@@ -82,11 +82,15 @@ def page(report: Report) -> str:
         ("output", svg.PHASES["decode"], report.workload.output.lengths, report.workload.output.probabilities),
     ]
     parts += ["<h2>Lengths of the requests</h2>", f"<figure>{svg.lengths(laws)}</figure>"]
-    body = "\n".join(parts)
+    return document(report.title, "\n".join(parts))
+
+
+def document(title: str, body: str) -> str:
+    """A whole HTML document in the reports' style."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 

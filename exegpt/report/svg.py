@@ -161,3 +161,60 @@ def lengths(laws: Sequence[tuple[str, str, Sequence[int], Sequence[float]]], bin
         shapes.append(f'<rect x="{WIDTH - 110}" y="{_TOP + 17 * row}" width="10" height="10" fill="{colour}"/>')
         shapes.append(_text(WIDTH - 95, _TOP + 9 + 17 * row, name))
     return _svg(shapes, height, "Laws of input and output length")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A small chart: groups of bars, one bar per series (None: none), and perhaps a line over the groups, on an axis of
+    its own that begins at zero."""
+
+    title: str
+    groups: tuple[tuple[str, tuple[float | None, ...]], ...]
+    line: tuple[float, ...] = ()
+
+
+def panels(charts: Sequence[Panel], series: Sequence[tuple[str, str]], title: str, line: str = "") -> str:
+    """Charts side by side, each with its own scale: `series` are names and colours, `title` what bars stand for,
+    `line` what lines do.
+    """
+    columns, row_height = min(3, len(charts)), 190
+    height = -(-len(charts) // columns) * row_height + 24
+    shapes = []
+    for number, chart in enumerate(charts):
+        left, top = number % columns * WIDTH / columns, number // columns * row_height
+        shapes += _panel(chart, [colour for _, colour in series], left, top, WIDTH / columns, row_height)
+    for place, (name, colour) in enumerate([*series, *([(line, "currentColor")] if line else [])]):
+        x = 40 + 150 * place
+        shapes.append(f'<rect x="{x}" y="{height - 16}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(x + 15, height - 7, name))
+    shapes.append(_text(WIDTH - 8, height - 7, title, "end"))
+    return _svg(shapes, height, title)
+
+
+def _panel(chart: Panel, colours: Sequence[str], left: float, top: float, width: float, height: float) -> list[str]:
+    inner, ceiling, floor = left + 44, top + 26, top + height - 26
+    highest = 1.05 * max((bar or 0.0 for _, bars in chart.groups for bar in bars), default=0.0) or 1.0
+    shapes = [_text(inner, top + 14, chart.title)]
+    for value in ticks(0, highest, 4):
+        y = floor - value / highest * (floor - ceiling)
+        shapes.append(f'<path class="grid" d="M{inner:.1f} {y:.1f}H{left + width - 8:.1f}"/>')
+        shapes.append(_text(inner - 5, y + 4, f"{value:g}", "end"))
+    step = (left + width - 8 - inner) / max(len(chart.groups), 1)
+    bar_width = 0.8 * step / len(colours)
+    for place, (label, bars) in enumerate(chart.groups):
+        x = inner + (place + 0.1) * step
+        shapes.append(_text(x + 0.4 * step, floor + 16, label, "middle"))
+        for number, (bar, colour) in enumerate(zip(bars, colours, strict=True)):
+            if bar is not None:
+                tall = bar / highest * (floor - ceiling)
+                shapes.append(
+                    f'<rect x="{x + number * bar_width:.1f}" y="{floor - tall:.1f}" width="{bar_width:.1f}" '
+                    f'height="{tall:.1f}" fill="{colour}"><title>{bar:.3g}</title></rect>'
+                )
+    if chart.line:
+        scale = (floor - ceiling) / (1.1 * max(chart.line))
+        at = [(inner + (i + 0.5) * step, floor - value * scale, value) for i, value in enumerate(chart.line)]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y, _ in at)
+        shapes.append(f'<path class="axis" d="{path}" stroke-width="2"/>')
+        shapes += [_text(x, y - 5, f"{value:.2f}", "middle") for x, y, value in at]
+    return shapes

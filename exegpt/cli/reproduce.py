@@ -1,0 +1,89 @@
+"""`exegpt reproduce`: the paper's evaluation, printed beside the paper's figures."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exegpt.cli import options
+
+if TYPE_CHECKING:
+    from exegpt.report.sections import Section
+
+app = typer.Typer(
+    help="The paper's evaluation, simulated on stock rooflines and printed beside its figures.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+STANDS_ON = "Simulated: the stock roofline of every device, fp16, 0.95 of its memory; nothing here was run on a GPU."
+
+_MODEL = Annotated[str | None, typer.Option("--model", "-m", help="Only this model's scenarios.")]
+_TASK = Annotated[str | None, typer.Option("--workload", "-w", help="Only this task's scenarios.")]
+_OVER_ALL = Annotated[bool, typer.Option("--over-all", help="Both figures, and the means over all scenarios.")]
+
+
+@app.command()
+def figure6(
+    model: _MODEL = None,
+    workload: _TASK = None,
+    over_all: _OVER_ALL = False,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """Throughput of small to mid-sized models over FasterTransformer's, under four bounds each.
+
+    Example: exegpt reproduce figure6 --model opt-13b --report figure6.html
+    """
+    _gains("figure6", over_all, model, workload, report, json)
+
+
+@app.command()
+def figure8(
+    model: _MODEL = None,
+    workload: _TASK = None,
+    over_all: _OVER_ALL = False,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """Throughput of large models over FasterTransformer's, under four bounds each.
+
+    Example: exegpt reproduce figure8 --report figure8.html
+    """
+    _gains("figure8", over_all, model, workload, report, json)
+
+
+def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
+    from exegpt.reproduction import gains
+
+    figures = tuple(gains.FIGURES) if over_all else (name,)
+    _show(name, lambda progress: gains.reproduce(figures, model, task, progress), gains.sections, report, json)
+
+
+def _show(
+    name: str,
+    work: "Callable[[Callable[[int, int], None]], Any]",
+    sections: "Callable[[Any], list[Section]]",
+    report: Path | None,
+    json: bool,
+) -> None:
+    """Do the work, then print its sections or its document, and write the page."""
+    from exegpt import document
+    from exegpt.cli import output
+    from exegpt.report.sections import page
+
+    output.check_output(report)
+    with output.progress(name) as progress:
+        result = work(progress)
+    made = sections(result)
+    if report:
+        document.write_text(report, page(f"{name} of the paper, reproduced", (STANDS_ON,), made))
+    if json:
+        return output.emit({"reproduces": name, **asdict(result), "provenance": output.provenance()})
+    output.note(f"· {STANDS_ON}")
+    for section in made:
+        output.table(section.columns, section.rows, section.title)
+        for note in section.notes:
+            print(note)
+        print()

@@ -1,0 +1,44 @@
+"""Sections: what a command lays before people, as tables on a terminal or as one HTML page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from exegpt.report.html import document
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table, what is to be said about it, and a drawing of it where there is one."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    drawing: str = ""
+    """SVG."""
+
+
+def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
+    """An HTML document of all sections, beneath what they stand on."""
+    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(fact)}</p>" for fact in facts)]
+    for section in sections:
+        parts.append(f"<h2>{escape(section.title)}</h2>")
+        if section.drawing:
+            parts.append(f"<figure>{section.drawing}</figure>")
+        head = "".join(f"<th>{escape(column)}</th>" for column in section.columns)
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in section.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        parts.append(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+        parts += [f"<p>{escape(note)}</p>" for note in section.notes]
+    return document(title, "\n".join(parts))
+
+
+def figure(value: float | None) -> str:
+    """Three digits, or a dash."""
+    return "–" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def signed(value: float | None) -> str:
+    """A signed share in percent, or a dash."""
+    return "–" if value is None else f"{value:+.1%}"

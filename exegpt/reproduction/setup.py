@@ -1,0 +1,98 @@
+"""What the evaluation has in common: models on clusters (paper, Table 2), tasks, and ExeGPT as the paper ran it."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cli.answer import schedule_text
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.tune import Tuned, tune
+
+MEMORY_FRACTION = 0.95
+"""The paper's engines own their devices."""
+WAA = ("waa-c", "waa-m")
+PAPER_POLICIES = ("rra", *WAA)
+WITHOUT_WAA = ("gpt3-175b", "gpt3-341b")
+"""Models for which the paper leaves WAA out: two copies of their weights failed there for lack of memory."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model on a cluster under a task, in fp16 on the stock roofline."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        return f"{self.model.name} {self.cluster.name} {self.workload.name}"
+
+    @property
+    def nouns(self) -> tuple[ModelSpec, ClusterSpec, Workload, Profile]:
+        """What a Scenario and `tune` begin with."""
+        return self.model, self.cluster, self.workload, self.profile
+
+
+def setup(model: str, cluster: str, task_name: str) -> Setup:
+    """One of the paper's settings, by its names."""
+    spec, where, profile = _place(model, cluster)
+    return Setup(spec, where, task(task_name), profile)
+
+
+@functools.cache
+def _place(model: str, cluster: str) -> tuple[ModelSpec, ClusterSpec, Profile]:
+    spec, where = builtin_model(model), parse_cluster(cluster, MEMORY_FRACTION)
+    return spec, where, roofline_profile(spec, where)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a schedule reaches."""
+
+    throughput_seq_s: float
+    latency_s: float
+    """Of a sequence of the 99th-percentile length; of FasterTransformer's the longest."""
+    schedule: str
+
+
+def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
+    """What ExeGPT finds as the paper ran it: RRA and WAA, one replica, partial tensor parallelism, the bound on the
+    99th-percentile length alone.
+
+    The steady state is counted exactly: the paper's own B_D = B_E / E[1/c] leaves out so many residents at small N_D
+    that a search would find throughputs no run could reach.
+    """
+    return tune(
+        *setup.nouns,
+        latency_bound_s=bound_s,
+        tail=False,
+        **{"policies": PAPER_POLICIES, "fixed": {"replicas": 1}} | asked,
+    )
+
+
+def today(setup: Setup, bound_s: float | None) -> Tuned:
+    """What is found under the same bound with all policies and replicas."""
+    return tune(*setup.nouns, latency_bound_s=bound_s, tail=False)
+
+
+def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:
+    """The best that these policies reach; None where none of them meets the bound."""
+    found = [
+        Reached(a.estimate.throughput_seq_s, a.estimate.latency_s or 0.0, schedule_text(a.schedule))
+        for a in tuned.alternatives
+        if a.policy in policies and a.schedule and a.estimate
+    ]
+    return max(found, key=lambda one: one.throughput_seq_s, default=None)
+
+
+def deviation(here: float, paper: float) -> float:
+    """(here - paper) / paper."""
+    return here / paper - 1.0
