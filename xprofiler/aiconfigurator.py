@@ -76,7 +76,7 @@ def aiconfigurator_profile(
         cluster.inter,
         overhead_s,
         {
-            "source": "aiconfigurator",
+            "origin": "operator tables of aiconfigurator",
             "system": system,
             "engine": engine,
             "kv_dtype": kv_dtype,

@@ -55,7 +55,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
         send=nothing,  # one device sends nothing
         send_between_nodes=nothing,
         provenance={
-            "source": f"layer timings of '{folder.name}'",
+            "origin": f"layer timings of '{folder.name}'",
             **{key: str(meta[key]) for key in known if key in meta},
             "not_in_source": "the engine's own time per iteration; tensor parallelism; links",
             "overhead_s": f"{overhead_s:.4g}",

@@ -101,7 +101,7 @@ def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_
         send=_by_bytes(within, "send_recv") if within else nothing,
         send_between_nodes=_by_bytes(between, "send_recv") if between else nothing,
         provenance={
-            "source": f"Vidur's CSV files in '{folder.name}'",
+            "origin": f"Vidur's CSV files in '{folder.name}'",
             "head": "as the feed-forward's first product, in proportion to its size",
             "prompts": "one prompt per kernel was measured: several take one after the other",
             "filled": "pieces after more cached tokens than were measured grow with the pairs of tokens",

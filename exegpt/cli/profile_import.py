@@ -22,7 +22,9 @@ def import_(
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the profile to this file.")] = ...,  # type: ignore[assignment]
     system: Annotated[str | None, typer.Option(help="aiconfigurator: the GPU system, like h100_sxm.")] = None,
     engine: Annotated[str, typer.Option(help="aiconfigurator: whose kernels: vllm, trtllm or sglang.")] = "vllm",
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8. Default: the source's own, else bf16.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Default: the one that layers' meta.yaml names, fp16 for vidur, else bf16.")
+    ] = None,
     kv_dtype: options.KV_DTYPE = None,
     overhead: Annotated[
         str | None, typer.Option(help="The engine's own time per iteration, like 3ms; no source holds it. Default: 0.")
@@ -38,8 +40,11 @@ def import_(
     from exegpt.cli import inputs, output
     from exegpt.duration import parse_duration
     from exegpt.errors import InputError
+    from exegpt.model import BYTES
 
     inputs.check_choice(source, SOURCES, "Source")
+    for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
+        inputs.check_choice(value or "bf16", tuple(BYTES), option)
     output.check_output(out)
     spec = inputs.find_model(model)
     overhead_s = parse_duration(overhead) if overhead else 0.0

@@ -34,6 +34,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("layers -m opt-13b", "no folder 'None'"),
         ("vidur gone -m opt-13b", "no folder 'gone'"),
         ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
+        ("aiconfigurator -m opt-13b --system h100_sxm --dtype int4", "--dtype 'int4' is not known: use one of fp32"),
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
         ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
         ("aiconfigurator -m opt-13b --system h100_sxm --overhead 3", "'3' is not a duration"),
