@@ -25,6 +25,17 @@ _OVER_ALL = Annotated[bool, typer.Option("--over-all", help="Both figures, and t
 
 
 @app.command()
+def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """OPT-13B on four A40s at the paper's own schedules, and what searches find under the same bounds.
+
+    Example: exegpt reproduce table6 --json
+    """
+    from exegpt.reproduction import table6 as table
+
+    _show("table6", table.reproduce, table.sections, report, json)
+
+
+@app.command()
 def figure6(
     model: _MODEL = None,
     workload: _TASK = None,
