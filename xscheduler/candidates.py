@@ -107,7 +107,7 @@ def _rra(question: Question) -> Iterator[Candidates]:
     counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
     for layout in _pipelines(question, uniform=False):
         scenario = question.both(layout)
-        bounds = _bounds(question, scenario, layout)
+        bounds = _bounds(question, scenario, layout, interleaved=True)
         for pieces in _encode_pieces(question, layout):
             for values in _apart(counts, len(scenario.stages)):
                 yield _candidates(
@@ -156,18 +156,19 @@ class Bounds:
     quickest_s: float
 
 
-def _bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
-    """For policies that encode apart from decoding."""
+def _bounds(question: Question, scenario: Scenario, layout: Layout, interleaved: bool = False) -> Bounds:
+    """For policies that encode apart from decoding; `interleaved` where that happens within queries' lives (RRA)."""
 
     def make() -> Bounds:
         side, (mean, longest) = scenario.decode, question.needs
         found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
-        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
         encode = ceilings.encode_seconds(side, scenario)
+        between = encode if interleaved else 0.0
+        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s, between)
         ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
         return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
 
-    return question.once(("apart", layout), make)
+    return question.once(("apart", interleaved, layout), make)
 
 
 def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
@@ -246,9 +247,9 @@ def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:
     """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
     for devices in question.replica_sizes():
         for encoding in _gpu_splits(policy, question, devices):
-            encoders = [e for e in question.layouts(encoding, uniform=False, side="encode") if question.encoder(e).rate]
-            for decode in question.layouts(devices - encoding, uniform=False):
-                if encoders and question.decoder(decode):
+            encoders = question.encoders(encoding)
+            for decode in question.layouts(devices - encoding, uniform=False) if encoders else ():
+                if question.decoder(decode):
                     yield _waa_family(policy, question, encoders, decode)
 
 
@@ -271,23 +272,25 @@ def _gpu_splits(policy: str, question: Question, devices: int) -> range:
     return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
 
 
-def _waa_family(policy: str, question: Question, encoders: list[Layout], decode: Layout) -> CandidateFamily:
+def _waa_family(
+    policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
+) -> CandidateFamily:
     """A decoding side with every layout of the encoding side and every B_m."""
-    found, devices = question.decoder(decode), encoders[0].devices + decode.devices
+    found, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
     assert found is not None
     parts = _enumerated(question, "micro_batches", _micro_batches(len(decode.degrees)))
     batches = _ascending(question, "encode_batch", int(found.batch[-1]) + 1)
     mean, longest = question.needs
     bound = question.limits.latency_s
 
-    def bounds(encode: Layout) -> Bounds:
-        encoder = question.encoder(encode)
+    def bounds(encoder: ceilings.EncodeReach) -> Bounds:
+        """With an encoding side that can do this."""
+        quickest = encoder.latency + longest * ceilings.iteration_at(found, mean, encoder.slowest)
+        if bound is not None and quickest > bound * ceilings.MARGIN:
+            return Bounds(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
-        rate = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))
-        quickest = (encoder.latency + longest * float(found.iteration[0])) / ceilings.MARGIN
-        return Bounds(question.tokens_s(rate, devices), quickest)
-
-    each = {encode: bounds(encode) for encode in encoders}
+        ceiling = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))
+        return Bounds(question.tokens_s(ceiling, devices), quickest)
 
     def make() -> list[Candidates]:
         return [
@@ -296,19 +299,23 @@ def _waa_family(policy: str, question: Question, encoders: list[Layout], decode:
                 question,
                 functools.partial(question.split, encode, decode),
                 (batches,),
-                each[encode],
+                bounds(encoder),
                 micro_batches=count,
             )
-            for encode in encoders
+            for encode, encoder in encoders.items()
             for count in parts
         ]
 
+    reach = encoders.values()
+    best = bounds(
+        ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach), min(e.slowest for e in reach))
+    )
     return CandidateFamily(
         policy,
-        max(one.ceiling for one in each.values()),
+        best.ceiling,
         len(encoders) * len(parts) * len(batches.values),
         make,
-        quickest_s=min(one.quickest_s for one in each.values()),
+        quickest_s=best.quickest_s,
     )
 
 

@@ -41,13 +41,26 @@ class EncodeReach:
     """Prompts per second; 0 where the weights don't fit."""
     latency: float
     """Seconds in which one prompt comes through."""
+    slowest: float
+    """Prompts per second, one at a time: it never sends fewer."""
 
 
 def encode_reach(scenario: Scenario) -> EncodeReach:
     """Of a scenario that has an encoding side alone."""
     fits = min(memory.blocks for memory in scenario.memory(1.0)) >= 1
     side = scenario.encode
-    return EncodeReach(fits / encode_seconds(side, scenario), encode_latency(side, scenario))
+    one = side.each(lambda group: group.encode(1.0, scenario.workload.input))
+    return EncodeReach(fits / encode_seconds(side, scenario), float(one.sum()), 1.0 / float(one.max()))
+
+
+def iteration_at(found: Reach, iterations: float, rate: float) -> float:
+    """Seconds of an iteration at least where so many sequences per second, of `iterations` each, come to be decoded.
+
+    Where they are more than fit, the memory is full, on average to a third at least: it is sized for a peak.
+    """
+    flow = found.batch / found.iteration / max(iterations, 1e-12)
+    below = np.flatnonzero((flow <= rate) & (found.batch <= found.batch[-1] / 3))
+    return float(found.iteration[below[-1] if len(below) else 0])
 
 
 def encode_seconds(side: Side, scenario: Scenario) -> float:
@@ -63,7 +76,7 @@ def encode_latency(side: Side, scenario: Scenario) -> float:
 
 def quickest(scenario: Scenario, found: Reach, longest: float) -> float:
     """Seconds below which no query of `longest` iterations comes through."""
-    return (encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])) / MARGIN
+    return encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])
 
 
 def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
@@ -89,11 +102,16 @@ def batch_that_fits(scenario: Scenario) -> int:
     return max(1, int(room / scenario.reservation(None).mean) + 1)
 
 
-def decode_rate(found: Reach, iterations: float, longest: float, budget: float | None) -> float:
-    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds."""
+def decode_rate(found: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:
+    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds.
+
+    `encode` are the seconds that each prompt's encoding takes of the same stages' time between the iterations: by
+    Little's law batch / `iterations` prompts are encoded in each iteration's time.
+    """
     within = len(found.batch) - 1
     if budget is not None:
-        meets = np.flatnonzero(found.iteration * longest <= budget * MARGIN)
+        between = found.batch * (found.busiest + encode / max(iterations, 1e-12))
+        meets = np.flatnonzero(np.maximum(found.iteration, between) * longest <= budget * MARGIN)
         if not len(meets):
             return 0.0
         within = min(int(meets[-1]) + 1, within)  # the largest batch in time lies before the next one looked at

@@ -159,13 +159,15 @@ class Question:
         length = workload.p99_output if self.base.bound == "p99-length" else workload.output.quantile(0.99)
         return float(need @ p), length - (1.0 if self.base.first_by_encoding else 0.0)
 
-    def encoder(self, layout: Layout) -> ceilings.EncodeReach:
-        """What a layout of WAA's encoding side can do at best."""
+    def encoders(self, devices: int) -> dict[Layout, ceilings.EncodeReach]:
+        """The layouts of WAA's encoding side on which the weights fit, and what each can do at best."""
 
-        def make() -> ceilings.EncodeReach:
-            return ceilings.encode_reach(replace(self.base, stages=self.side(layout, "encode")))
+        def make() -> dict[Layout, ceilings.EncodeReach]:
+            layouts = self.layouts(devices, uniform=False, side="encode")
+            reach = {one: ceilings.encode_reach(replace(self.base, stages=self.side(one, "encode"))) for one in layouts}
+            return {layout: found for layout, found in reach.items() if found.rate}
 
-        return self.once(("encoder", layout), make)
+        return self.once(("encoders", devices), make)
 
     def decoder(self, layout: Layout) -> ceilings.Reach | None:
         """What a layout of WAA's decoding side can do at best; None where its weights don't fit."""

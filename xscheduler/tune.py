@@ -13,6 +13,7 @@ from exegpt.workload import Workload
 from xscheduler.candidates import POLICIES, CandidateFamily, Candidates, schedule, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
+from xsimulator.outcome import memory_share
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
 
@@ -41,7 +42,9 @@ class Tuned:
     search: Search
     """Summed over the policies."""
     lowest_latency_s: float | None
-    """The lowest latency that any searched schedule reaches; None where not one sequence fits in memory."""
+    """The lowest latency that any searched schedule reaches, where no schedule is feasible or it was asked for; None
+    where not one sequence fits in memory.
+    """
     assumptions: tuple[str, ...]
 
 
@@ -66,6 +69,7 @@ def tune(
     variation: bool = True,
     encode_pieces: tuple[int, ...] = ENCODE_PIECES,
     partial: bool = True,
+    lowest_latency: bool = False,
 ) -> Tuned:
     """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
     groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
@@ -74,7 +78,8 @@ def tune(
     control variables by hand; `most_resident` caps the sequences that one replica decodes at once; `encode_pieces` are
     the encoding micro-batches per stage that are tried. With `tail`, a bound on the 99th-percentile length holds for
     the 99.9th too: a schedule whose last phase ends just there would miss it for the next longer request (the paper
-    has none). `steady_state` and `variation` as in `xsimulator.estimate`.
+    has none). `steady_state` and `variation` as in `xsimulator.estimate`. `lowest_latency` asks
+    for it where a schedule was found, too.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
@@ -91,7 +96,9 @@ def tune(
     best = max(tried, key=lambda one: one[2].throughput)[2]
     alternatives = tuple(_alternative(policy, made, found, best, question) for policy, made, found in tried)
     winner = next((a for a in alternatives if a.estimate and a.estimate.throughput_tok_s == best.throughput), None)
-    lowest = lowest_latency([space for _, made, _ in tried for space in made], limits)
+    lowest = math.inf
+    if lowest_latency or not winner:
+        lowest = _lowest_latency([space for _, made, _ in tried for space in made], limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
@@ -143,14 +150,15 @@ def _binding(found: Found, otherwise: Binding | None) -> Binding | None:
     return "memory" if "memory" in broken else otherwise
 
 
-def lowest_latency(made: Members, limits: Limits) -> float:
-    """The lowest latency of all spaces, at the lowest corner of one; infinite where none fits in memory."""
-    lowest = math.inf
+def _lowest_latency(made: Members, limits: Limits, lowest: float = math.inf) -> float:
+    """The lowest latency of all spaces, at the lowest corner of one, if it is below `lowest`, else that; infinite where
+    none fits in memory.
+    """
     for member in sorted(made, key=lambda member: member.quickest_s):
         if member.quickest_s >= lowest:
             break
         if isinstance(member, CandidateFamily):
-            lowest = min(lowest, lowest_latency(_of(member), limits))
+            lowest = _lowest_latency(_of(member), limits, lowest)
         else:
             lowest = min(lowest, _latency_of_lowest(member, limits))
     return lowest
@@ -162,9 +170,8 @@ def _of(family: CandidateFamily) -> Members:
 
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
-    if space.at(space.lowest).figures[0] > 1.0:
-        return math.inf
-    return limits.latency(space.where, space.outcome(space.values(space.lowest)))
+    found = space.outcome(space.values(space.lowest))
+    return limits.latency(space.where, found) if memory_share(space.where, found) <= 1.0 else math.inf
 
 
 def _why_infeasible(policy: str, made: Members, question: Question) -> str:

@@ -73,6 +73,8 @@ class Side:
 
     def handover(self, tokens: float) -> Array:
         """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
+        if not self.costs[0].encoder_decoder:
+            return np.zeros(len(self.costs))
         return np.array([float(cost.handover(tokens)) for cost in self.costs])
 
 

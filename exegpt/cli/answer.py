@@ -68,7 +68,7 @@ def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[fl
     """Bounds in seconds from just above the lowest reachable latency to that of the unbounded optimum."""
     import numpy as np
 
-    free = search_schedule(setting, math.inf, **asked)
+    free = search_schedule(setting, math.inf, lowest_latency=True, **asked)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         return [math.inf]
     low, high = 1.1 * free.lowest_latency_s, free.estimate.latency_s

@@ -126,7 +126,7 @@ def _setting(model: Path, workload: str, columns: str | None) -> "Setting":
 def _frontier(setting: "Setting") -> "list[Tuned]":
     from exegpt.cli.answer import frontier_bounds, search_schedule
 
-    return [search_schedule(setting, bound_s) for bound_s in frontier_bounds(setting)]
+    return [search_schedule(setting, bound_s, lowest_latency=True) for bound_s in frontier_bounds(setting)]
 
 
 def _third(frontier: "list[Tuned]") -> float:

@@ -22,7 +22,7 @@ def waits(phases, encodes, iterations, micro_batches):
                 cell = (phase, encodes + iteration * micro_batches + m)
                 order.append(cell)
                 needs[cell] = [last[m]] if last[m] else []
-                if iteration == 0 and encodes:  # its share of the new sequences, all of which are in by the last micro-batch
+                if iteration == 0 and encodes:  # its share of the new sequences; the last has all of them
                     share = max(0, min(encodes - 1, (m + 1) * encodes // micro_batches - 1))
                     needs[cell].append((phase, share))
                 last[m] = cell
