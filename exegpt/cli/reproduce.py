@@ -65,6 +65,17 @@ def figure8(
     _gains("figure8", over_all, model, workload, report, json)
 
 
+@app.command()
+def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """An unchanged schedule when output lengths change, beside the schedule found anew.
+
+    Example: exegpt reproduce figure11 --report figure11.html
+    """
+    from exegpt.reproduction import figure11 as drawing
+
+    _show("figure11", drawing.reproduce, drawing.sections, report, json)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 
