@@ -7,7 +7,7 @@ table is taken. Latencies are in milliseconds.
 import importlib.util
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,8 @@ class _Tables:
 
     folder: Path
     engine: str
-
-    def __post_init__(self) -> None:
-        self.versions: dict[str, str] = {}
+    versions: dict[str, str] = field(default_factory=dict)
+    """The version of each table that was read so far."""
 
     def columns(self, family: str, name: str, engine: str | None = None, **only: Any) -> dict[str, Array]:
         """The columns of a table's rows that have these values; InputError where there is no such table or row."""

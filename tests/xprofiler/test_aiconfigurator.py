@@ -12,6 +12,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder
+from xprofiler.products import Products
 
 FOLDER = systems_folder()
 installed = pytest.mark.skipif(FOLDER is None, reason="the package aiconfigurator is not installed")
@@ -119,6 +120,22 @@ def test_every_system_and_engine_composes_a_common_model(system, engine):
     step = [d.decoder.rest(16) for d in made.degrees]
     assert step[0] > step[1]
     assert made.device == SYSTEMS[system]
+
+
+@installed
+@pytest.mark.parametrize("axis", ["n", "k"])
+def test_a_width_that_was_left_out_is_predicted_within_7_percent(axis):
+    """Products 8192 wide, or deep, from the other measured ones: the median over their shapes and numbers of rows."""
+    columns = {c: np.array([float(r[c]) for r in gemm()]) for c in ("m", "n", "k", "latency")}
+    kept = columns[axis] != 8192
+    made = Products.of(*(columns[c][kept] for c in "mnk"), columns["latency"][kept] * 1e-3, 989.5e12, 3.35e12, 2)
+    errors = []
+    for other in (1024, 4096, 10240, 16384):
+        n, k = (8192, other) if axis == "n" else (other, 8192)
+        left = (columns["n"] == n) & (columns["k"] == k)
+        order = np.argsort(columns["m"][left])
+        errors.append(made.seconds(n, k) / (columns["latency"][left][order] * 1e-3) - 1)
+    assert np.median(np.abs(errors)) < 0.07
 
 
 @installed
