@@ -25,6 +25,17 @@ _OVER_ALL = Annotated[bool, typer.Option("--over-all", help="Both figures, and t
 
 
 @app.command()
+def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """How often each control variable breaks the monotonicity of throughput and latency.
+
+    Example: exegpt reproduce table5 --json
+    """
+    from exegpt.reproduction import table5 as table
+
+    _show("table5", table.reproduce, table.sections, report, json)
+
+
+@app.command()
 def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
     """OPT-13B on four A40s at the paper's own schedules, and what searches find under the same bounds.
 

@@ -1,0 +1,169 @@
+"""Table 5: how often a control variable breaks the monotonicity of throughput and latency, GPT-3 39B on 2x8 A40s.
+
+One variable is swept with the others fixed, for all combinations of the others on a thinned grid. A point of a sweep is
+non-monotone where its figure lies more than the tolerance below that of any earlier point: that is what a search that
+judges a box by its corners would get wrong. Points that don't fit in memory are left out.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.report.sections import Section
+from exegpt.reproduction.setup import Setup, setup
+from xsimulator.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
+from xsimulator.estimates import outcome
+from xsimulator.outcome import latencies, memory_share
+from xsimulator.scenario import Scenario
+
+Array = NDArray[np.float64]
+TOLERANCES = (0.02, 0.05, 0.10)
+ENCODE_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
+"""N_D and B_m fall, so that throughput and latency are expected to rise (spec section 6)."""
+VARIABLES = {"rra": ("T_P", "B_E", "N_D"), "waa-c": ("T_P", "B_E", "B_m")}
+"""In the order of a grid's axes; T_P is the devices in groups, falling."""
+PAPER = {  # (task, tolerance): RRA's B_E and N_D, WAA's B_E, T_P and B_m, each (latency, throughput) in percent
+    ("S", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
+    ("S", 0.05): ((0.6, 0.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.5, 0.0)),
+    ("S", 0.10): ((0.3, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.4, 0.0)),
+    ("T", 0.02): ((0.2, 0.1), (0.0, 0.0), (0.1, 0.0), (1.2, 0.0), (10.9, 0.0)),
+    ("T", 0.05): ((0.2, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0), (10.6, 0.0)),
+    ("T", 0.10): ((0.2, 0.0), (0.0, 0.0), (0.0, 0.0), (0.4, 0.0), (10.4, 0.0)),
+}
+_COLUMNS = (("rra", "B_E"), ("rra", "N_D"), ("waa-c", "B_E"), ("waa-c", "T_P"), ("waa-c", "B_m"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Shares of the points that are not monotone along one variable."""
+
+    task: str
+    tolerance: float
+    policy: str
+    variable: str
+    points: int
+    latency: float
+    throughput: float
+    paper: tuple[float, float] | None
+    """(latency, throughput) as shares; None where the paper has no such cell."""
+
+
+@dataclass(frozen=True)
+class Table5:
+    """All cells."""
+
+    cells: tuple[Cell, ...]
+
+
+def non_monotone(figures: Array, axis: int, tolerance: float) -> tuple[int, int]:
+    """How many points lie more than `tolerance` below an earlier one along `axis`, and how many points there are.
+    NaN: not a point.
+    """
+    highest = np.fmax.accumulate(figures, axis=axis)
+    return int(np.sum(figures < highest * (1 - tolerance))), int(np.sum(~np.isnan(figures)))
+
+
+def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table5:
+    """Simulate the grids of both policies and tasks, and count."""
+    asked = [(task, policy) for task in ("S", "T") for policy in VARIABLES]
+    cells = []
+    for done, (task, policy) in enumerate(asked, 1):
+        cells += _cells(task, policy, list(grids(setup("gpt3-39b", "2x8xA40", task), policy)))
+        progress(done, len(asked))
+    return Table5(tuple(cells))
+
+
+def _cells(task: str, policy: str, found: list[Array]) -> Iterator[Cell]:
+    for tolerance in TOLERANCES:
+        for axis, variable in enumerate(VARIABLES[policy]):
+            shares = []
+            for kind in range(2):
+                counts = [non_monotone(grid[..., kind], axis, tolerance) for grid in found]
+                points = sum(there for _, there in counts)
+                shares.append(sum(broken for broken, _ in counts) / points)
+            place = (policy, variable)
+            paper = PAPER[task, tolerance][_COLUMNS.index(place)] if place in _COLUMNS else None
+            said = (paper[0] / 100, paper[1] / 100) if paper else None
+            yield Cell(task, tolerance, policy, variable, points, shares[0], shares[1], said)
+
+
+def grids(where: Setup, policy: str) -> Iterator[Array]:
+    """A grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2]: latency in seconds, sequences per second; NaN
+    where memory doesn't hold it.
+    """
+    make = _rra_scenario if policy == "rra" else _waa_scenario
+    devices = where.cluster.devices if policy == "rra" else where.cluster.devices - encoding_devices(where)
+    third, values = ("decode_iterations", DECODE_ITERATIONS) if policy == "rra" else ("micro_batches", MICRO_BATCHES)
+    degrees = sorted(tables.tp for tables in where.profile.degrees)
+    layouts = partial_layouts(where.model, devices, where.cluster.devices_per_node, degrees)
+    for degree in degrees[1:]:
+        own = [one for one in layouts if one.degree in (1, degree)]
+        own = sorted(own, key=lambda one: -one.gpus)[:: max(1, len(own) // 4)]
+        yield np.stack([_grid(make(where, layout), policy, third, values) for layout in own])
+
+
+def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) -> Array:
+    grid = np.full((len(ENCODE_BATCHES), len(values), 2), np.nan)
+    for column, value in enumerate(values):
+        for row, batch in enumerate(ENCODE_BATCHES):
+            found = outcome(scenario, policy, {"encode_batch": batch, third: value})
+            if memory_share(scenario, found) > 1:
+                break  # a larger batch needs more
+            grid[row, column] = latencies(scenario, found)[0], found.throughput
+    return grid
+
+
+def _rra_scenario(where: Setup, layout: Layout) -> Scenario:
+    speeds = layer_speeds(where.workload, where.profile)
+    return _scenario(where, both_stages(where.model, speeds, layout))
+
+
+def _waa_scenario(where: Setup, layout: Layout) -> Scenario:
+    """WAA-C's split of the devices: encoding ones alone, decoding ones in the layout."""
+    speeds, encoding = layer_speeds(where.workload, where.profile), encoding_devices(where)
+    sides = (
+        side_stages(where.model, speeds, Layout(encoding), "encode"),
+        side_stages(where.model, speeds, layout, "decode", encoding),
+    )
+    return _scenario(where, (*sides[0], *sides[1]))
+
+
+def encoding_devices(where: Setup) -> int:
+    """The devices that WAA-C gives to encoding: its share of the computing time."""
+    speed = layer_speeds(where.workload, where.profile)[1]
+    return round(where.cluster.devices * speed.encode / (speed.encode + speed.decode))
+
+
+def _scenario(where: Setup, stages: tuple) -> Scenario:  # type: ignore[type-arg]
+    return Scenario(*where.nouns, stages, where.profile.dtype, variation=False, watched=False)
+
+
+def sections(table: Table5) -> list[Section]:
+    """The table as the paper has it, ours beside."""
+    columns = list(dict.fromkeys((cell.policy, cell.variable) for cell in table.cells))
+    rows = []
+    for task, tolerance in dict.fromkeys((cell.task, cell.tolerance) for cell in table.cells):
+        own = {(c.policy, c.variable): c for c in table.cells if (c.task, c.tolerance) == (task, tolerance)}
+        rows.append((task, f"{tolerance:.0%}", "here", *(_pair((c.latency, c.throughput)) for c in own.values())))
+        rows.append((task, f"{tolerance:.0%}", "paper", *(_pair(c.paper) for c in own.values())))
+    heads = (f"{'RRA' if policy == 'rra' else 'WAA'} {variable}" for policy, variable in columns)
+    points = {f"{c.policy} {c.task}": c.points for c in table.cells}
+    return [
+        Section(
+            "table5: non-monotone points of GPT-3 39B on 2x8xA40, (latency, throughput) in percent",
+            ("task", "tolerance", "", *heads),
+            tuple(rows),
+            (
+                "A point counts that lies below any earlier one of its sweep by more than the tolerance.",
+                "Points simulated: " + ", ".join(f"{name} {count}" for name, count in points.items()) + ".",
+            ),
+        )
+    ]
+
+
+def _pair(shares: tuple[float, float] | None) -> str:
+    return f"({shares[0]:.1%}, {shares[1]:.1%})".replace("%", "") if shares else "–"
