@@ -114,7 +114,8 @@ def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
     norm = 4 * hidden  # input and residual in, both out
     rotary = 2 * qkv  # all in; queries out, keys and values to the cache
     activation = width + model.ffn_matrices(tp)[1][1]
-    return sum(operators.moved(_ACTIVATION_BYTES * operators.rows * n) for n in (norm, norm, rotary, activation))
+    parts = [operators.moved(_ACTIVATION_BYTES * operators.rows * n) for n in (norm, norm, rotary, activation)]
+    return np.sum(parts, axis=0, dtype=np.float64)
 
 
 def _over(axis: str, at: Array, seconds: Array) -> Table:
