@@ -115,7 +115,7 @@ def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
     rotary = 2 * qkv  # all in; queries out, keys and values to the cache
     activation = width + model.ffn_matrices(tp)[1][1]
     parts = [operators.moved(_ACTIVATION_BYTES * operators.rows * n) for n in (norm, norm, rotary, activation)]
-    return np.sum(parts, axis=0, dtype=np.float64)
+    return np.asarray(np.sum(parts, axis=0))
 
 
 def _over(axis: str, at: Array, seconds: Array) -> Table:
