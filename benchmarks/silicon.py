@@ -132,10 +132,19 @@ def calibrated(predicted: Callable[[float], float], measured: float) -> float:
 
 _ROWS = "silicon_sample.csv"
 _MODEL = "meta-llama/Llama-3.1-70B"
-_KV = {("h100_sxm", "vllm"): "bf16", ("h200_sxm", "vllm"): "fp8", ("h200_sxm", "trtllm"): "fp8"}
-"""The table doesn't name the KV dtype. On H100 with two GPUs, 32 sequences of 8192 + 1024 tokens already wait for
-memory: they would all fit in 8 bits. On H200 as many as fit only in 8 bits do not wait.
+_KV = {
+    ("h100_sxm", "vllm"): "bf16",
+    ("h200_sxm", "vllm"): "fp8",
+    ("b200_sxm", "vllm"): "fp8",
+    ("h200_sxm", "trtllm"): "fp8",
+    ("b200_sxm", "trtllm"): "fp8",
+}
+"""(system, engine) → dtype of keys and values, which the table doesn't name. On H100 with two GPUs, 32 sequences of
+8192 + 1024 tokens already wait for memory: they would all fit in 8 bits. On H200 as many as fit only in 8 bits do not
+wait, and B200's rows are of the same kind.
 """
+_UNSEEN = "b200_sxm"
+"""No row of this system calibrates."""
 _PER_CLIENT = 10
 """Requests per client: the measurements, like InferenceMAX's, are taken over ten of each client's."""
 _SHORTEST = 0.8
@@ -171,7 +180,7 @@ def aggregated_rows() -> list[Aggregated]:
                 *(float(row[key]) for key in ("silicon_ttft_ms", "silicon_tpot_ms")),
             )
             for row in csv.DictReader(file)
-            if row["model_path"] == _MODEL and (row["system"], row["backend"]) in _KV and row["mode"] == "agg"
+            if row["model_path"] == _MODEL and (row["system"], row["backend"]) in _KV and row["precision"] == "fp8"
         ]
 
 
@@ -205,7 +214,11 @@ def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]
 
 
 def table_b(peer: Path | None) -> None:
-    """Aggregated serving, and the peer's estimates of the same rows where it gives any."""
+    """Aggregated serving, and the peer's estimates of the same rows where it gives any.
+
+    The engine's own time per sequence and iteration comes from every tenth row; B200's rows are predicted with what the
+    others gave.
+    """
     from xprofiler.aiconfigurator import aiconfigurator_profile
 
     model = builtin_model("llama-3.1-70b")
@@ -223,32 +236,31 @@ def table_b(peer: Path | None) -> None:
         print(f"  {engine}: {each * 1e3:.1f} us per sequence and iteration are the engine's own, by TPOT of these:")
         print(f"    {', '.join(f'{r.system[:4]} TP {r.tp} {r.input}/{r.output} x{r.clients}' for r, _ in known)}")
         for of in systems:
-            overhead = Table(("batch",), ((0.0, 1.0),), (0.0, each * 1e-3))
-            profile = replace(profiles[of], overhead=overhead)
+            profile = replace(profiles[of], overhead=Table(("batch",), ((0.0, 1.0),), (0.0, each * 1e-3)))
             others = sorted(set(range(len(rows[of]))) - set(_tenth(rows[of])))
-            print(f"  {of[0]} {engine}, KV in {_KV[of]}; the other {len(others)} of {len(rows[of])} rows")
-            names = {rows[of][i].name: (bare[of][i], predict_aggregated(rows[of][i], profile)) for i in others}
-            for kept in (others, [i for i in others if rows[of][i].name in theirs]):
-                left = [rows[of][i] for i in kept]
-                if not left or (kept is not others and len(kept) == len(others)):
-                    continue
-                title = "ours" if kept is others else f"ours, {len(left)} rows that the peer estimates"
-                _errors(f"{title}, no overhead", left, {n: found[0] for n, found in names.items()})
-                _errors(title, left, {n: found[1] for n, found in names.items()})
-            if left and theirs:
-                _errors("aiconfigurator's own, the same rows", left, theirs)
+            left = [rows[of][i] for i in others]
+            without = {rows[of][i].name: bare[of][i] for i in others}
+            predicted = {row.name: predict_aggregated(row, profile) for row in left}
+            compared = [row for row in left if row.name in theirs]
+            print(f"  {of[0]} {engine}, KV in {_KV[of]}; {len(left)} of {len(rows[of])} rows")
+            _errors("ours, no overhead", left, without)
+            _errors("ours", left, predicted)
+            if compared:
+                _errors(f"no overhead, {len(compared)} rows of the peer's", compared, without)
+                _errors("ours, the same rows", compared, predicted)
+                _errors("aiconfigurator's own, the same rows", compared, theirs)
 
 
-def _tenth(rows: Sequence[object]) -> range:
-    """Every tenth row, and no more than a tenth of all."""
-    return range(0, len(rows) // 10 * 10, 10)
+def _tenth(rows: Sequence[Aggregated]) -> range:
+    """Every tenth row, and no more than a tenth of all; none of the unseen system's."""
+    return range(0, 0 if rows[0].system == _UNSEEN else len(rows) // 10 * 10, 10)
 
 
 def _errors(title: str, rows: Sequence[Aggregated], predicted: Mapping[str, tuple[float, float]]) -> None:
     errors = np.array([np.array(predicted[r.name]) / (r.ttft_ms, r.tpot_ms) - 1 for r in rows])
     size, sign, median = np.abs(errors).mean(axis=0), errors.mean(axis=0), np.median(np.abs(errors), axis=0)
     tpot, ttft = (f"{size[i]:6.1%} ({sign[i]:+6.1%}), median {median[i]:6.1%}" for i in (1, 0))
-    print(f"    {title:52} TPOT {tpot}   TTFT {ttft}")
+    print(f"    {title:38} TPOT {tpot}   TTFT {ttft}")
 
 
 # (c) static batches

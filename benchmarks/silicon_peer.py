@@ -11,7 +11,7 @@ import logging
 import sys
 from pathlib import Path
 
-KV = {"h100_sxm": "bfloat16", "h200_sxm": "fp8"}
+KV = {"h100_sxm": "bfloat16", "h200_sxm": "fp8", "b200_sxm": "fp8"}
 """The dtype of keys and values, as in table (b)."""
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     table = Path(aiconfigurator_core.__file__).parent / "systems" / "silicon_sample.csv"
     refused = 0
     with table.open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["model_path"].endswith("Llama-3.1-70B") and r["system"] in KV]
+        every = [r for r in csv.DictReader(file) if r["model_path"].endswith("Llama-3.1-70B")]
+    rows = [r for r in every if r["system"] in KV and r["precision"] == "fp8"]
     for row in rows:
         try:
             found = cli_estimate(
