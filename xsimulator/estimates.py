@@ -45,7 +45,7 @@ def outcome(scenario: Scenario, policy: str, controls: Mapping[str, int | None])
         case "waa-c" | "waa-m":
             return waa.outcome(scenario, of("encode_batch"), of("micro_batches"))
         case "static":
-            return static.outcome(scenario, of("encode_batch"))
+            return static.outcome(scenario, of("encode_batch"), pieces)
         case "hybrid":
             return static.outcome(scenario, of("encode_batch"), pieces, of("micro_batches"))
         case "orca":

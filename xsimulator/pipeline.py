@@ -30,14 +30,28 @@ class PhaseTimes:
     """When the last encoding micro-batch leaves the last stage."""
     decoded: Array
     """[N_D]: when each decoding iteration leaves the last stage."""
+    first_encoded: tuple[float, float]
+    """Mean and deviation over the encoding micro-batches of when one leaves the last stage."""
+    first_decoded: tuple[float, float]
+    """The same of the first iteration's micro-batches."""
 
 
 @njit(cache=True)
 def _phase(
-    encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, free: Any, previous: Any, out: Any
+    encode: Any,
+    decode: Any,
+    encode_hop: Any,
+    decode_hop: Any,
+    micro_batches: int,
+    joins: int,
+    turn: int,
+    free: Any,
+    previous: Any,
+    out: Any,
 ) -> float:
     """One phase: when it starts; `out` [cells] becomes when each cell leaves the last stage.
 
+    Where fewer than `micro_batches` sequences are encoded, `joins` of them, they join in turn from micro-batch `turn`.
     `free` [stages] and `previous` [micro_batches], when each stage is free and each micro-batch's last token is out,
     are updated for the next phase.
     """
@@ -57,8 +71,11 @@ def _phase(
         for micro_batch in range(micro_batches):
             ready = max(free[0], previous[micro_batch])
             if iteration == 0 and encodes > 0:  # the new sequences of this micro-batch have been encoded
-                share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
-                ready = max(ready, out[max(share, 0)])
+                if joins >= micro_batches:
+                    share = min(encodes - 1, (micro_batch + 1) * encodes // micro_batches - 1)
+                    ready = max(ready, out[max(share, 0)])
+                elif (micro_batch - turn) % micro_batches < joins:
+                    ready = max(ready, out[(micro_batch - turn) % micro_batches * encodes // joins])
             if cell == 0:
                 started = ready
             for s in range(stages):
@@ -73,7 +90,9 @@ def _phase(
 
 
 @njit(cache=True)
-def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, phases: int) -> Any:
+def _settled(
+    encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_batches: int, joins: int, phases: int
+) -> Any:
     """A phase's start, when its cells leave the last stage, and the seconds per phase: once the pipeline's state is
     that of a few phases before, later by the same time everywhere; after `phases` of them the mean over the later half
     is close.
@@ -83,10 +102,12 @@ def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_b
     states = np.zeros((phases, size))
     free, previous = np.zeros(stages), np.zeros(micro_batches)
     out = np.empty(encode.shape[0] + decode.shape[0] * micro_batches)
-    started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, free, previous, out)
+    started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, joins, 0, free, previous, out)
     for phase in range(phases):
         states[phase, :stages], states[phase, stages:] = free, previous
         for back in range(1, min(phase, _LONGEST_CYCLE) + 1):
+            if joins < micro_batches and back * joins % micro_batches:
+                continue  # another micro-batch's turn
             low, high = np.inf, -np.inf
             for i in range(size):
                 later = states[phase, i] - states[phase - back, i]
@@ -95,32 +116,48 @@ def _settled(encode: Any, decode: Any, encode_hop: Any, decode_hop: Any, micro_b
                     break
             if high - low <= 1e-9 * high:
                 return started, out, high / back
-        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, free, previous, out)
+        turn = (phase + 1) * joins % micro_batches
+        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, joins, turn, free, previous, out)
     half = phases // 2
     return started, out, (states[-1] - states[half]).max() / (phases - 1 - half)
 
 
 def phase_times(
-    encode: Array, decode: Array, micro_batches: int = 1, hops: tuple[Array, Array] | None = None, repeats: bool = True
+    encode: Array,
+    decode: Array,
+    micro_batches: int = 1,
+    hops: tuple[Array, Array] | None = None,
+    repeats: bool = True,
+    sequences: int | None = None,
 ) -> PhaseTimes:
     """The steady phase of a pipeline.
 
     `encode` [encoding micro-batches, stages] and `decode` [iterations, stages], or where micro-batches differ
     [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `hops`, the seconds from
     the stage before to each stage [stages], of an encoding and of a decoding micro-batch. With `repeats` the phase is
-    run until its period settles; without, once from an empty pipeline (its period is then its length).
+    run until its period settles; without, once from an empty pipeline (its period is then its length). `sequences` are
+    encoded in a phase: where they are fewer than the micro-batches, they join these in turn.
     """
     encode, decode, encode_hop, decode_hop = _checked(encode, decode, hops)
     stages, encodes = encode.shape[1], len(encode)
+    joins = micro_batches if sequences is None else min(sequences, micro_batches)
     if repeats:
-        started, out, period = _settled(encode, decode, encode_hop, decode_hop, micro_batches, _PHASES)
+        started, out, period = _settled(encode, decode, encode_hop, decode_hop, micro_batches, joins, _PHASES)
     else:
         fresh = np.zeros(stages), np.zeros(micro_batches), np.empty(encodes + len(decode) * micro_batches)
-        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, *fresh)
+        started = _phase(encode, decode, encode_hop, decode_hop, micro_batches, joins, 0, *fresh)
         out = fresh[2]
         period = fresh[0].max()
-    decoded = out[encodes:].reshape(len(decode), micro_batches).max(axis=1) - started
-    return PhaseTimes(float(period), float(out[encodes - 1] - started) if encodes else 0.0, decoded)
+    out = out - started
+    iterations = out[encodes:].reshape(len(decode), micro_batches)
+    pieces = out[:encodes] if encodes else np.zeros(1)
+    return PhaseTimes(
+        period=float(period),
+        encoded=float(pieces[-1]),
+        decoded=iterations.max(axis=1),
+        first_encoded=(float(pieces.mean()), float(pieces.std())),
+        first_decoded=(float(iterations[0].mean()), float(iterations[0].std())),
+    )
 
 
 def _checked(encode: Array, decode: Array, hops: tuple[Array, Array] | None) -> tuple[Array, Array, Array, Array]:

@@ -1,6 +1,7 @@
 """Chunked prefill (Sarathi, vLLM v1): a token budget an iteration, decoding first, prompts in pieces with the rest."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +13,47 @@ from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
 
+_ROUNDS = 6
+"""After which rate and pieces agree."""
 
-def pieces_of(law: LengthDistribution, room: float) -> LengthDistribution:
-    """The tokens of one piece where prompts are cut after every `room` tokens."""
+
+@dataclass(frozen=True)
+class Pieces:
+    """How prompts are cut."""
+
+    count: float
+    """Of one prompt, on average."""
+    law: LengthDistribution
+    """Of one piece's tokens."""
+
+
+def pieces_of(law: LengthDistribution, room: float, filled: float) -> Pieces:
+    """Prompts cut by what iterations have left for them, `room` tokens, of which prompts take the share `filled`.
+
+    A prompt that finds a fresh iteration is cut after every `room` tokens; one that begins where others have been, at a
+    place anywhere in the room, has its first cut there. The share `filled` of the prompts are of the second kind.
+    """
     most = max(1, int(room))
+    filled = min(max(filled, 0.0), 1.0)
     full, rest = np.divmod(law.s, most)
-    weights = np.bincount(rest.astype(np.intp), weights=law.p, minlength=most + 1)
-    weights[0], weights[most] = 0.0, weights[most] + full @ law.p
-    lengths = np.flatnonzero(weights)
+    fresh = np.bincount(rest.astype(np.intp), weights=law.p, minlength=most + 1)
+    fresh[0], fresh[most] = 0.0, fresh[most] + full @ law.p
+    weights = (1 - filled) * fresh + filled * _begun_anywhere(law, most)
+    lengths = np.flatnonzero(weights > 1e-15)
     p = weights[lengths] / weights.sum()
-    return LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist()))
+    return Pieces(float(weights.sum()), LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist())))
+
+
+def _begun_anywhere(law: LengthDistribution, room: int) -> Array:
+    """[room + 1]: pieces of each length per prompt, where the first cut lies anywhere in the room alike."""
+    own = np.zeros(max(law.max, room) + 2)
+    own[law.s.astype(np.intp)] = law.p
+    longer = np.cumsum(own[::-1])[::-1]  # P(S ≥ k)
+    k = np.arange(1, room)
+    weights = np.zeros(room + 1)
+    weights[1:room] = 2 / room * longer[k + 1] + own[k] * (room - k + 1) / room
+    weights[room] = float(np.maximum(law.s - room + 1, 0.0) @ law.p) / room
+    return weights
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) -> Outcome:
@@ -33,21 +65,21 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) 
     law = scenario.workload.input
     budget = float(max_num_batched_tokens)
     rate = min(max_num_seqs / (iterations + 1.0), budget / (law.mean + iterations))
-    pieces = 1.0
-    for _ in range(20):  # a prompt's pieces depend on what decoding leaves of the budget, which depends on the rate
+    pieces = Pieces(1.0, law)
+    for _ in range(_ROUNDS):  # pieces depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
-        pieces = float(np.ceil(law.s / room) @ law.p)
-        rate = min(max_num_seqs / (iterations + pieces), budget / (law.mean + iterations))
+        pieces = pieces_of(law, room, rate * law.mean / room)
+        rate = min(max_num_seqs / (iterations + pieces.count), budget / (law.mean + iterations))
     decoding = rate * iterations
     room = max(budget - decoding, 1.0)
-    idle = max(0.0, min(math.exp(-rate * pieces), 1.0 - rate * law.mean / room))
+    idle = max(0.0, min(math.exp(-rate * pieces.count), 1.0 - rate * law.mean / room))
     share = 1.0 - idle
     mixture = Mixture(
         weight=np.array([idle, share]),
-        prompts=np.array([0.0, rate * pieces / share]),
+        prompts=np.array([0.0, rate * pieces.count / share]),
         decoding=np.array([decoding, decoding]),
-        piece=pieces_of(law, room),
-        prefill_iterations=pieces,
+        piece=pieces.law,
+        prefill_iterations=pieces.count,
         most_tokens=room,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

@@ -151,10 +151,12 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         after = rounds.deviation * np.sqrt(need)
         return Lifetime(first + need * rounds.mean, np.hypot(after, rounds.first_deviation), after)
 
+    first_token = first if shift else first + rounds.mean  # an encoder-decoder's comes from its first iteration
     return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
-        first_token=(first, rounds.first_deviation),
+        first_token=(first_token, rounds.first_deviation),
+        last_first_token=first_token,
         demand=Demand(
             blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.piece.mean + mixture.decoding).max())
         ),

@@ -53,6 +53,7 @@ def phase(
             scenario.hops(side, encode_batch / pieces * law.mean),
             scenario.hops(side, float(batches.max())),
         ),
+        sequences=encode_batch,
     )
     return Phase(times, encode.sum(axis=0), decode.sum(axis=0) * parts)
 
@@ -90,11 +91,12 @@ def outcome(
         seconds: Array = (phases - 1) * own.period + last
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
-    first = times.encoded if shift else float(own.decoded[0])
+    first, spread = times.first_encoded if shift else own.first_decoded
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
-        first_token=(first, deviation),
+        first_token=(first, float(np.hypot(deviation, spread))),
+        last_first_token=times.encoded if shift else float(own.decoded[0]),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),

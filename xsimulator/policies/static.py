@@ -55,13 +55,15 @@ def outcome(
         seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
         return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
 
+    first, spread = times.first_encoded if shift else times.first_decoded
     longest = expected_longest(scenario.workload.output, batch) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
     decoding = decoding * longest / max(len(ends) - 1, 1)
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=(times.encoded if shift else float(times.decoded[0]), deviation),
+        first_token=(first, float(np.hypot(deviation, spread))),
+        last_first_token=times.encoded if shift else float(times.decoded[0]),
         demand=Demand(blocks(scenario, batch), batch * max(law.mean / pieces, 1 / parts)),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",

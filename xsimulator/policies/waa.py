@@ -6,8 +6,8 @@ decoding phase with N_D = k, so its batch is a sawtooth, and the k at which thos
 of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch. Where handovers come faster than iterations,
 m of them join at each, and B_D = m · B_E · E[D].
 
-A smaller k means a larger batch: the least that memory holds is the fastest that the decoding side goes. Where the
-encoding side is faster still it waits for it: room is kept for a batch when its encoding begins, so it waits before.
+Where memory doesn't hold the fixed point's residents (its 99.9th percentile), the encoding side waits: room is kept
+for a query when its encoding begins, so that waiting comes before its latency counts.
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ Array = NDArray[np.float64]
 
 MOST_JOINED = 4096
 """Handovers that join one iteration at most."""
+_ROUNDS = 10
+"""After which a crowded decoding side's rate and residents agree."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Encoding:
     """Of a batch's encoding time, for its lengths vary."""
     busy: Array
     """[stages]: seconds of work per batch."""
+
+    def towards(self, other: "Encoding", batch: float, full: int) -> "Encoding":
+        """Of batches of `batch` prompts, where this is of one prompt and the other of `full`: on a line between."""
+        share = (batch - 1) / max(full - 1, 1)
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Encoding(*((1 - share) * one + share * many for one, many in pairs))
 
 
 def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
@@ -120,41 +128,14 @@ def side_work(scenario: Scenario, encode_batch: int) -> Array:
     return scenario.decode.handover(tokens)
 
 
-def residents(scenario: Scenario, stride: float) -> Reservation:
-    """Blocks held by the decoding side's residents, per sequence handed over in one batch."""
-    return scenario.reservation(int(stride)) if stride >= 1 else scenario.reservation(1).times(1.0 / stride)
-
-
 def blocks(scenario: Scenario, encode_batch: int, stride: float, underway: float) -> int:
     """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
     moment that a batch's encoding begins, by the `underway` batches that are being encoded and handed over.
     """
-    held = residents(scenario, stride) + scenario.reservation(None).times(underway)
+    held = scenario.reservation(int(stride)) if stride >= 1 else scenario.reservation(1).times(1.0 / stride)
     phases = np.ceil(scenario.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
-    return held.quantile(encode_batch, encode_batch * float(phases))
-
-
-def least_stride(scenario: Scenario, encode_batch: int, underway: float) -> float:
-    """The smallest stride at which the decoding side's memory holds everybody; the largest there is if none does."""
-    room = min(memory.blocks for memory in scenario.memory(1.0)[len(scenario.encode.stages) :])
-
-    def fits(stride: float) -> bool:
-        return blocks(scenario, encode_batch, stride, underway) <= room
-
-    most = max(1, int(scenario.iterations[0].max()))
-    if fits(1.0):
-        low, high = 1.0 / MOST_JOINED, 1.0
-        if fits(low):
-            return low
-        while high > 1.01 * low:
-            middle = (low * high) ** 0.5
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
-    low_k, high_k = 1, most
-    while high_k - low_k > 1:
-        middle_k = (low_k + high_k) // 2
-        low_k, high_k = (low_k, middle_k) if fits(middle_k) else (middle_k, high_k)
-    return float(high_k)
+    together = held + scenario.reservation(None).times(underway)
+    return together.quantile(encode_batch, encode_batch * float(phases))
 
 
 @dataclass(frozen=True)
@@ -180,30 +161,25 @@ class Decoding:
         return (1 - self.share) * self.fast.lived(need) + self.share * self.slow.lived(need)
 
 
-def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float, least: float) -> Decoding:
-    """The decoding side under a handover every `period` seconds, at no stride below `least`: there its cycle lasts
-    longer, and the encoding side waits for it.
+def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float) -> Decoding:
+    """The decoding side under a handover every `period` seconds, memory aside; its quickest cycle where even that one
+    lasts longer.
     """
 
     def at(stride: float) -> Cycle:
         return cycle(scenario, encode_batch, micro_batches, stride)
 
     most = max(1, int(scenario.iterations[0].max()))
-    fastest = at(least)
-    if fastest.period >= period:
-        return Decoding(fastest, fastest, 0.0)
-    if least < 1:
-        if at(1.0).period > period:
-            low, high = least, 1.0
-            while high > 1.001 * low:
-                middle = (low * high) ** 0.5
-                low, high = (middle, high) if at(middle).period < period else (low, middle)
-            return Decoding(at(low), at(low), 0.0)
-        least = 1.0
+    if at(1.0).period > period:
+        low, high = 1.0 / MOST_JOINED, 1.0
+        while high > 1.001 * low:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if at(middle).period < period else (low, middle)
+        return Decoding(at(low), at(low), 0.0)
     slowest = at(most)
     if slowest.period <= period:  # everybody has left before the next handover
         return Decoding(slowest, slowest, 0.0)
-    low_k, high_k = int(least), most
+    low_k, high_k = 1, most
     while high_k - low_k > 1:
         middle_k = (low_k + high_k) // 2
         low_k, high_k = (middle_k, high_k) if at(middle_k).period <= period else (low_k, middle_k)
@@ -211,15 +187,75 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
 
 
-def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
-    """Throughput B_E / T_E, or what the decoding side can take. A query lives through its batch's encoding, the
-    handover, the wait for the end of an iteration, and D iterations.
-    """
+@dataclass(frozen=True)
+class Flow:
+    """Both sides together."""
+
+    throughput: float
+    """Sequences per second."""
+    encoder: Encoding
+    decoder: Decoding
+    resident: float
+    """B_D: sequences being decoded just after a handover."""
+    blocks: int
+    """That the decoding side holds."""
+    busy: Array
+    """[stages]: busy fractions."""
+    waits: bool
+    """Whether the encoding side waits for the decoding side."""
+
+
+def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
+    """The steady state: full batches every T_E as long as memory holds who is then resident, else a full memory."""
     encoder = encoding(scenario, encode_batch)
     underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
-    least = least_stride(scenario, encode_batch, underway)
-    decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period, least)
-    period = max(encoder.period, decoder.period)
+    decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period)
+    need = blocks(scenario, encode_batch, decoder.fast.stride, underway)
+    room = min(memory.blocks for memory in scenario.memory(1.0)[len(scenario.encode.stages) :])
+    rate = encode_batch / max(encoder.period, decoder.period)
+    if need > room >= scenario.reservation(None).longest:
+        full = crowded(scenario, encode_batch, micro_batches, room, rate)
+        if full.throughput < rate:
+            return full
+        need = room  # the mean fits: now and then a batch waits a moment
+    stride = decoder.fast.stride
+    resident = encode_batch * scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
+    busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
+    waits = decoder.period > encoder.period * 1.001
+    return Flow(rate, encoder, decoder, resident, need, busy, waits)
+
+
+def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int, rate: float) -> Flow:
+    """Where the decoding side's memory is full: whoever finishes makes room for the next, so that it stays full on
+    average, prompts are encoded a few at a time, as many as arrive while the first stage is busy, and the number of
+    residents hardly changes.
+
+    n residents hold E[blocks | resident] each, the X · (encoding + handover + half an iteration) sequences on their
+    way E[blocks], and the next one that doesn't fit yet leaves half of its own free; X = n / (E[D] · T_D(n)).
+    """
+    need, p = scenario.iterations
+    mean = float(need @ p)
+    each, held = scenario.reservation(None).mean, scenario.reservation(1).mean / mean
+    few, many = encoding(scenario, 1), encoding(scenario, encode_batch)
+    context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
+    encoder, seconds, work, resident = many, np.zeros(1), np.zeros((1, 1)), 0.0
+    for _ in range(_ROUNDS):
+        encoder = few.towards(many, min(max(rate * few.period, 1.0), encode_batch), encode_batch)
+        on_the_way = rate * (encoder.traversal + encoder.handover + float(seconds[0]) / 2)
+        resident = max((room - each * (0.5 + on_the_way)) / held, 1.0)
+        seconds, work = iteration(scenario, np.array([resident]), context, micro_batches)
+        rate = (rate + resident / (mean * float(seconds[0]))) / 2
+    rate = min(rate, encode_batch / many.period)
+    batch = min(max(rate * few.period, 1.0), encode_batch)
+    steady = Cycle(batch / (rate * float(seconds[0])), seconds, work[0])
+    busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
+    return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, room, busy, True)
+
+
+def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
+    """A query lives through its batch's encoding, the handover, the wait for an iteration's end, and D iterations."""
+    found = flow(scenario, encode_batch, micro_batches)
+    encoder, decoder, law = found.encoder, found.decoder, scenario.workload.input
     shift = 1.0 if scenario.first_by_encoding else 0.0
     one = float(decoder.fast.seconds.mean())
     merged = encoder.traversal + encoder.handover + one / 2
@@ -231,18 +267,17 @@ def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcom
         return Lifetime(seconds, np.hypot(encoder.deviation, waiting), waiting)
 
     first = encoder.traversal if shift else merged + float(decoder.lived(np.ones(1))[0])
-    law = scenario.workload.input
     return Outcome(
-        throughput=encode_batch / period,
+        throughput=found.throughput,
         lifetime=lifetime,
         first_token=(first, encoder.deviation),
-        demand=Demand(
-            blocks(scenario, encode_batch, decoder.fast.stride, underway),
-            encode_batch * scenario.steady(max(1, int(decoder.fast.stride))).batch_ratio / micro_batches,
+        last_first_token=first,
+        demand=Demand(found.blocks, found.resident / micro_batches),
+        busy=found.busy,
+        binding="decoding" if found.waits else "encoding",
+        encode_demand=Demand(
+            prompt_blocks(scenario, encode_batch, encoder.handover / encoder.period), encode_batch * law.mean
         ),
-        busy=np.concatenate([encoder.busy, decoder.busy]) / period,
-        binding="encoding" if decoder.period <= encoder.period * 1.001 else "decoding",
-        encode_demand=Demand(prompt_blocks(scenario, encode_batch, encoder.handover / period), encode_batch * law.mean),
     )
 
 
@@ -262,9 +297,4 @@ def prompt_blocks(scenario: Scenario, encode_batch: int, leaving: float) -> int:
 
 def decode_batch(scenario: Scenario, encode_batch: int, micro_batches: int) -> int:
     """B_D, rounded: sequences being decoded just after a handover."""
-    encoder = encoding(scenario, encode_batch)
-    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
-    least = least_stride(scenario, encode_batch, underway)
-    stride = fixed_point(scenario, encode_batch, micro_batches, encoder.period, least).fast.stride
-    ratio = scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
-    return max(1, round(encode_batch * ratio))
+    return max(1, round(flow(scenario, encode_batch, micro_batches).resident))
