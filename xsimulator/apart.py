@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exegpt.policies import Ledger, Step, WAAPolicy
+from exegpt.policies.waa import most_underway
 from xsimulator.cells import Pipeline, Ran
 from xsimulator.handover import handover_seconds
 from xsimulator.record import Record
@@ -42,7 +43,7 @@ class Apart:
     """When the last batches left the encoding side, as many as may be under way on it."""
 
     def __post_init__(self) -> None:
-        self._outs = deque(maxlen=2 * len(self.encode.stages) - 1)
+        self._outs = deque(maxlen=most_underway(len(self.encode.stages)))
 
     def finish(self) -> None:
         """Until nobody waits and nobody is resident."""

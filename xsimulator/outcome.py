@@ -50,8 +50,6 @@ class Outcome:
     """Of queries by their output lengths."""
     first_token: tuple[float, float]
     """Mean and deviation of the time to first token."""
-    last_first_token: float
-    """The same of those whose latency `lifetime` tells: a pipeline's last micro-batch."""
     demand: Demand
     busy: Array
     """[stages]: busy fractions."""
@@ -104,7 +102,7 @@ def per_token(scenario: Scenario, outcome: Outcome) -> tuple[float | None, float
         return None, None
     gaps, weight = output.s[many] - 1, output.p[many] / output.p[many].sum()
     life = outcome.lifetime(output.s[many])
-    mean = (life.seconds - outcome.last_first_token) / gaps
+    mean = (life.seconds - outcome.first_token[0]) / gaps
     if not scenario.variation or not life.deviation_after.any():
         return float(mean @ weight), _quantile(mean, weight, 0.99)
     spread = mean[:, None] + (life.deviation_after / gaps)[:, None] * _NODES

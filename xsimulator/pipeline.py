@@ -192,3 +192,29 @@ def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:
     """
     starts, ends = _iterations(np.ascontiguousarray(decode, dtype=np.float64), hop)
     return starts, ends
+
+
+@njit(cache=True)
+def _tandem(seconds: Any, hop: Any, most: int) -> Any:
+    """Start of every item, and when it leaves the last stage."""
+    items, stages = seconds.shape
+    starts, outs, free = np.zeros(items), np.zeros(items), np.zeros(stages)
+    for i in range(items):
+        ready = max(free[0], outs[i - most] if i >= most else 0.0)
+        starts[i] = ready
+        for s in range(stages):
+            ready = max(free[s], ready + (hop[s] if s > 0 else 0.0)) + seconds[i, s]
+            free[s] = ready
+        outs[i] = ready
+    return starts, outs
+
+
+def tandem(seconds: Array, hop: Array, most: int) -> tuple[float, float, float]:
+    """Items one after the other through stages, at most `most` at once: the mean seconds between two of them, and the
+    mean and deviation of an item's way. `seconds` [items, stages], `hop` [stages] as in `phase_times`.
+    """
+    starts, outs = _tandem(np.ascontiguousarray(seconds, dtype=np.float64), hop, most)
+    settled = slice(len(outs) // 4, None)
+    way = (outs - starts)[settled]
+    between = (outs[-1] - outs[settled][0]) / (len(way) - 1)
+    return float(between), float(way.mean()), float(way.std())

@@ -3,6 +3,14 @@
 from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
+def most_underway(stages: int) -> int:
+    """Batches that the encoding side may hold at once: one on each of its stages and one before each but the first.
+
+    More would not make it faster, only hold blocks.
+    """
+    return 2 * stages - 1
+
+
 class WAAPolicy:
     """Each side is asked on its own, whenever its first stage is free.
 

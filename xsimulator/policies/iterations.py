@@ -156,7 +156,6 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=(first_token, rounds.first_deviation),
-        last_first_token=first_token,
         demand=Demand(
             blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.piece.mean + mixture.decoding).max())
         ),

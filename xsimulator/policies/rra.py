@@ -96,7 +96,6 @@ def outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
-        last_first_token=times.encoded if shift else float(own.decoded[0]),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),

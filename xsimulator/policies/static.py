@@ -63,7 +63,6 @@ def outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
-        last_first_token=times.encoded if shift else float(times.decoded[0]),
         demand=Demand(blocks(scenario, batch), batch * max(law.mean / pieces, 1 / parts)),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",

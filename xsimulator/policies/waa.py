@@ -10,15 +10,17 @@ Where memory doesn't hold the fixed point's residents (its 99.9th percentile), t
 for a query when its encoding begins, so that waiting comes before its latency counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.policies.waa import most_underway
 from exegpt.schedule import BLOCK_SIZE
 from xsimulator.handover import handover_seconds
 from xsimulator.memory import Reservation
 from xsimulator.outcome import Demand, Lifetime, Outcome
+from xsimulator.pipeline import tandem
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import length_biased_context
 
@@ -27,6 +29,9 @@ Array = NDArray[np.float64]
 
 MOST_JOINED = 4096
 """Handovers that join one iteration at most."""
+_QUANTILES = 32
+_SHUFFLED = np.concatenate([np.random.default_rng(seed).permutation(_QUANTILES) for seed in range(8)])
+"""Batches that are followed through the encoding side, by the quantile of their time."""
 _ROUNDS = 10
 """After which a crowded decoding side's rate and residents agree."""
 
@@ -37,8 +42,10 @@ class Encoding:
 
     period: float
     """T_E: from one batch to the next, the slowest stage or its transfer."""
+    alone: float
+    """From a batch's start to its end on the last stage, where none is in its way."""
     traversal: float
-    """From a batch's start to its end on the last stage."""
+    """The same with others before and behind it."""
     handover: float
     """From there until the decoding side can merge it."""
     deviation: float
@@ -54,14 +61,21 @@ class Encoding:
 
 
 def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
-    """The encoding side with batches of B_E, one after the other through its stages."""
+    """The encoding side with batches of B_E, one after the other through its stages.
+
+    Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their law, are
+    followed through the stages, with no more under way than the policy allows.
+    """
     side, law = scenario.encode, scenario.workload.input
     seconds = side.each(lambda group: group.encode(encode_batch, law))
     tokens = encode_batch * law.mean
-    handover = handover_seconds(scenario, tokens)
-    deviation = scenario.encode.encode_deviation(encode_batch, law)
-    traversal = float(seconds.sum() + scenario.hops(side, tokens).sum())
-    return Encoding(max(float(seconds.max()), handover / 2), traversal, handover, deviation, seconds)
+    handover, hops = handover_seconds(scenario, tokens), scenario.hops(side, tokens)
+    alone, period, traversal = float(seconds.sum() + hops.sum()), float(seconds.max()), 0.0
+    deviation = side.encode_deviation(encode_batch, law)
+    if len(side.stages) > 1:
+        drawn = side.each(lambda group: group.encode_parts(encode_batch, law, _QUANTILES))[_SHUFFLED]
+        period, traversal, deviation = tandem(drawn, hops, most_underway(len(side.stages)))
+    return Encoding(max(period, handover / 2), alone, max(traversal, alone), handover, deviation, seconds)
 
 
 def iteration(scenario: Scenario, batch: Array, context: Array, micro_batches: int) -> tuple[Array, Array]:
@@ -122,7 +136,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
     return Cycle(stride, first, busy + joined)
 
 
-def side_work(scenario: Scenario, encode_batch: int) -> Array:
+def side_work(scenario: Scenario, encode_batch: float) -> Array:
     """[decoding stages]: seconds in which an encoder-decoder's decoders take over a batch of encoded prompts."""
     tokens = encode_batch * scenario.workload.input.mean
     return scenario.decode.handover(tokens)
@@ -239,13 +253,16 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     few, many = encoding(scenario, 1), encoding(scenario, encode_batch)
     context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
     encoder, seconds, work, resident = many, np.zeros(1), np.zeros((1, 1)), 0.0
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS):  # whoever joined last is taken over in the same iteration
         encoder = few.towards(many, min(max(rate * few.period, 1.0), encode_batch), encode_batch)
-        on_the_way = rate * (encoder.traversal + encoder.handover + float(seconds[0]) / 2)
+        on_the_way = rate * (encoder.alone + encoder.handover + float(seconds[0]) / 2)
         resident = max((room - each * (0.5 + on_the_way)) / held, 1.0)
+        joined = side_work(scenario, max(rate * float(seconds[0]), 1.0))
         seconds, work = iteration(scenario, np.array([resident]), context, micro_batches)
+        seconds, work = seconds + joined.max(), work + joined
         rate = (rate + resident / (mean * float(seconds[0]))) / 2
     rate = min(rate, encode_batch / many.period)
+    encoder = replace(encoder, traversal=encoder.alone)  # it seldom has two batches at once
     batch = min(max(rate * few.period, 1.0), encode_batch)
     steady = Cycle(batch / (rate * float(seconds[0])), seconds, work[0])
     busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
@@ -271,7 +288,6 @@ def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcom
         throughput=found.throughput,
         lifetime=lifetime,
         first_token=(first, encoder.deviation),
-        last_first_token=first,
         demand=Demand(found.blocks, found.resident / micro_batches),
         busy=found.busy,
         binding="decoding" if found.waits else "encoding",
