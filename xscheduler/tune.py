@@ -1,51 +1,26 @@
 """Tuning: the schedule with the highest throughput under the bounds, over all policies and allocations."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
-from exegpt.estimate import Binding, Estimate
+from exegpt.estimate import Binding
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
-from exegpt.schedule import Bound, Schedule
+from exegpt.schedule import Bound
 from exegpt.workload import Workload
+from xscheduler.advice import next_step, why_behind
 from xscheduler.candidates import POLICIES, CandidateFamily, Candidates, schedule, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
+from xscheduler.tuned import Alternative, Tuned
 from xsimulator.outcome import memory_share
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
 
 Members = list[Candidates | CandidateFamily]
 """A policy's spaces."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A policy's best schedule under the bounds, or why it has none."""
-
-    policy: str
-    schedule: Schedule | None
-    estimate: Estimate | None
-    reason: str
-    """One sentence: by how much it loses, or what it can't meet."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The answer: the best schedule and its estimate (None where nothing is feasible), beside every policy's."""
-
-    schedule: Schedule | None
-    estimate: Estimate | None
-    alternatives: tuple[Alternative, ...]
-    search: Search
-    """Summed over the policies."""
-    lowest_latency_s: float | None
-    """The lowest latency that any searched schedule reaches, where no schedule is feasible or it was asked for; None
-    where not one sequence fits in memory.
-    """
-    assumptions: tuple[str, ...]
 
 
 def tune(
@@ -93,9 +68,8 @@ def tune(
     for policy in policies:
         made = spaces(policy, question)
         tried.append((policy, made, search(list(made), method, tolerance)))
-    best = max(tried, key=lambda one: one[2].throughput)[2]
-    alternatives = tuple(_alternative(policy, made, found, best, question) for policy, made, found in tried)
-    winner = next((a for a in alternatives if a.estimate and a.estimate.throughput_tok_s == best.throughput), None)
+    alternatives = _compared(tuple(_alternative(policy, made, found, question) for policy, made, found in tried))
+    winner = max((a for a in alternatives if a.estimate), key=_rate, default=None)
     lowest = math.inf
     if lowest_latency or not winner:
         lowest = _lowest_latency([space for _, made, _ in tried for space in made], limits)
@@ -125,29 +99,50 @@ def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
 
-def _alternative(policy: str, made: Members, found: Found, best: Found, question: Question) -> Alternative:
+def _alternative(policy: str, made: Members, found: Found, question: Question) -> Alternative:
+    """A policy's best schedule and what limits it."""
     if not isinstance(found.space, Candidates):
         return Alternative(policy, None, None, _why_infeasible(policy, made, question))
     space, values = found.space, found.space.values(found.point)
     estimate = space.estimate(values)
-    estimate = replace(estimate, binding=_binding(found, estimate.binding))
-    behind = 1 - found.throughput / best.throughput
-    reason = "the best" if behind <= 0 else f"{behind:.1%} behind the best; limited by {estimate.binding}"
-    return Alternative(policy, schedule(space, values, question.limits), estimate, reason)
+    broken, text = next_step(space, found.point)
+    estimate = replace(estimate, binding=_binding(broken, estimate.binding))
+    limited = f"limited by {estimate.binding}" + (f": {text}" if text else "")
+    return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
 
 
-def _binding(found: Found, otherwise: Binding | None) -> Binding | None:
+def _binding(broken: set[str], otherwise: Binding | None) -> Binding | None:
     """What the next step up along any variable would break: memory, a latency, or nothing."""
-    assert found.space is not None
-    space, broken = found.space, set()
-    for k, index in enumerate(found.point):
-        if index < space.highest[k]:
-            above = space.at((*found.point[:k], index + 1, *found.point[k + 1 :]))
-            pairs = zip(above.figures, space.constraints, strict=True)
-            broken |= {c.name for figure, c in pairs if figure > c.limit}
     if broken & {"latency", "ttft", "tpot"}:
         return "latency"
     return "memory" if "memory" in broken else otherwise
+
+
+def _compared(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
+    """The alternatives, each with its place beside the best one and why."""
+    ranked = sorted((a for a in alternatives if a.estimate), key=lambda a: -_rate(a))
+    if not ranked:
+        return alternatives
+    best = ranked[0]
+
+    def place(one: Alternative) -> str:
+        if one is best:
+            if len(ranked) == 1:
+                return "the best"
+            ahead = _rate(best) / _rate(ranked[1]) - 1
+            return f"the best: {f'{ahead:.1%} ahead of' if ahead > 1e-6 else 'as good as'} {ranked[1].policy}"
+        behind = 1 - _rate(one) / _rate(best)
+        if behind <= 1e-6:
+            return f"as good as {best.policy}"
+        assert one.schedule and one.estimate and best.schedule and best.estimate
+        why = why_behind((best.schedule, best.estimate), (one.schedule, one.estimate))
+        return f"{behind:.1%} behind {best.policy}" + (f": {why}" if why else "")
+
+    return tuple(replace(a, reason=f"{place(a)}; {a.reason}") if a.estimate else a for a in alternatives)
+
+
+def _rate(alternative: Alternative) -> float:
+    return alternative.estimate.throughput_tok_s if alternative.estimate else 0.0
 
 
 def _lowest_latency(made: Members, limits: Limits, lowest: float = math.inf) -> float:
@@ -208,5 +203,7 @@ def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tu
         made.append(f"bound: {meaning[bound]}{also}, counted from the start of its encoding")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
-        made.append(f"the profile was asked beyond its grid in {asked}: linear continuation")
+        made.append(
+            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+        )
     return tuple(made)

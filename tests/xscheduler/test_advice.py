@@ -1,0 +1,143 @@
+"""Explanations: every figure in a sentence is one of the estimates', and nothing is said that they don't show."""
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.estimate import Estimate
+from exegpt.schedule import Stage
+from exegpt.workload import Workload, task
+from tests.exegpt.nouns import schedule
+from xprofiler.roofline import roofline_profile
+from xscheduler.advice import decoding, looser_bound, other_cluster, twice, use_of, why_behind
+from xscheduler.tune import tune
+from xsimulator import estimate as simulate
+
+OPT = builtin_model("opt-13b")
+A40 = parse_cluster("4xA40")
+
+
+@functools.cache
+def answer(bound_s=12.0, cluster="4xA40"):
+    where = parse_cluster(cluster)
+    policies = ("static", "orca", "chunked", "rra")
+    return tune(OPT, where, task("S"), roofline_profile(OPT, where), latency_bound_s=bound_s, policies=policies)
+
+
+def estimate(tokens=100.0, sequences=10.0, tpot=0.02, busy=0.9):
+    return Estimate(sequences, tokens, 1.0, 1.0, 1.0, 0.1, tpot, 0.1, tpot, memory_bytes=(2e10,), utilisation=(busy,))
+
+
+def test_decoding_sequences_are_littles_law():
+    # 90 tokens a second after the first ones, 20 ms each
+    assert decoding(estimate()) == pytest.approx(1.8)
+    assert decoding(estimate(tpot=None)) is None
+
+
+figures = st.builds(
+    estimate,
+    tokens=st.floats(20, 1e4),
+    sequences=st.floats(1, 19),
+    tpot=st.one_of(st.none(), st.floats(1e-4, 1.0)),
+    busy=st.floats(0, 1),
+)
+
+
+@given(figures, figures)
+def test_only_differences_that_cost_something_are_named(best, other):
+    said = why_behind((schedule("chunked"), best), (schedule("orca"), other))
+    many, most = decoding(other), decoding(best)
+    fewer = re.search(r"\((\d+)% fewer\)", said)
+    assert bool(fewer) == bool(many and most and 1 - many / most > 0.02)
+    if fewer:
+        assert int(fewer[1]) == pytest.approx(100 * (1 - many / most), abs=0.51)
+    slower = re.search(r"\((\d+)% more\)", said)
+    assert bool(slower) == bool(many and most and other.tpot_s / best.tpot_s - 1 > 0.02)
+    assert ("idle" in said) == (best.utilisation[0] - other.utilisation[0] > 0.02)
+
+
+WAA = (Stage((0,), 1, "encode", None, (0, 12)), Stage((1,), 1, "decode", None, (0, 12)))
+
+
+def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
+    def made(policy):
+        return schedule(policy, **({"stages": WAA} if policy.startswith("waa") else {}))
+
+    def said(best, other):
+        return why_behind((made(best), estimate()), (made(other), estimate()))
+
+    assert "in the best together" in said("chunked", "rra")
+    assert "in the best together" not in said("rra", "static")
+    assert "held twice" in said("rra", "waa-c") and "held twice" not in said("waa-m", "waa-c")
+    assert "45% of one is decoded" in said("rra", "static")
+    assert "kept to their longest" not in said("static", "hybrid")
+
+
+def test_every_policy_is_placed_beside_the_best():
+    found = answer()
+    best = max(found.alternatives, key=lambda a: a.estimate.throughput_tok_s)
+    for one in found.alternatives:
+        behind = 1 - one.estimate.throughput_tok_s / best.estimate.throughput_tok_s
+        if one is best:
+            assert re.match(r"the best: \d+\.\d% ahead of (orca|rra|static); limited by ", one.reason)
+        else:
+            assert one.reason.startswith(f"{behind:.1%} behind {best.policy}: ")
+            assert f"limited by {one.estimate.binding}" in one.reason
+
+
+def test_the_step_that_would_break_a_limit_is_named_and_does():
+    """The figure in the sentence is what the schedule with that one variable raised comes to."""
+    rra = next(a for a in answer().alternatives if a.policy == "rra")
+    name, value, latency = re.search(r"(\w+)=(\d+) would bring the bounded latency to ([\d.]+) s", rra.reason).groups()
+    raised = replace(rra.schedule, **{name: int(value)})
+    assert getattr(rra.schedule, name) != int(value)
+    tail = simulate(raised, roofline_profile(OPT, A40)).latency_tail_s
+    assert tail == pytest.approx(float(latency), rel=1e-3) and tail > 12.0
+
+
+def test_what_ends_a_batch_is_named():
+    """Memory where the space ends, or the phase that a fuller batch doesn't quicken."""
+    loose = answer(None)
+    assert {a.estimate.binding for a in loose.alternatives} >= {"memory"}
+    for one in loose.alternatives:
+        if one.estimate.binding == "memory":
+            assert re.search(r"would need 1\d\d(\.\d+)?% of the memory", one.reason)
+        elif "would give no more" in one.reason:
+            name, value = re.search(r"(\w+)=(\d+) would give no more", one.reason).groups()
+            more = simulate(replace(one.schedule, **{name: int(value)}), roofline_profile(OPT, A40))
+            assert more.throughput_tok_s <= 1.001 * one.estimate.throughput_tok_s
+
+
+def test_looser_bounds_and_larger_clusters_are_searched_anew():
+    def again(bound_s, cluster):
+        return answer(bound_s, cluster.name)
+
+    found = answer()
+    gain = answer(18.0).estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
+    said = looser_bound(again, found, 12.0, A40)
+    assert said.startswith("a bound of 18s instead of 12s would give ")
+    assert f"{gain:+.1%}" in said or (gain < 0.001 and "no more" in said)
+    assert looser_bound(again, found, None, A40) is None
+    double = twice(A40)
+    assert double.name == "8xA40" and double.devices == 8
+    times = answer(12.0, "8xA40").estimate.throughput_tok_s / found.estimate.throughput_tok_s
+    assert f"{times:.2f} times the throughput" in other_cluster(again, found, 12.0, double, "twice the devices")
+    assert twice(parse_cluster("2x8xA40")).name == "4x8xA40"
+    assert looser_bound(again, answer(0.01), 0.01, A40).endswith("would not be enough")
+
+
+def test_use_tells_the_figures():
+    a = answer()
+    said = use_of((a.schedule, a.estimate))
+    assert f"busy {sum(a.estimate.utilisation) / 4:.0%}" in said
+
+
+def test_outputs_of_one_token_are_explained_too():
+    found = tune(OPT, A40, Workload.fixed(100, 1), roofline_profile(OPT, A40), policies=("static", "orca", "rra"))
+    assert all(a.reason for a in found.alternatives) and found.estimate.tpot_s is None

@@ -1,0 +1,172 @@
+"""Why an answer is what it is, and what would better it: sentences made of the answers' own figures."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from exegpt.cluster import ClusterSpec
+from exegpt.duration import format_duration
+from exegpt.estimate import Estimate
+from exegpt.schedule import Schedule
+from xscheduler.space import Space
+from xscheduler.tuned import Tuned
+
+Answer = tuple[Schedule, Estimate]
+
+LOOSER = 1.5
+"""By how much a bound is loosened to see what it costs."""
+_WORTH_SAYING = 0.02
+"""Differences below this share explain nothing."""
+_TOGETHER, _IN_BATCHES, _APART = ("orca", "chunked"), ("static", "hybrid"), ("waa-c", "waa-m")
+
+
+def decoding(estimate: Estimate) -> float | None:
+    """Sequences that are decoded at a time, on average over the cluster, by Little's law; None where outputs have one
+    token.
+    """
+    rate = estimate.throughput_tok_s - estimate.throughput_seq_s  # tokens after the first
+    return rate * estimate.tpot_s if estimate.tpot_s else None
+
+
+def idle(estimate: Estimate) -> float | None:
+    """The devices' mean idle share; None where it isn't known."""
+    return 1 - sum(estimate.utilisation) / len(estimate.utilisation) if estimate.utilisation else None
+
+
+def memory_share(answer: Answer) -> float:
+    """The fullest device's use over what may be used."""
+    schedule, estimate = answer
+    return max(estimate.memory_bytes) / (schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction)
+
+
+def why_behind(best: Answer, other: Answer) -> str:
+    """What makes `other` slower than `best`: the differences between their figures, the greatest first."""
+    said = [*_figures(best, other), *_ways(best, other)]
+    return "; ".join(said)
+
+
+def _figures(best: Answer, other: Answer) -> list[str]:
+    found: list[tuple[float, str]] = []
+    many, most = decoding(other[1]), decoding(best[1])
+    if many and most:
+        lost = 1 - many / most
+        found.append((lost, f"{many:.3g} sequences are decoded at a time, {most:.3g} in the best ({lost:.0%} fewer)"))
+    if other[1].tpot_s and best[1].tpot_s:
+        slower = other[1].tpot_s / best[1].tpot_s - 1
+        times = f"{format_duration(other[1].tpot_s)}, in the best {format_duration(best[1].tpot_s)}"
+        found.append((slower, f"a token takes {times} ({slower:.0%} more)"))
+    idles, least = idle(other[1]), idle(best[1])
+    if idles is not None and least is not None:
+        found.append((idles - least, f"devices idle {idles:.0%} of the time, in the best {least:.0%}"))
+    return [text for lost, text in sorted(found, reverse=True) if lost > _WORTH_SAYING]
+
+
+def _ways(best: Answer, other: Answer) -> list[str]:
+    """What follows from how the two policies work."""
+    (schedule, estimate), ahead = other, best[0]
+    one_stack = not schedule.model.spec.encoder_layers
+    said = []
+    if one_stack and ahead.policy in _TOGETHER and schedule.policy not in (*_TOGETHER, *_APART):
+        said.append("prompts and decoding read the weights one after the other, in the best together")
+    if one_stack and schedule.policy in _APART and ahead.policy not in _APART:
+        said.append("every layer's weights are held twice")
+    many = decoding(estimate)
+    if schedule.policy in _IN_BATCHES and ahead.policy not in _IN_BATCHES and many:
+        share = many / ((schedule.encode_batch or 1) * schedule.replicas)
+        if share < 1 - _WORTH_SAYING:
+            said.append(f"batches are kept to their longest output, so on average {share:.0%} of one is decoded")
+    return said
+
+
+def next_step(space: Space, point: tuple[int, ...]) -> tuple[set[str], str]:
+    """The constraints that one step up along a variable would break, and what the first such step would come to; where
+    none would be broken, the first step that would give nothing.
+    """
+    broken: set[str] = set()
+    text = useless = ""
+    for variable, above in _steps(space, point):
+        values = space.values(point)
+        found = space.simulate((*values[:variable], above, *values[variable + 1 :]))
+        step = f"{space.variables[variable].name}={above}"
+        if found.throughput <= space.at(point).throughput * 1.0005:
+            useless = useless or f"{step} would give no more"
+        for figure, constraint in zip(found.figures, space.constraints, strict=True):
+            if figure > constraint.limit:
+                broken.add(constraint.name)
+                text = text or f"{step} would {_breaks(constraint.name, figure, constraint.limit)}"
+    return broken, text if broken else useless
+
+
+def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each variable's place and its next value; a batch's values end where memory does, so one more is looked at."""
+    found = []
+    for k, (variable, index) in enumerate(zip(space.variables, point, strict=True)):
+        if index < space.highest[k]:
+            found.append((k, variable.values[index + 1]))
+        elif variable.name in ("encode_batch", "max_num_seqs") and len(variable.values) > 1:
+            found.append((k, variable.values[-1] + 1))
+    return found
+
+
+def _breaks(name: str, figure: float, limit: float) -> str:
+    if name == "memory":
+        return f"need {100 * figure:.4g}% of the memory"
+    if name == "resident":
+        return "decode more sequences at once than were measured or allowed"
+    names = {"latency": "latency", "ttft": "time to first token", "tpot": "time per output token"}
+    return f"bring the bounded {names[name]} to {figure:.4g} s, over {limit:.4g} s"
+
+
+def use_of(answer: Answer) -> str:
+    """How full and how busy the devices are."""
+    share, idles = memory_share(answer), idle(answer[1])
+    many = decoding(answer[1])
+    parts = [f"{share:.0%} of the usable memory at the peak"]
+    if idles is not None:
+        parts.append(f"devices busy {1 - idles:.0%} of the time")
+    if many:
+        parts.append(f"{many:.3g} sequences decoded at a time")
+    return "use: " + ", ".join(parts)
+
+
+Retune = Callable[[float | None, ClusterSpec], Tuned]
+"""Searches again, under another bound in seconds or on another cluster."""
+
+
+def looser_bound(again: Retune, found: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
+    """What a looser bound would give; None where there is none to loosen."""
+    if bound_s is None:
+        return None
+    loose = again(LOOSER * bound_s, cluster)
+    asked = f"a bound of {format_duration(LOOSER * bound_s)} instead of {format_duration(bound_s)}"
+    if loose.estimate is None or loose.schedule is None:
+        return f"{asked} would not be enough"
+    if found.estimate is None:
+        return f"{asked} would give {loose.estimate.throughput_tok_s:,.0f} tokens/s with {loose.schedule.policy}"
+    gain = loose.estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
+    if gain < 0.001:
+        return f"{asked} would give no more"
+    return f"{asked} would give {gain:+.1%}, with {loose.schedule.policy}"
+
+
+def other_cluster(again: Retune, found: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
+    """What another cluster would give; `what` says how it came up."""
+    there = again(bound_s, cluster)
+    if there.estimate is None or there.schedule is None:
+        return f"{cluster.name} ({what}) would not be enough"
+    reached = f"{there.estimate.throughput_tok_s:,.0f} tokens/s with {there.schedule.policy}"
+    if found.estimate is None or found.schedule is None:
+        return f"{cluster.name} ({what}) would give {reached}"
+    times = there.estimate.throughput_tok_s / found.estimate.throughput_tok_s
+    more = cluster.devices / found.schedule.cluster.devices
+    per_device = "" if more == 1 else f", {times / more:.2f} times per device"
+    return f"{cluster.name} ({what}) would give {times:.2f} times the throughput{per_device}: {reached}"
+
+
+def twice(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with twice the devices: in the node as far as eight, else more nodes."""
+    if cluster.nodes == 1 and cluster.devices_per_node <= 4:
+        larger = replace(cluster, devices_per_node=2 * cluster.devices_per_node)
+    else:
+        larger = replace(cluster, nodes=2 * cluster.nodes)
+    nodes = f"{larger.nodes}x" if larger.nodes > 1 else ""
+    return replace(larger, name=f"{nodes}{larger.devices_per_node}x{larger.device.kind}")

@@ -1,0 +1,34 @@
+"""Tuned: what a search over all policies answers."""
+
+from dataclasses import dataclass
+
+from exegpt.estimate import Estimate
+from exegpt.schedule import Schedule
+from xscheduler.search import Search
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A policy's best schedule under the bounds, or why it has none."""
+
+    policy: str
+    schedule: Schedule | None
+    estimate: Estimate | None
+    reason: str
+    """One sentence: by how much it loses, or what it can't meet."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The answer: the best schedule and its estimate (None where nothing is feasible), beside every policy's."""
+
+    schedule: Schedule | None
+    estimate: Estimate | None
+    alternatives: tuple[Alternative, ...]
+    search: Search
+    """Summed over the policies."""
+    lowest_latency_s: float | None
+    """The lowest latency that any searched schedule reaches, where no schedule is feasible or it was asked for; None
+    where not one sequence fits in memory.
+    """
+    assumptions: tuple[str, ...]
