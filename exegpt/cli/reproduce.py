@@ -87,6 +87,24 @@ def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("figure11", drawing.reproduce, drawing.sections, report, json)
 
 
+@app.command("search-cost")
+def search_cost(
+    exhaustive_points: Annotated[
+        int | None, typer.Option(min=0, help="Search spaces of up to so many points exhaustively. Default: 60000.")
+    ] = None,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """What branch and bound, exhaustive search and Optuna cost, and what they reach.
+
+    Example: exegpt reproduce search-cost --exhaustive-points 1000000
+    """
+    from exegpt.reproduction import search_cost as cost
+
+    most = cost.EXHAUSTIVE_POINTS if exhaustive_points is None else exhaustive_points
+    _show("search-cost", lambda progress: cost.reproduce(most, progress), cost.sections, report, json)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 
