@@ -2,42 +2,57 @@
 
 Two hundred random monotone spaces, where branch and bound must be exact; then the spaces of all policies made from
 profiles (rooflines, and measured ones: the demo model's where there is one, or --profile FILE), which are monotone only
-nearly so.
+nearly so. With `--points N` instead the ExeGPT paper's scenarios, each policy whose space has at most N points, under
+three bounds and none, with the roofline's tables and with 2 % of noise in them.
 
     python -m benchmarks.search
+    python -m benchmarks.search --points 1000000
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.spaces import LARGE, SMALL, random_space
 from exegpt.builtin_models import builtin_model
 from exegpt.cli.inputs import find_setting
 from exegpt.cluster import parse_cluster
+from exegpt.profile import LayerTables, Profile, Table
 from exegpt.workload import task
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import Limits, spaces
+from xscheduler.candidates import POLICIES, spaces
 from xscheduler.monotonicity import violations
+from xscheduler.question import Limits, Question
 from xscheduler.search import Found, search
-from xscheduler.space import Evaluation, Space, Variable
-from xscheduler.tune import POLICIES
-from xsimulator.allocation import uniform_stages
+from xscheduler.space import Evaluation, Space, Variable, all_spaces
 from xsimulator.scenario import Scenario
 
-ROOFLINES = (  # model, cluster, tensor-parallel degree, task, the engine's overhead per iteration in seconds
-    ("opt-13b", "4xA40", 4, "S", 0.0),
-    ("opt-13b", "4xA40", 1, "T", 0.0),
-    ("llama-3.1-8b", "1xH100-SXM", 1, "C1", 2e-3),
-    ("gpt3-39b", "2x8xA40", 8, "G", 0.0),
+ROOFLINES = (  # model, cluster, task, the engine's overhead per iteration in seconds, what is fixed
+    ("opt-13b", "4xA40", "S", 0.0, {"replicas": 1, "tp_degree": 4}),
+    ("opt-13b", "4xA40", "T", 0.0, {"replicas": 1, "tp_degree": 1}),
+    ("llama-3.1-8b", "1xH100-SXM", "C1", 2e-3, {}),
+    ("gpt3-39b", "2x8xA40", "G", 0.0, {"replicas": 1, "tp_degree": 8, "tp_gpus": 16}),
 )
+PAPER = (  # model, cluster, tasks: the paper's figures 6 and 8
+    ("t5-11b", "8xA40", "S T C1"),
+    ("opt-13b", "4xA40", "S T C1"),
+    ("gpt3-39b", "2x8xA40", "S T C1"),
+    ("gpt3-101b", "2x8xA100-80GB", "S T C1 G C2"),
+    ("gpt3-175b", "2x8xA100-80GB", "G C1 C2"),
+    ("gpt3-175b", "4x8xA40", "G C1 C2"),
+    ("gpt3-341b", "6x8xA40", "G C1 C2"),
+)
+PAPER_POLICIES = ("rra", "waa-c", "waa-m")
+NOISE = 0.02
 PLACES = (0.25, 0.5, 0.75, 1.0)
 """Bounds, geometrically between the lowest latency (0) and the unbounded optimum's (1)."""
-TOLERANCES = (0.0, 0.05)
+METHODS = ("bnb 0%", "bnb 5%", "optuna")
 MOST, ITERATIONS = 96, 160
 """Sequences and N_D up to which an exhaustive search is affordable here."""
 
@@ -80,42 +95,36 @@ def random_spaces(count: int) -> dict[str, Any]:
     return {"spaces": count, "exact": exact, "simulated": halves}
 
 
-def tabulated(name: str, scenario: Scenario) -> list[Space]:
-    """The spaces of every policy, each point simulated once for all searches that follow; no bound yet."""
-    made: list[Space] = []
-    for policy in POLICIES:
-        for space in spaces(policy, scenario, Limits(latency_s=float("inf")), {}):
-            variables = tuple(_shortened(v) for v in space.variables)
-            table: dict[tuple[int, ...], Evaluation] = {}
+@dataclass
+class Tabulated:
+    """The spaces of some policies, each point simulated once for all searches and bounds."""
 
-            def simulate(
-                at: tuple[int, ...],
-                table: dict[tuple[int, ...], Evaluation] = table,
-                inner: Callable[[tuple[int, ...]], Evaluation] = space.simulate,
-            ) -> Evaluation:
-                if at not in table:
-                    table[at] = inner(at)
-                return table[at]
+    base: Scenario
+    policies: tuple[str, ...]
+    fixed: dict[str, int]
+    shortened: bool
+    """Whether batches and N_D end where an exhaustive search of everything is affordable."""
+    tables: dict[tuple[int, tuple[int, ...]], Evaluation] = field(default_factory=dict)
 
-            made.append(Space(f"{name} {space.name}", variables, space.constraints, simulate))
-    return made
+    def under(self, bound_s: float) -> list[Space]:
+        """Fresh spaces with a bound on the latency, and the ceilings that go with it."""
+        question = Question(self.base, Limits(latency_s=bound_s), self.fixed)
+        made = [space for policy in self.policies for space in all_spaces(spaces(policy, question))]
+        return [self._tabulated(number, space) for number, space in enumerate(made)]
+
+    def _tabulated(self, number: int, space: Space) -> Space:
+        def simulate(at: tuple[int, ...]) -> Evaluation:
+            if (number, at) not in self.tables:
+                self.tables[number, at] = space.simulate(at)
+            return self.tables[number, at]
+
+        variables = tuple(_shortened(v) for v in space.variables) if self.shortened else space.variables
+        return Space(f"{space.name}-{number}", variables, space.constraints, simulate, space.ceiling)
 
 
 def _shortened(variable: Variable) -> Variable:
     most = ITERATIONS if variable.name == "decode_iterations" else MOST
     return replace(variable, values=tuple(v for v in variable.values if v <= most))
-
-
-def under(bound_s: float, made: Sequence[Space]) -> list[Space]:
-    """Fresh spaces with a bound on the latency."""
-    return [
-        replace(
-            space,
-            constraints=tuple(replace(c, limit=bound_s) if c.name == "latency" else c for c in space.constraints),
-            known={},
-        )
-        for space in made
-    ]
 
 
 def latency(space: Space, point: tuple[int, ...]) -> float:
@@ -124,23 +133,18 @@ def latency(space: Space, point: tuple[int, ...]) -> float:
     return space.at(point).figures[place]
 
 
-def measure(name: str, scenario: Scenario) -> Case:
-    """All searches over the spaces of one scenario."""
-    made = tabulated(name, scenario)
-    free = search(under(float("inf"), made), "exhaustive")
+def measure(name: str, made: Tabulated, methods: Sequence[str]) -> Case:
+    """All searches over the spaces of one scenario; `methods` are tolerances of branch and bound, or optuna."""
+    everything = made.under(float("inf"))
+    free = search(everything, "exhaustive")
     if free.space is None:
         raise SystemExit(f"{name}: nothing fits in memory")
-    low, high = min(latency(space, space.lowest) for space in made), latency(free.space, free.point)
+    low, high = min(latency(space, space.lowest) for space in everything), latency(free.space, free.point)
     bounds = tuple(low ** (1 - place) * max(high, low) ** place for place in PLACES)
-    oracle = [search(under(bound, made), "exhaustive") for bound in bounds]
-    methods: dict[str, Callable[[float], Found]] = {
-        f"bnb {tolerance:.0%}": lambda bound, tolerance=tolerance: search(under(bound, made), "bnb", tolerance)  # type: ignore[misc]
-        for tolerance in TOLERANCES
-    }
-    methods["optuna"] = lambda bound: search(under(bound, made), "optuna")
+    oracle = [search(made.under(bound), "exhaustive") for bound in bounds]
     searches = {}
-    for method, find in methods.items():
-        found = [find(bound) for bound in bounds]
+    for method in methods:
+        found = [_found(method, made.under(bound)) for bound in bounds]
         evaluations = sum(f.search.evaluations for f in found)
         searches[method] = Reach(
             min(f.throughput / o.throughput for f, o in zip(found, oracle, strict=True) if o.throughput),
@@ -148,8 +152,14 @@ def measure(name: str, scenario: Scenario) -> Case:
             evaluations,
             sum(f.search.seconds for f in found),
         )
-    broken = {f"{tolerance:.0%}": non_monotone(made, tolerance) for tolerance in (0.0, 0.02, 0.05)}
-    return Case(name, oracle[0].search.space, bounds, searches, broken)
+    broken = {f"{tolerance:.0%}": non_monotone(everything, tolerance) for tolerance in (0.0, 0.02, 0.05)}
+    return Case(name, free.search.space, bounds, searches, broken)
+
+
+def _found(method: str, made: list[Space]) -> Found:
+    if method == "optuna":
+        return search(made, "optuna")
+    return search(made, "bnb", float(method.removeprefix("bnb ").removesuffix("%")) / 100)
 
 
 def non_monotone(made: Sequence[Space], tolerance: float) -> float:
@@ -164,25 +174,60 @@ def non_monotone(made: Sequence[Space], tolerance: float) -> float:
     return broken / pairs
 
 
-def cases(directory: Path, profile: str | None) -> list[tuple[str, Scenario]]:
+def cases(directory: Path, profile: str | None) -> list[tuple[str, Tabulated]]:
     """Scenarios from rooflines, and from the profile of a model directory on this machine where there is one."""
     made = []
-    for name, text, tp, workload, overhead_s in ROOFLINES:
+    for name, text, workload, overhead_s, fixed in ROOFLINES:
         model, cluster = builtin_model(name), parse_cluster(text)
         tables = roofline_profile(model, cluster, overhead_s=overhead_s)
-        stages = uniform_stages(model, cluster, tp)
-        made.append(
-            (f"{name} {text} tp={tp} {workload}", Scenario(model, cluster, task(workload), tables, stages, "fp16"))
-        )
+        base = Scenario(model, cluster, task(workload), tables, (), "fp16", watched=False)
+        made.append((f"{name} {text} {workload}", Tabulated(base, POLICIES, dict(fixed), True)))
     if not directory.is_dir():
         print(f"skipped: there is no model '{directory}' with measured layers; exegpt demo makes one", file=sys.stderr)
         return made
     for workload in ("S", "T"):
-        setting = find_setting(str(directory), "local", workload, profile)
-        stages = uniform_stages(setting.model, setting.cluster, 1)
-        scenario = Scenario(setting.model, setting.cluster, setting.workload, setting.profile, stages, setting.kv_dtype)
-        made.append((f"{setting.model.name} local {setting.profile.source} {workload}", scenario))
+        s = find_setting(str(directory), "local", workload, profile)
+        base = Scenario(s.model, s.cluster, s.workload, s.profile, (), s.kv_dtype, watched=False)
+        made.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(base, POLICIES, {}, True)))
     return made
+
+
+def paper_cases(points: int, only: str | None) -> Iterator[tuple[str, Tabulated]]:
+    """The paper's scenarios, each policy whose space has at most so many points, without noise and with it."""
+    for name, text, tasks in PAPER:
+        model, cluster = builtin_model(name), parse_cluster(text, 0.95)
+        stock = roofline_profile(model, cluster)
+        for workload in tasks.split() if only in (None, name) else ():
+            for policy in PAPER_POLICIES:
+                for noise, tables in (("", stock), (f" +-{NOISE:.0%}", noisy(stock, NOISE))):
+                    base = Scenario(model, cluster, task(workload), tables, (), "fp16", watched=False)
+                    made = Tabulated(base, (policy,), {"replicas": 1}, False)
+                    if 0 < sum(space.size for space in made.under(float("inf"))) <= points:
+                        yield f"{name} {text} {workload} {policy}{noise}", made
+
+
+def noisy(profile: Profile, share: float) -> Profile:
+    """A profile every value of whose tables is off by up to this share."""
+    rng = np.random.default_rng(0)
+
+    def table(one: Table) -> Table:
+        off = 1 + share * rng.uniform(-1, 1, size=len(one.values))
+        return replace(one, values=tuple((np.array(one.values) * off).tolist()))
+
+    def layer(one: LayerTables) -> LayerTables:
+        return replace(one, **{f.name: table(v) for f in fields(one) if isinstance(v := getattr(one, f.name), Table)})
+
+    degrees = tuple(
+        replace(
+            d,
+            decoder=layer(d.decoder),
+            encoder=layer(d.encoder) if d.encoder else None,
+            embedding=table(d.embedding),
+            head=table(d.head),
+        )
+        for d in profile.degrees
+    )
+    return replace(profile, degrees=degrees)
 
 
 def show(exact: dict[str, Any], rows: Sequence[Case]) -> None:
@@ -219,12 +264,15 @@ def main() -> None:
     parser.add_argument("--profile", help="its measured profile; by default the stored one")
     parser.add_argument("--spaces", type=int, default=200, help="random spaces")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--points", type=int, help="the paper's scenarios, spaces of at most so many points")
+    parser.add_argument("--only", help="of the paper's scenarios those of one model")
     args = parser.parse_args()
     exact = random_spaces(args.spaces)
     rows = []
-    for name, scenario in cases(args.model, args.profile):
+    for name, made in paper_cases(args.points, args.only) if args.points else cases(args.model, args.profile):
         print(f"{name} ...", file=sys.stderr)
-        rows.append(measure(name, scenario))
+        rows.append(measure(name, made, METHODS[: 2 if args.points else None]))
+        print(f"  {rows[-1].searches}", file=sys.stderr)
     if args.json:
         print(json.dumps({"random": exact, "cases": [asdict(row) for row in rows]}, indent=2))
     else:
