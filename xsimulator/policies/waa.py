@@ -224,19 +224,27 @@ def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
     encoder = encoding(scenario, encode_batch)
     underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
     decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period)
-    need = blocks(scenario, encode_batch, decoder.fast.stride, underway)
-    room = min(memory.blocks for memory in scenario.memory(1.0)[len(scenario.encode.stages) :])
+    stride = decoder.fast.stride
+    resident = encode_batch * scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
+    need = blocks(scenario, encode_batch, stride, underway)
+    room = room_for(scenario, resident, micro_batches)
     rate = encode_batch / max(encoder.period, decoder.period)
-    if need > room >= scenario.reservation(None).longest:
+    if need > room >= scenario.reservation(None).longest and scenario.iterations[0].any():
         full = crowded(scenario, encode_batch, micro_batches, room, rate)
         if full.throughput < rate:
             return full
         need = room  # the mean fits: now and then a batch waits a moment
-    stride = decoder.fast.stride
-    resident = encode_batch * scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
     busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
     waits = decoder.period > encoder.period * 1.001
     return Flow(rate, encoder, decoder, resident, need, busy, waits)
+
+
+def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
+    """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, as far as those fit."""
+    decoders = slice(len(scenario.encode.stages), None)
+    most = min(memory.blocks for memory in scenario.memory(1.0)[decoders]) / scenario.biased_reservation.mean
+    tokens = min(resident, max(most, 1.0)) / micro_batches
+    return min(memory.blocks for memory in scenario.memory(tokens)[decoders])
 
 
 def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int, rate: float) -> Flow:
