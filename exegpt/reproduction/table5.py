@@ -1,8 +1,10 @@
 """Table 5: how often a control variable breaks the monotonicity of throughput and latency, GPT-3 39B on 2x8 A40s.
 
-One variable is swept with the others fixed, for all combinations of the others on a thinned grid. A point of a sweep is
-non-monotone where its figure lies more than the tolerance below that of any earlier point: that is what a search that
-judges a box by its corners would get wrong. Points that don't fit in memory are left out.
+One variable is swept with the others fixed, for all combinations of the others on a thinned grid. RRA's stages and
+WAA's decoding ones are laid out with T_P from all devices to none; WAA-C's encoding devices all stand in groups.
+
+A point of a sweep is non-monotone where its figure lies more than the tolerance below that of an earlier point: that is
+what a search that judges a box by its corners would get wrong. Points that don't fit in memory are left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from exegpt.report.sections import Section
 from exegpt.reproduction.setup import Setup, setup
+from exegpt.schedule import Stage
 from xsimulator.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
 from xsimulator.estimates import outcome
 from xsimulator.outcome import latencies, memory_share
@@ -20,7 +23,7 @@ from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
 TOLERANCES = (0.02, 0.05, 0.10)
-ENCODE_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ENCODE_BATCHES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
 """N_D and B_m fall, so that throughput and latency are expected to rise (spec section 6)."""
@@ -95,20 +98,25 @@ def grids(where: Setup, policy: str) -> Iterator[Array]:
     """A grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2]: latency in seconds, sequences per second; NaN
     where memory doesn't hold it.
     """
-    make = _rra_scenario if policy == "rra" else _waa_scenario
-    devices = where.cluster.devices if policy == "rra" else where.cluster.devices - encoding_devices(where)
-    third, values = ("decode_iterations", DECODE_ITERATIONS) if policy == "rra" else ("micro_batches", MICRO_BATCHES)
+    per_node = where.cluster.devices_per_node
     degrees = sorted(tables.tp for tables in where.profile.degrees)
-    layouts = partial_layouts(where.model, devices, where.cluster.devices_per_node, degrees)
     for degree in degrees[1:]:
-        own = [one for one in layouts if one.degree in (1, degree)]
-        own = sorted(own, key=lambda one: -one.gpus)[:: max(1, len(own) // 4)]
-        yield np.stack([_grid(make(where, layout), policy, third, values) for layout in own])
+        encoding = encoding_devices(where, degree) if policy == "waa-c" else 0
+        layouts = partial_layouts(where.model, where.cluster.devices - encoding, per_node, (1, degree))
+        layouts = sorted(layouts, key=lambda one: -one.gpus)[:: max(1, len(layouts) // 4)]
+        if policy == "rra":
+            made = [_rra_scenario(where, layout) for layout in layouts]
+            yield np.stack([_grid(one, policy, "decode_iterations", DECODE_ITERATIONS) for one in made])
+        else:
+            made = [_waa_scenario(where, Layout(encoding, degree, encoding), layout) for layout in layouts]
+            yield np.stack([_grid(one, policy, "micro_batches", MICRO_BATCHES) for one in made])
 
 
 def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) -> Array:
     grid = np.full((len(ENCODE_BATCHES), len(values), 2), np.nan)
     for column, value in enumerate(values):
+        if third == "micro_batches" and value > len(scenario.decode.stages):
+            continue  # neither shortens an iteration nor fills the pipeline further
         for row, batch in enumerate(ENCODE_BATCHES):
             found = outcome(scenario, policy, {"encode_batch": batch, third: value})
             if memory_share(scenario, found) > 1:
@@ -122,24 +130,29 @@ def _rra_scenario(where: Setup, layout: Layout) -> Scenario:
     return _scenario(where, both_stages(where.model, speeds, layout))
 
 
-def _waa_scenario(where: Setup, layout: Layout) -> Scenario:
-    """WAA-C's split of the devices: encoding ones alone, decoding ones in the layout."""
-    speeds, encoding = layer_speeds(where.workload, where.profile), encoding_devices(where)
-    sides = (
-        side_stages(where.model, speeds, Layout(encoding), "encode"),
-        side_stages(where.model, speeds, layout, "decode", encoding),
-    )
-    return _scenario(where, (*sides[0], *sides[1]))
+def _waa_scenario(where: Setup, encode: Layout, decode: Layout) -> Scenario:
+    speeds = layer_speeds(where.workload, where.profile)
+    encoding = side_stages(where.model, speeds, encode, "encode")
+    return _scenario(where, encoding + side_stages(where.model, speeds, decode, "decode", encode.devices))
 
 
-def encoding_devices(where: Setup) -> int:
-    """The devices that WAA-C gives to encoding: its share of the computing time."""
-    speed = layer_speeds(where.workload, where.profile)[1]
-    return round(where.cluster.devices * speed.encode / (speed.encode + speed.decode))
+def encoding_devices(where: Setup, degree: int) -> int:
+    """The devices that WAA-C gives to encoding, its share of the computing time, in groups of `degree`."""
+    speed, groups = layer_speeds(where.workload, where.profile)[1], where.cluster.devices // degree
+    return degree * min(max(1, round(groups * speed.encode / (speed.encode + speed.decode))), groups - 1)
 
 
-def _scenario(where: Setup, stages: tuple) -> Scenario:  # type: ignore[type-arg]
+def _scenario(where: Setup, stages: tuple[Stage, ...]) -> Scenario:
     return Scenario(*where.nouns, stages, where.profile.dtype, variation=False, watched=False)
+
+
+def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
+    """Shares of the points that are monotone in latency and in throughput, over the cells that the paper has too."""
+    own = [cell for cell in table.cells if cell.tolerance == tolerance and cell.paper]
+    points = sum(cell.points for cell in own)
+    broken = (sum(getattr(cell, kind) * cell.points for cell in own) for kind in ("latency", "throughput"))
+    latency, throughput = (1 - count / points for count in broken)
+    return latency, throughput
 
 
 def sections(table: Table5) -> list[Section]:
@@ -152,6 +165,7 @@ def sections(table: Table5) -> list[Section]:
         rows.append((task, f"{tolerance:.0%}", "paper", *(_pair(c.paper) for c in own.values())))
     heads = (f"{'RRA' if policy == 'rra' else 'WAA'} {variable}" for policy, variable in columns)
     points = {f"{c.policy} {c.task}": c.points for c in table.cells}
+    latency, throughput = monotone(table, 0.05)
     return [
         Section(
             "table5: non-monotone points of GPT-3 39B on 2x8xA40, (latency, throughput) in percent",
@@ -159,6 +173,8 @@ def sections(table: Table5) -> list[Section]:
             tuple(rows),
             (
                 "A point counts that lies below any earlier one of its sweep by more than the tolerance.",
+                f"At 5 % tolerance {throughput:.1%} of the points in the paper's columns are monotone in throughput, "
+                f"{latency:.1%} in latency; the paper says 97 % and 96 %.",
                 "Points simulated: " + ", ".join(f"{name} {count}" for name, count in points.items()) + ".",
             ),
         )
