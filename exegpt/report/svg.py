@@ -193,7 +193,8 @@ def panels(charts: Sequence[Panel], series: Sequence[tuple[str, str]], title: st
 
 def _panel(chart: Panel, colours: Sequence[str], left: float, top: float, width: float, height: float) -> list[str]:
     inner, ceiling, floor = left + 44, top + 26, top + height - 26
-    highest = 1.05 * max((bar or 0.0 for _, bars in chart.groups for bar in bars), default=0.0) or 1.0
+    above = 1.6 if chart.line else 1.05  # the line runs over the bars
+    highest = above * max((bar or 0.0 for _, bars in chart.groups for bar in bars), default=0.0) or 1.0
     shapes = [_text(inner, top + 14, chart.title)]
     for value in ticks(0, highest, 4):
         y = floor - value / highest * (floor - ceiling)
