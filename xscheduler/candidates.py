@@ -285,8 +285,8 @@ def _waa_family(
 
     def bounds(encoder: ceilings.EncodeReach) -> Bounds:
         """With an encoding side that can do this."""
-        quickest = encoder.latency + longest * ceilings.iteration_at(found, mean, encoder.slowest)
-        if bound is not None and quickest > bound * ceilings.MARGIN:
+        quickest = (encoder.latency + longest * ceilings.iteration_at(found, mean, encoder.slowest)) / ceilings.MARGIN
+        if bound is not None and quickest > bound:
             return Bounds(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
         ceiling = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))

@@ -17,7 +17,10 @@ Array = NDArray[np.float64]
 
 MARGIN = 1.05
 """By what share a ceiling is raised, and a latency lowered, for what the count leaves out."""
-_PROMPTS = 256
+_PROMPTS = np.array([256.0, 2048.0])
+"""Prompts encoded together, up to the largest batch that is looked at: a batch of short ones has few tokens."""
+_TOKENS = 16384.0
+"""Tokens of prompts and of decoding sequences together, more than any iteration has."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 
@@ -66,7 +69,8 @@ def iteration_at(found: Reach, iterations: float, rate: float) -> float:
 def encode_seconds(side: Side, scenario: Scenario) -> float:
     """Seconds per prompt on the slowest stage, in large batches."""
     law = scenario.workload.input
-    return float(side.each(lambda group: group.encode(_PROMPTS, law)).max()) / _PROMPTS
+    slowest = side.each(lambda group: group.encode(_PROMPTS, law)).max(axis=-1)
+    return float((slowest / _PROMPTS).min())
 
 
 def encode_latency(side: Side, scenario: Scenario) -> float:
@@ -76,7 +80,7 @@ def encode_latency(side: Side, scenario: Scenario) -> float:
 
 def quickest(scenario: Scenario, found: Reach, longest: float) -> float:
     """Seconds below which no query of `longest` iterations comes through."""
-    return encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])
+    return (encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])) / MARGIN
 
 
 def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
@@ -123,5 +127,4 @@ def decode_rate(found: Reach, iterations: float, longest: float, budget: float |
 
 def token_seconds(scenario: Scenario) -> Array:
     """[stages]: seconds of one token's products where weights are read for thousands of tokens at once."""
-    many = 4096.0
-    return scenario.decode.each(lambda group: group.mixed(many, 1.0, 0.0, 1.0)) / many
+    return scenario.decode.each(lambda group: group.mixed(_TOKENS, 1.0, 0.0, 1.0)) / _TOKENS

@@ -39,8 +39,9 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Ou
     need, p = scenario.iterations
     stay = float(need @ p) + 1.0
     rate = min(float(prefills_per_step), max_num_seqs / stay)
-    law = admissions(rate, prefills_per_step)
-    prompts = np.arange(prefills_per_step + 1, dtype=np.float64)
+    most = min(prefills_per_step, max_num_seqs)
+    law = admissions(rate, most)
+    prompts = np.arange(most + 1, dtype=np.float64)
     mixture = Mixture(
         weight=law,
         prompts=prompts,
