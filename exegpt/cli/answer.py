@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
+    from exegpt.cluster import ClusterSpec
+    from exegpt.profile import Profile
     from exegpt.schedule import Schedule
-    from xscheduler.tune import Tuned
+    from xscheduler.tuned import Alternative, Tuned
 
 
 def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) -> "Tuned":
@@ -50,7 +52,70 @@ def answer_document(answer: "Tuned", setting: "Setting", engine: str | None = No
     }
     if answer.schedule is None:
         return document | {"lowest_latency_s": answer.lowest_latency_s}
-    return document | ({"export": export(answer.schedule, engine)[0]} if engine else {})
+    return document | (
+        dict(zip(("export", "export_loses"), export(answer.schedule, engine), strict=True)) if engine else {}
+    )
+
+
+def advise(setting: "Setting", answer: "Tuned", bound_s: float, asked: dict[str, Any]) -> list[str]:
+    """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
+    would give, each searched anew.
+    """
+    from dataclasses import replace
+
+    from xscheduler import advice
+
+    def again(bound: float | None, cluster: "ClusterSpec") -> "Tuned":
+        where = setting
+        if cluster != setting.cluster:
+            where = replace(setting, cluster=cluster, profile=_profile_on(setting, cluster))
+        return search_schedule(where, math.inf if bound is None else bound, **asked)
+
+    bounded = bound_s if math.isfinite(bound_s) else None
+    told = []
+    if answer.schedule and answer.estimate:
+        told.append(advice.use_of((answer.schedule, answer.estimate)))
+    looser = advice.looser_bound(again, answer, bounded, setting.cluster)
+    if looser:
+        told.append(looser)
+    if not setting.cluster.is_cpu:
+        larger = advice.twice(setting.cluster)
+        told.append(advice.other_cluster(again, answer, bounded, larger, "twice the devices"))
+    quicker = _next_kind(setting.cluster) if setting.profile.source == "roofline" else None
+    if quicker:
+        what = "the next device kind by memory bandwidth"
+        told.append(advice.other_cluster(again, answer, bounded, quicker, what))
+    return told
+
+
+def _profile_on(setting: "Setting", cluster: "ClusterSpec") -> "Profile":
+    """The roofline of another cluster; a measured profile holds for more of the same devices."""
+    from xprofiler.roofline import roofline_profile
+
+    if setting.profile.source != "roofline":
+        return setting.profile
+    return roofline_profile(setting.model, cluster, setting.profile.dtype)
+
+
+def _next_kind(cluster: "ClusterSpec") -> "ClusterSpec | None":
+    """As many devices of the kind that has the least memory bandwidth above this one's; None where none has."""
+    from exegpt.cluster import KINDS, device_kind, parse_cluster
+
+    own = cluster.device
+    better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > own.bandwidth_bytes_s]
+    if not better or own.kind not in KINDS:
+        return None
+    kind = min(better, key=lambda spec: spec.bandwidth_bytes_s).kind
+    nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
+    return parse_cluster(f"{nodes}{cluster.devices_per_node}x{kind}", cluster.memory_fraction)
+
+
+def print_export(schedule: "Schedule", engine: str) -> None:
+    """The nearest command line of another engine, and what it doesn't do."""
+    from exegpt.cli.export import export
+
+    command, lost = export(schedule, engine)
+    print(f"Nearest in {engine} ({lost}):\n  {command}")
 
 
 def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:
@@ -97,13 +162,17 @@ def stages_text(schedule: "Schedule") -> str:
     return f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
 
 
+def ranked(answer: "Tuned") -> "list[Alternative]":
+    """Every policy's best schedule, the quickest first."""
+    return sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.estimate else -1.0))
+
+
 def policy_rows(answer: "Tuned") -> list[list[str]]:
     """A table's rows: every policy's best schedule, the winner first."""
     from exegpt.cli import output
 
     rows = []
-    ranked = sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.schedule else -1.0))
-    for other in ranked:
+    for other in ranked(answer):
         if other.schedule is None or other.estimate is None:
             rows.append([other.policy, "–", "–", "–", other.reason])
             continue

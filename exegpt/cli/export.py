@@ -3,10 +3,18 @@
 import math
 
 from exegpt.builtin_models import HUB_IDS
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
 
 ENGINES = ("vllm",)
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "auto"}
+
+
+def check_exportable(model: ModelSpec, engine: str) -> None:
+    """InputError for a model that `engine` doesn't run."""
+    if model.architecture == "t5":
+        raise InputError(f"{engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
 
 
 def export(schedule: Schedule, engine: str) -> tuple[str, str]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import INFEASIBLE, options
+from exegpt.errors import InputError
 
 if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
+    from exegpt.price import Prices
     from xscheduler.tune import Tuned
 
 
@@ -33,6 +35,20 @@ def tune(
     columns: options.COLUMNS = None,
     threads: options.THREADS = None,
     rate: options.RATE = None,
+    arrivals: Annotated[
+        str, typer.Option(help="How requests arrive: poisson, at --rate, or as in the trace, quickened to --rate.")
+    ] = "poisson",
+    price: Annotated[
+        Path | None, typer.Option(help="YAML: device kind → price per device-hour. The cheapest cluster is the answer.")
+    ] = None,
+    seed: options.SEED = 0,
+    advice: Annotated[
+        bool | None,
+        typer.Option(
+            "--advice/--no-advice",
+            help="What a looser bound and other clusters would give. Default: for one bound on at most eight devices.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,
     export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
     report: options.REPORT = None,
@@ -41,12 +57,17 @@ def tune(
     """Find the schedule with the highest throughput under a latency bound.
 
     Example: exegpt tune --latency-bound 5s --model llama-3.1-8b --cluster 1xH100-SXM --workload 2048/256
+
+    With --rate, requests arrive over time and latency counts from arrival. Several clusters, separated by commas, are
+    compared by --price.
     """
     from exegpt import document
     from exegpt.cli import inputs, output
-    from exegpt.cli.answer import answer_document, search_schedule
-    from exegpt.cli.export import ENGINES
+    from exegpt.cli.answer import advise, answer_document, search_schedule
+    from exegpt.cli.export import ENGINES, check_exportable
+    from exegpt.cli.rated import PATTERNS
     from exegpt.duration import parse_duration
+    from exegpt.price import read_prices
 
     output.check_output(out)
     output.check_output(report)
@@ -55,6 +76,7 @@ def tune(
     inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
     inputs.check_choice(export or "vllm", ENGINES, "--export")
     inputs.check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
+    inputs.check_choice(arrivals, PATTERNS, "--arrivals")
     asked = {
         "bound": bound,
         "ttft_s": parse_duration(ttft) if ttft else None,
@@ -63,44 +85,122 @@ def tune(
         "method": search,
         "tolerance": tolerance,
     }
-    nouns = (model, cluster, workload, profile)
-    setting = inputs.find_setting(
-        *nouns, dtype=dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction, columns=columns, rate=rate
-    )
+    prices = read_prices(price) if price else None
+    clusters = cluster.split(",") if cluster else [None]
+    open_system = rate is not None or arrivals == "trace"
+    _check_combination(len(bounds), len(clusters), open_system, prices is not None)
+    settings = [
+        inputs.find_setting(
+            *(model, where, workload, profile),
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            memory_fraction=memory_fraction,
+            columns=columns,
+            rate=rate,
+        )
+        for where in clusters
+    ]
+    if export:
+        check_exportable(settings[0].model, export)
+    if open_system:
+        return _at_rate(settings, bounds[0], rate, arrivals, seed, prices, asked, out, export, report, json)
+    setting = settings[0]
     answers = [search_schedule(setting, bound_s, **asked) for bound_s in bounds]
     best = next((a for a in reversed(answers) if a.schedule), None)
     if out and best:
         document.write(out, best.schedule)
     if report:
         _write_report(report, setting, answers, bounds, asked)
+    wanted = advice if advice is not None else len(bounds) == 1 and setting.cluster.devices <= 8
+    told = [advise(setting, a, b, asked) if wanted else [] for a, b in zip(answers, bounds, strict=True)]
     if json:
-        documents = [answer_document(answer, setting, export) for answer in answers]
+        documents = [answer_document(a, setting, export) | {"advice": t} for a, t in zip(answers, told, strict=True)]
         output.emit(documents[0] if len(documents) == 1 else {"frontier": documents})
     else:
-        _print(answers, bounds, setting, out if best else None, export)
+        _print(answers, bounds, told, setting, out if best else None, export)
     return 0 if best else INFEASIBLE
 
 
+def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
+    """InputError for options that don't go together."""
+    if clusters > 1 and not open_system:
+        raise InputError("Several clusters are compared at a rate of arrival: add --rate, like --rate 5/s.")
+    if priced and not open_system:
+        raise InputError("Prices are compared at a rate of arrival: add --rate, like --rate 5/s.")
+    if open_system and bounds > 1:
+        raise InputError("A rate of arrival takes one latency bound: name one, or leave --rate out for the frontier.")
+
+
+def _at_rate(
+    settings: "list[Setting]",
+    bound_s: float,
+    rate: str | None,
+    pattern: str,
+    seed: int,
+    prices: "Prices | None",
+    asked: dict[str, Any],
+    out: Path | None,
+    engine: str | None,
+    report: Path | None,
+    json: bool,
+) -> int:
+    """The answer for requests that arrive over time, on the cheapest cluster."""
+    from exegpt import document
+    from exegpt.cli import output, rated
+    from exegpt.price import price_per_hour
+    from xscheduler.goodput import Bounds
+
+    for setting in settings:
+        if prices is not None:
+            price_per_hour(prices, setting.cluster)  # a missing price is said before the work
+    per_second = rated.asked_rate(settings[0].workload, rate)
+    latency_s = bound_s if math.isfinite(bound_s) else None
+    bounds = Bounds(latency_s, asked["bound"], asked["ttft_s"], asked["tpot_s"])
+    offers = [rated.offer(one, bounds, per_second, pattern, seed, prices, asked) for one in settings]
+    offers.sort(key=lambda one: one.order)
+    best = offers[0]
+    schedule = best.rated.tuned.schedule
+    if out and schedule:
+        document.write(out, schedule)
+    if report:
+        _write_report(report, best.setting, [best.rated.tuned], [bound_s], asked)
+    if json:
+        output.emit(rated.offers_document(offers, engine, seed))
+    else:
+        if len(offers) > 1 and prices is None:
+            output.note("· no prices: clusters by their number of devices; --price FILE compares what they cost")
+        rated.print_offers(offers, bound_s, engine, out)
+    return 0 if schedule else INFEASIBLE
+
+
 def _print(
-    answers: "list[Tuned]", bounds: list[float], setting: "Setting", out: Path | None, engine: str | None
+    answers: "list[Tuned]",
+    bounds: list[float],
+    told: list[list[str]],
+    setting: "Setting",
+    out: Path | None,
+    engine: str | None,
 ) -> None:
     from exegpt.cli import output
-    from exegpt.cli.answer import infeasible_text, policy_rows, print_plot, schedule_text
-    from exegpt.cli.export import export
+    from exegpt.cli.answer import infeasible_text, policy_rows, print_export, print_plot, ranked, schedule_text
     from exegpt.duration import format_duration
 
     for text in dict.fromkeys([*setting.assumptions, *(a for answer in answers for a in answer.assumptions)]):
         output.note(f"· {text}")
-    for answer, bound_s in zip(answers, bounds, strict=True):
+    for answer, bound_s, advice in zip(answers, bounds, told, strict=True):
         title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}"
         output.table(["policy", "req/s", "tok/s", "latency", "schedule"], policy_rows(answer), title)
         if answer.schedule:
             print(f"Best: {schedule_text(answer.schedule)}")
+            for other in ranked(answer):
+                if other.schedule:
+                    print(f"  {other.policy}: {other.reason}")
             if engine:
-                command, lost = export(answer.schedule, engine)
-                print(f"Nearest in {engine} ({lost}):\n  {command}")
+                print_export(answer.schedule, engine)
         else:
             output.note(infeasible_text(answer, bound_s))
+        if advice:
+            print("Advice:" + "".join(f"\n  {text}" for text in advice))
         s = answer.search
         print(f"Search: {s.evaluations} of {s.space} schedules simulated in {s.seconds:.2f} s ({s.method}).\n")
     if len(answers) > 1:

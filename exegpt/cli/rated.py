@@ -1,0 +1,204 @@
+"""`exegpt tune --rate`: what serves requests that arrive at a rate, and on which cluster that is cheapest."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exegpt.cli.inputs import Setting
+    from exegpt.price import Prices
+    from exegpt.workload import Workload
+    from xscheduler.goodput import Arrivals, Bounds, Rated
+    from xscheduler.tuned import Alternative
+
+PATTERNS = ("poisson", "trace")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A cluster's best answer at the rate, and what the cluster costs."""
+
+    setting: "Setting"
+    rated: "Rated"
+    price_hour: float | None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a schedule sustains the rate."""
+        return self.rated.tuned.schedule is not None
+
+    @property
+    def price_million(self) -> float | None:
+        """The price of a million output tokens at the rate."""
+        if self.price_hour is None or not self.feasible:
+            return None
+        tokens_hour = 3600 * self.rated.rate_seq_s * self.setting.workload.output.mean
+        return 1e6 * self.price_hour / tokens_hour
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Those that sustain the rate come first, the cheapest of them before all; without prices, the smallest."""
+        devices = self.setting.cluster.devices
+        return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
+
+
+def asked_rate(workload: "Workload", rate: str | None) -> float:
+    """Requests per second: what was typed, or the trace's own rate."""
+    from exegpt.trace import parse_rate
+
+    if rate is not None:
+        return parse_rate(rate)
+    if workload.arrival_rate is None:
+        raise InputError(
+            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
+            "with --rate."
+        )
+    return workload.arrival_rate
+
+
+def arrivals(setting: "Setting", pattern: str, seed: int) -> "Arrivals":
+    """The pattern in which requests arrive."""
+    from xscheduler.goodput import Arrivals
+
+    workload = setting.workload
+    context = None if setting.model.architecture == "t5" else setting.model.context
+    if pattern == "poisson":
+        return Arrivals.poisson(workload, context, seed)
+    if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
+        raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
+    return Arrivals.traced(workload, context)
+
+
+def offer(
+    setting: "Setting", bounds: "Bounds", rate: float, pattern: str, seed: int, prices: "Prices | None", asked: Any
+) -> Offer:
+    """The best answer on one cluster."""
+    import math
+
+    from exegpt.cli import output
+    from exegpt.cli.answer import search_schedule
+    from exegpt.price import price_per_hour
+    from xscheduler.goodput import tune_at
+
+    price = None if prices is None else price_per_hour(prices, setting.cluster)
+
+    def search(bound_s: float | None, lowest: bool) -> Any:
+        return search_schedule(setting, math.inf if bound_s is None else bound_s, lowest_latency=lowest, **asked)
+
+    with output.progress(f"{setting.cluster.name} at {rate:.4g}/s") as progress:
+        found = tune_at(search, setting.profile, arrivals(setting, pattern, seed), bounds, rate, progress)
+    return Offer(setting, found, price)
+
+
+def offer_document(one: Offer, engine: str | None, seed: int) -> dict[str, Any]:
+    """The object that `tune --rate --json` prints for a cluster."""
+    from exegpt.cli.answer import answer_document
+
+    rated = one.rated
+    document = answer_document(rated.tuned, one.setting, engine)
+    document["provenance"]["seed"] = seed
+    for alternative in document["alternatives"]:
+        found = rated.sustained.get(alternative["policy"])
+        alternative["goodput_seq_s"] = found.goodput_seq_s if found else None
+        alternative["steady_throughput_seq_s"] = found.steady.throughput_seq_s if found else None
+    return document | {
+        "rate_seq_s": rated.rate_seq_s,
+        "goodput_seq_s": rated.sustained[rated.tuned.schedule.policy].goodput_seq_s if rated.tuned.schedule else None,
+        "highest_rate_seq_s": rated.highest_rate_seq_s,
+        "cluster": one.setting.cluster.name,
+        "price_per_hour": one.price_hour,
+        "price_per_million_output_tokens": one.price_million,
+    }
+
+
+def offers_document(offers: list[Offer], engine: str | None, seed: int) -> dict[str, Any]:
+    """The best offer's document; of several clusters, with all of them under `clusters`."""
+    documents = [offer_document(one, engine, seed) for one in offers]
+    if len(offers) == 1:
+        return documents[0]
+    priced = offers[0].feasible and offers[0].price_hour is not None
+    return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
+
+
+def print_offers(offers: list[Offer], bound_s: float, engine: str | None, out: Path | None) -> None:
+    """The clusters side by side where there are several, then every policy on the best of them."""
+    from exegpt.cli import output
+    from exegpt.cli.answer import print_export, schedule_text
+    from exegpt.duration import format_duration
+
+    best = offers[0]
+    for text in dict.fromkeys(a for one in offers for a in (*one.setting.assumptions, *one.rated.tuned.assumptions)):
+        output.note(f"· {text}")
+    if len(offers) > 1:
+        columns = ["cluster", "price/h", "price/M tokens", "goodput/s", "latency", "schedule"]
+        output.table(columns, [_offer_row(one) for one in offers], f"Clusters at {best.rated.rate_seq_s:.4g}/s")
+    setting, rated = best.setting, best.rated
+    title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
+    columns = ["policy", "goodput/s", "steady/s", "latency", "TTFT p99", "schedule"]
+    output.table(columns, _policy_rows(rated), title + f"{rated.rate_seq_s:.4g}/s")
+    for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
+        print(f"  {other.policy}: {other.reason}")
+    if rated.tuned.schedule:
+        at = f" on {setting.cluster.name}" if len(offers) > 1 else ""
+        print(f"Best{at}: {schedule_text(rated.tuned.schedule)}")
+        if engine:
+            print_export(rated.tuned.schedule, engine)
+        if out:
+            print(f"Schedule written to {out}.")
+    else:
+        output.note(infeasible_rate_text(offers, bound_s))
+    s = rated.tuned.search
+    print(f"Search: {s.evaluations} of {s.space} schedules simulated in {s.seconds:.2f} s ({s.method}).")
+
+
+def infeasible_rate_text(offers: list[Offer], bound_s: float) -> str:
+    """Why no schedule sustains the rate, and what can be reached."""
+    from exegpt.cli.answer import infeasible_text
+
+    best = max(offers, key=lambda one: one.rated.highest_rate_seq_s)
+    highest, rate = best.rated.highest_rate_seq_s, best.rated.rate_seq_s
+    if not highest and not best.rated.sustained:
+        return infeasible_text(best.rated.tuned, bound_s)
+    where = f" (on {best.setting.cluster.name})" if len(offers) > 1 else ""
+    reached = f"the highest rate that any does is {highest:.3g}/s{where}"
+    return f"No schedule sustains {rate:.4g}/s within the bounds: {reached}."
+
+
+def _reached(rated: "Rated") -> "Callable[[Alternative], float]":
+    """A key by which policies stand by falling goodput."""
+    reached = {policy: found.goodput_seq_s for policy, found in rated.sustained.items()}
+    return lambda alternative: -reached.get(alternative.policy, -1.0)
+
+
+def _policy_rows(rated: "Rated") -> list[list[str]]:
+    from exegpt.cli import output
+    from exegpt.cli.answer import schedule_text
+
+    rows = []
+    for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
+        found, e = rated.sustained.get(other.policy), other.estimate
+        if found is None:
+            rows.append([other.policy, "–", "–", "–", "–", other.reason])
+            continue
+        rates = [output.number(found.goodput_seq_s), output.number(found.steady.throughput_seq_s)]
+        times = [output.seconds(e.latency_s), output.seconds(e.ttft_p99_s)] if e else ["–", "–"]
+        rows.append([other.policy, *rates, *times, schedule_text(found.schedule).split(" ", 1)[1]])
+    return rows
+
+
+def _offer_row(one: Offer) -> list[str]:
+    from exegpt.cli import output
+    from exegpt.cli.answer import schedule_text
+
+    tuned = one.rated.tuned
+    prices = [output.number(one.price_hour), output.number(one.price_million)]
+    if tuned.schedule is None or tuned.estimate is None:
+        reached = one.rated.highest_rate_seq_s
+        return [one.setting.cluster.name, *prices, output.number(reached), "–", "does not sustain the rate"]
+    goodput = one.rated.sustained[tuned.schedule.policy].goodput_seq_s
+    figures = [output.number(goodput), output.seconds(tuned.estimate.latency_s)]
+    return [one.setting.cluster.name, *prices, *figures, schedule_text(tuned.schedule)]
