@@ -26,10 +26,10 @@ class LengthDistribution(Noun):
                 f"A length distribution needs as many probabilities as lengths, and at least one "
                 f"(got {len(self.probabilities)} and {len(self.lengths)})."
             )
-        if self.lengths[0] < 1 or any(b <= a for a, b in zip(self.lengths, self.lengths[1:], strict=False)):
+        if self.lengths[0] < 1 or (np.diff(self.s) <= 0).any():
             raise InputError("The lengths of a distribution must be increasing and at least 1.")
-        if min(self.probabilities) < 0 or not math.isclose(sum(self.probabilities), 1.0, abs_tol=1e-6):
-            raise InputError(f"Probabilities must be positive and sum to 1 (they sum to {sum(self.probabilities)}).")
+        if not (self.p >= 0).all() or not math.isclose(self.p.sum(), 1.0, abs_tol=1e-6):
+            raise InputError(f"Probabilities must be positive and sum to 1 (they sum to {self.p.sum():.6g}).")
 
     @functools.cached_property
     def s(self) -> Array:

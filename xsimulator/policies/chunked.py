@@ -1,7 +1,6 @@
 """Chunked prefill (Sarathi, vLLM v1): a token budget an iteration, decoding first, prompts in pieces with the rest."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +16,9 @@ _ROUNDS = 6
 """After which rate and pieces agree."""
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """How prompts are cut."""
-
-    count: float
-    """Of one prompt, on average."""
-    law: LengthDistribution
-    """Of one piece's tokens."""
-
-
-def pieces_of(law: LengthDistribution, room: float, filled: float) -> Pieces:
-    """Prompts cut by what iterations have left for them, `room` tokens, of which prompts take the share `filled`.
+def pieces_of(law: LengthDistribution, room: float, filled: float) -> Array:
+    """[room + 1]: pieces of each length per prompt, cut by what iterations have left for them, `room` tokens, of which
+    prompts take the share `filled`.
 
     A prompt that finds a fresh iteration is cut after every `room` tokens; one that begins where others have been, at a
     place anywhere in the room, has its first cut there. The share `filled` of the prompts are of the second kind.
@@ -38,10 +28,15 @@ def pieces_of(law: LengthDistribution, room: float, filled: float) -> Pieces:
     full, rest = np.divmod(law.s, most)
     fresh = np.bincount(rest.astype(np.intp), weights=law.p, minlength=most + 1)
     fresh[0], fresh[most] = 0.0, fresh[most] + full @ law.p
-    weights = (1 - filled) * fresh + filled * _begun_anywhere(law, most)
-    lengths = np.flatnonzero(weights > 1e-15)
-    p = weights[lengths] / weights.sum()
-    return Pieces(float(weights.sum()), LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist())))
+    pieces: Array = (1 - filled) * fresh + filled * _begun_anywhere(law, most)
+    return pieces
+
+
+def _law_of(pieces: Array) -> LengthDistribution:
+    """The law of one piece's tokens."""
+    lengths = np.flatnonzero(pieces > 1e-15)
+    p = pieces[lengths] / pieces.sum()
+    return LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist()))
 
 
 def _begun_anywhere(law: LengthDistribution, room: int) -> Array:
@@ -65,21 +60,22 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) 
     law = scenario.workload.input
     budget = float(max_num_batched_tokens)
     rate = min(max_num_seqs / (iterations + 1.0), budget / (law.mean + iterations))
-    pieces = Pieces(1.0, law)
+    pieces, count = np.zeros(0), 1.0
     for _ in range(_ROUNDS):  # pieces depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         pieces = pieces_of(law, room, rate * law.mean / room)
-        rate = min(max_num_seqs / (iterations + pieces.count), budget / (law.mean + iterations))
+        count = float(pieces.sum())
+        rate = min(max_num_seqs / (iterations + count), budget / (law.mean + iterations))
     decoding = rate * iterations
     room = max(budget - decoding, 1.0)
-    idle = max(0.0, min(math.exp(-rate * pieces.count), 1.0 - rate * law.mean / room))
+    idle = max(0.0, min(math.exp(-rate * count), 1.0 - rate * law.mean / room))
     share = 1.0 - idle
     mixture = Mixture(
         weight=np.array([idle, share]),
-        prompts=np.array([0.0, rate * pieces.count / share]),
+        prompts=np.array([0.0, rate * count / share]),
         decoding=np.array([decoding, decoding]),
-        piece=pieces.law,
-        prefill_iterations=pieces.count,
+        piece=_law_of(pieces),
+        prefill_iterations=count,
         most_tokens=room,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)
