@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule
@@ -43,14 +44,14 @@ class Arrivals:
 
     @staticmethod
     def poisson(workload: Workload, context: int | None, seed: int = 0, count: int = REQUESTS) -> "Arrivals":
-        """Requests of the workload, arriving independently; stretched, for a few thousand miss their rate by percents."""
+        """Requests of the workload, arriving independently (stretched: a few thousand miss their rate by percents)."""
         drawn = workload.draw(count, seed, context)
         return _stretched(with_poisson_arrivals(drawn, 1.0, seed))
 
     @staticmethod
     def traced(workload: Workload, context: int | None) -> "Arrivals":
         """The first requests of the workload's list in the pattern in which they came, bursts and lulls. The list
-        must have arrivals.
+        must have arrivals; InputError where its first requests come all at once.
         """
         assert workload.requests
         first = sorted(workload.requests, key=lambda r: r.arrival_s)[:REQUESTS]
@@ -60,6 +61,8 @@ class Arrivals:
 def _stretched(requests: Sequence[RequestLengths]) -> Arrivals:
     """Requests in order of arrival, from 0 on and at one per second on average."""
     begin, end = requests[0].arrival_s, requests[-1].arrival_s
+    if end <= begin:
+        raise InputError(f"The first {len(requests)} requests arrive all at once: pass Poisson arrivals with --rate.")
     times = (len(requests) - 1) / (end - begin)
     return Arrivals(tuple(replace(r, arrival_s=(r.arrival_s - begin) * times) for r in requests))
 

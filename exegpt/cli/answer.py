@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
@@ -28,13 +29,12 @@ def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) ->
     )
 
 
-def answer_document(answer: "Tuned", setting: "Setting", engine: str | None = None) -> dict[str, Any]:
-    """The object that `tune --json` prints for one bound; `engine` adds its flags under `export`."""
+def answer_document(answer: "Tuned", setting: "Setting", target: "Target | None" = None) -> dict[str, Any]:
+    """The object that `tune --json` prints for one bound; `target` adds another engine's flags under `export`."""
     from exegpt.cli import output
-    from exegpt.cli.export import export
     from exegpt.document import to_dict
 
-    document = {
+    document: dict[str, Any] = {
         "schedule": to_dict(answer.schedule) if answer.schedule else None,
         "estimate": to_dict(answer.estimate) if answer.estimate else None,
         "alternatives": [
@@ -52,9 +52,9 @@ def answer_document(answer: "Tuned", setting: "Setting", engine: str | None = No
     }
     if answer.schedule is None:
         return document | {"lowest_latency_s": answer.lowest_latency_s}
-    return document | (
-        dict(zip(("export", "export_loses"), export(answer.schedule, engine), strict=True)) if engine else {}
-    )
+    if target:
+        document["export"], document["export_loses"] = target.nearest(answer.schedule)
+    return document
 
 
 def advise(setting: "Setting", answer: "Tuned", bound_s: float, asked: dict[str, Any]) -> list[str]:
@@ -110,12 +110,10 @@ def _next_kind(cluster: "ClusterSpec") -> "ClusterSpec | None":
     return parse_cluster(f"{nodes}{cluster.devices_per_node}x{kind}", cluster.memory_fraction)
 
 
-def print_export(schedule: "Schedule", engine: str) -> None:
+def print_export(schedule: "Schedule", target: "Target") -> None:
     """The nearest command line of another engine, and what it doesn't do."""
-    from exegpt.cli.export import export
-
-    command, lost = export(schedule, engine)
-    print(f"Nearest in {engine} ({lost}):\n  {command}")
+    command, lost = target.nearest(schedule)
+    print(f"Nearest in {target.engine} ({lost}):\n  {command}")
 
 
 def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:

@@ -1,6 +1,7 @@
-"""A schedule as the nearest flags of another engine."""
+"""A schedule as the nearest command line of another engine: flags that vLLM 0.19 accepts."""
 
 import math
+from dataclasses import dataclass
 
 from exegpt.builtin_models import HUB_IDS
 from exegpt.errors import InputError
@@ -8,7 +9,19 @@ from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
 
 ENGINES = ("vllm",)
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "auto"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """What a token-budget engine is told, and what it doesn't do."""
+
+    residents: int
+    budget: int
+    """Tokens per iteration."""
+    lost: tuple[str, ...] = ()
+    chunked: bool = True
+    """Whether prompts may be cut."""
 
 
 def check_exportable(model: ModelSpec, engine: str) -> None:
@@ -17,40 +30,109 @@ def check_exportable(model: ModelSpec, engine: str) -> None:
         raise InputError(f"{engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
 
 
-def export(schedule: Schedule, engine: str) -> tuple[str, str]:
-    """The command line that comes nearest to `schedule` in `engine` (one of ENGINES), and what is lost."""
-    residents, budget, lost = _nearest(schedule)
-    model = schedule.model.spec
-    flags = {
-        "tensor-parallel-size": schedule.tp_degree or 1,
-        "pipeline-parallel-size": len(schedule.stages),
+@dataclass(frozen=True)
+class Target:
+    """Another engine (one of ENGINES), and the directory where it finds the model, where that has one."""
+
+    engine: str
+    weights: str | None = None
+
+    def nearest(self, schedule: Schedule) -> tuple[str, str]:
+        """The command line that comes nearest to a schedule, and what is lost."""
+        return export(schedule, self.engine, self.weights)
+
+
+def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple[str, str]:
+    """The command line that comes nearest to `schedule` in `engine` (one of ENGINES), and what is lost.
+
+    `weights` is the model's directory where it has one. Raises InputError for a model that the engine doesn't run.
+    """
+    check_exportable(schedule.model.spec, engine)
+    near, (tp, pp), longest = _nearest(schedule), _parallel(schedule), _longest(schedule)
+    lost = [*near.lost]
+    # a budget below a whole prompt is refused where prompts aren't cut
+    budget = max(near.budget, near.residents, 1 if near.chunked else longest)
+    if (tp, pp) != _stage_sizes(schedule):
+        lost.append("stages of unequal tensor parallelism become equal ones")
+    flags: dict[str, object] = {
+        "tensor-parallel-size": tp,
+        "pipeline-parallel-size": pp,
         "data-parallel-size": schedule.replicas,
-        "dtype": _DTYPES[schedule.dtype],
-        "kv-cache-dtype": "fp8" if schedule.kv_dtype == "fp8" else "auto",
-        "max-model-len": model.context,
-        "max-num-seqs": residents,
+        **_dtypes(schedule, lost),
+        "max-model-len": longest,
+        "max-num-seqs": near.residents,
         "max-num-batched-tokens": budget,
         "block-size": schedule.block_size,
-        "num-gpu-blocks-override": schedule.kv_blocks,
+        "num-gpu-blocks-override": schedule.kv_blocks + 1,  # it keeps one block for itself
         "gpu-memory-utilization": schedule.cluster.memory_fraction,
     }
-    name = HUB_IDS.get(model.name) or model.name
-    return f"vllm serve {name} " + " ".join(f"--{key} {value}" for key, value in flags.items()), lost
+    switches = "" if near.chunked else "no-"
+    name = weights or HUB_IDS.get(schedule.model.spec.name) or schedule.model.spec.name
+    command = f"vllm serve {name} --{switches}enable-chunked-prefill "
+    return command + " ".join(f"--{key} {value}" for key, value in flags.items()), "; ".join(lost) or "nothing is lost"
 
 
-def _nearest(schedule: Schedule) -> tuple[int, int, str]:
-    """Resident sequences and tokens per iteration of a token-budget engine, and what it doesn't do."""
+def _longest(schedule: Schedule) -> int:
+    """Tokens of the longest request, which the cache must hold: with the model's whole context it often couldn't."""
+    workload, context = schedule.workload, schedule.model.spec.context
+    held = schedule.kv_blocks * schedule.block_size
+    return min(workload.input.max + workload.output.max, context, held)
+
+
+def _stage_sizes(schedule: Schedule) -> tuple[int, int] | None:
+    """Tensor-parallel degree and number of stages; None where degrees differ or each side has its own stages."""
+    degrees = {stage.tp for stage in schedule.stages}
+    if len(degrees) > 1 or {stage.phase for stage in schedule.stages} != {"both"}:
+        return None
+    return degrees.pop(), len(schedule.stages)
+
+
+def _parallel(schedule: Schedule) -> tuple[int, int]:
+    """Equal stages over a replica's devices, of the largest degree that any stage has and that divides them."""
+    devices = sum(stage.tp for stage in schedule.stages)
+    model = schedule.model.spec
+    fit = [
+        tp
+        for tp in range(1, devices + 1)
+        if devices % tp == 0
+        and tp <= max(stage.tp for stage in schedule.stages)
+        and model.heads % tp == 0
+        and devices // tp <= model.layers
+    ]
+    sizes = _stage_sizes(schedule)
+    return sizes if sizes else (max(fit), devices // max(fit))
+
+
+def _dtypes(schedule: Schedule, lost: list[str]) -> dict[str, str]:
+    """Of weights, and of keys and values, as the engine names them."""
+    flags = {"dtype": "auto", "quantization": "fp8"} if schedule.dtype == "fp8" else {"dtype": _DTYPES[schedule.dtype]}
+    held = "auto"
+    if schedule.kv_dtype == "fp8":
+        held = "fp8"
+    elif schedule.kv_dtype == "bf16" != schedule.dtype:
+        held = "bfloat16"
+    elif schedule.kv_dtype != schedule.dtype:
+        lost.append(f"keys and values are kept in the model's own dtype, not in {schedule.kv_dtype}")
+    return {**flags, "kv-cache-dtype": held}
+
+
+def _nearest(schedule: Schedule) -> Nearest:
+    """Resident sequences and tokens per iteration."""
     prompt = schedule.workload.input
     if schedule.policy == "chunked":
-        return schedule.max_num_seqs or 1, schedule.max_num_batched_tokens or 1, "nothing is lost"
+        return Nearest(schedule.max_num_seqs or 1, schedule.max_num_batched_tokens or 1)
     if schedule.policy == "orca":
-        residents = schedule.max_num_seqs or 1
-        budget = residents + (schedule.prefills_per_step or 1) * prompt.quantile(0.99)
-        return residents, budget, "prompts longer than the budget are encoded in pieces"
+        residents, prompts = schedule.max_num_seqs or 1, schedule.prefills_per_step or 1
+        lost = "prompts of an iteration are bounded by their tokens, not by their number"
+        return Nearest(residents, residents + prompts * prompt.quantile(0.99), (lost,), chunked=False)
+    residents = schedule.decode_batch or schedule.encode_batch or 1
     if schedule.policy == "rra":
-        residents = schedule.decode_batch or 1
         # B_E prompts every N_D iterations, spread evenly over them
         share = (schedule.encode_batch or 1) * prompt.mean / (schedule.decode_iterations or 1)
-        return residents, residents + math.ceil(share), "prompts are spread over iterations instead of sharing one"
-    residents = schedule.encode_batch or 1
-    return residents, residents * prompt.max, "finished sequences leave at once instead of with their batch"
+        lost = "prompts are spread over iterations instead of sharing one"
+        return Nearest(residents, residents + math.ceil(share), (lost,))
+    if schedule.policy in ("waa-c", "waa-m"):
+        lost = "prompts are encoded beside decoding instead of on devices of their own"
+        budget = residents + (schedule.encode_batch or 1) * prompt.quantile(0.99)
+        return Nearest(residents, budget, (lost,))
+    return Nearest(residents, residents * prompt.max, ("finished sequences leave at once instead of with their batch",))

@@ -9,6 +9,7 @@ from exegpt.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
     from exegpt.price import Prices
     from exegpt.workload import Workload
@@ -94,12 +95,12 @@ def offer(
     return Offer(setting, found, price)
 
 
-def offer_document(one: Offer, engine: str | None, seed: int) -> dict[str, Any]:
+def offer_document(one: Offer, target: "Target | None", seed: int) -> dict[str, Any]:
     """The object that `tune --rate --json` prints for a cluster."""
     from exegpt.cli.answer import answer_document
 
     rated = one.rated
-    document = answer_document(rated.tuned, one.setting, engine)
+    document = answer_document(rated.tuned, one.setting, target)
     document["provenance"]["seed"] = seed
     for alternative in document["alternatives"]:
         found = rated.sustained.get(alternative["policy"])
@@ -115,16 +116,16 @@ def offer_document(one: Offer, engine: str | None, seed: int) -> dict[str, Any]:
     }
 
 
-def offers_document(offers: list[Offer], engine: str | None, seed: int) -> dict[str, Any]:
+def offers_document(offers: list[Offer], target: "Target | None", seed: int) -> dict[str, Any]:
     """The best offer's document; of several clusters, with all of them under `clusters`."""
-    documents = [offer_document(one, engine, seed) for one in offers]
+    documents = [offer_document(one, target, seed) for one in offers]
     if len(offers) == 1:
         return documents[0]
     priced = offers[0].feasible and offers[0].price_hour is not None
     return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
 
 
-def print_offers(offers: list[Offer], bound_s: float, engine: str | None, out: Path | None) -> None:
+def print_offers(offers: list[Offer], bound_s: float, target: "Target | None", out: Path | None) -> None:
     """The clusters side by side where there are several, then every policy on the best of them."""
     from exegpt.cli import output
     from exegpt.cli.answer import print_export, schedule_text
@@ -145,8 +146,8 @@ def print_offers(offers: list[Offer], bound_s: float, engine: str | None, out: P
     if rated.tuned.schedule:
         at = f" on {setting.cluster.name}" if len(offers) > 1 else ""
         print(f"Best{at}: {schedule_text(rated.tuned.schedule)}")
-        if engine:
-            print_export(rated.tuned.schedule, engine)
+        if target:
+            print_export(rated.tuned.schedule, target)
         if out:
             print(f"Schedule written to {out}.")
     else:

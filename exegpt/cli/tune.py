@@ -10,9 +10,11 @@ from exegpt.cli import INFEASIBLE, options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
+    from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
+    from exegpt.model import ModelSpec
     from exegpt.price import Prices
-    from xscheduler.tune import Tuned
+    from xscheduler.tuned import Tuned
 
 
 def tune(
@@ -64,7 +66,7 @@ def tune(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import advise, answer_document, search_schedule
-    from exegpt.cli.export import ENGINES, check_exportable
+    from exegpt.cli.export import ENGINES
     from exegpt.cli.rated import PATTERNS
     from exegpt.duration import parse_duration
     from exegpt.price import read_prices
@@ -100,10 +102,9 @@ def tune(
         )
         for where in clusters
     ]
-    if export:
-        check_exportable(settings[0].model, export)
+    target = _target(export, settings[0].model, model)
     if open_system:
-        return _at_rate(settings, bounds[0], rate, arrivals, seed, prices, asked, out, export, report, json)
+        return _at_rate(settings, bounds[0], rate, arrivals, seed, prices, asked, out, target, report, json)
     setting = settings[0]
     answers = [search_schedule(setting, bound_s, **asked) for bound_s in bounds]
     best = next((a for a in reversed(answers) if a.schedule), None)
@@ -114,11 +115,21 @@ def tune(
     wanted = advice if advice is not None else len(bounds) == 1 and setting.cluster.devices <= 8
     told = [advise(setting, a, b, asked) if wanted else [] for a, b in zip(answers, bounds, strict=True)]
     if json:
-        documents = [answer_document(a, setting, export) | {"advice": t} for a, t in zip(answers, told, strict=True)]
+        documents = [answer_document(a, setting, target) | {"advice": t} for a, t in zip(answers, told, strict=True)]
         output.emit(documents[0] if len(documents) == 1 else {"frontier": documents})
     else:
-        _print(answers, bounds, told, setting, out if best else None, export)
+        _print(answers, bounds, told, setting, out if best else None, target)
     return 0 if best else INFEASIBLE
+
+
+def _target(engine: str | None, spec: "ModelSpec", typed: str | None) -> "Target | None":
+    """The engine whose flags are asked for; InputError where it can't run the model."""
+    from exegpt.cli.export import Target, check_exportable
+
+    if engine is None:
+        return None
+    check_exportable(spec, engine)
+    return Target(engine, typed if typed and Path(typed).is_dir() else None)
 
 
 def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
@@ -140,7 +151,7 @@ def _at_rate(
     prices: "Prices | None",
     asked: dict[str, Any],
     out: Path | None,
-    engine: str | None,
+    target: "Target | None",
     report: Path | None,
     json: bool,
 ) -> int:
@@ -165,11 +176,11 @@ def _at_rate(
     if report:
         _write_report(report, best.setting, [best.rated.tuned], [bound_s], asked)
     if json:
-        output.emit(rated.offers_document(offers, engine, seed))
+        output.emit(rated.offers_document(offers, target, seed))
     else:
         if len(offers) > 1 and prices is None:
             output.note("· no prices: clusters by their number of devices; --price FILE compares what they cost")
-        rated.print_offers(offers, bound_s, engine, out)
+        rated.print_offers(offers, bound_s, target, out)
     return 0 if schedule else INFEASIBLE
 
 
@@ -179,7 +190,7 @@ def _print(
     told: list[list[str]],
     setting: "Setting",
     out: Path | None,
-    engine: str | None,
+    target: "Target | None",
 ) -> None:
     from exegpt.cli import output
     from exegpt.cli.answer import infeasible_text, policy_rows, print_export, print_plot, ranked, schedule_text
@@ -195,8 +206,8 @@ def _print(
             for other in ranked(answer):
                 if other.schedule:
                     print(f"  {other.policy}: {other.reason}")
-            if engine:
-                print_export(answer.schedule, engine)
+            if target:
+                print_export(answer.schedule, target)
         else:
             output.note(infeasible_text(answer, bound_s))
         if advice:
