@@ -14,10 +14,14 @@ from xscheduler.advice import next_step, why_behind
 from xscheduler.candidates import POLICIES, CandidateFamily, Candidates, schedule, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
+from xscheduler.space import Point
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.outcome import memory_share
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
+
+SLACK = 5e-4
+"""The share of the throughput that a smaller batch may cost."""
 
 Members = list[Candidates | CandidateFamily]
 """A policy's spaces."""
@@ -103,12 +107,29 @@ def _alternative(policy: str, made: Members, found: Found, question: Question) -
     """A policy's best schedule and what limits it."""
     if not isinstance(found.space, Candidates):
         return Alternative(policy, None, None, _why_infeasible(policy, made, question))
-    space, values = found.space, found.space.values(found.point)
+    space, point = found.space, _leanest(found.space, found.point)
+    values = space.values(point)
     estimate = space.estimate(values)
-    broken, text = next_step(space, found.point)
+    broken, text = next_step(space, point)
     estimate = replace(estimate, binding=_binding(broken, estimate.binding))
     limited = f"limited by {estimate.binding}" + (f": {text}" if text else "")
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
+
+
+def _leanest(space: Candidates, point: Point) -> Point:
+    """The smallest batch with as good as the throughput of this point, its other variables as they are: where more
+    sequences bring no more, fewer have a lower latency.
+    """
+    enough = space.at(point).throughput * (1 - SLACK)
+    first, last = 0, point[0]  # at the last it is enough
+    while first < last:
+        middle = (first + last) // 2
+        found = (middle, *point[1:])
+        if space.at(found).throughput >= enough and space.meets(found):
+            last = middle
+        else:
+            first = middle + 1
+    return (last, *point[1:])
 
 
 def _binding(broken: set[str], otherwise: Binding | None) -> Binding | None:
