@@ -69,6 +69,7 @@ def everything():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
 def test_mean_gains(everything):
     """The paper's 2.0, 3.2 and 2.9: in these ranges a build without a mistake comes out (spec section 7)."""
     small, large, both = everything.summaries
@@ -80,6 +81,7 @@ def test_mean_gains(everything):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
 def test_waa_wins_on_short_outputs_and_rra_on_long_ones(everything):
     small, large, _ = everything.summaries
     assert small.waa_ahead["S"] > 0.5 and small.waa_ahead["C1"] > 0.5
@@ -87,6 +89,7 @@ def test_waa_wins_on_short_outputs_and_rra_on_long_ones(everything):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
 def test_todays_search_is_never_below_the_papers(everything):
     assert all(row.today_over_paper >= 1 - 1e-9 for row in everything.rows)
     assert everything.summaries[-1].today_mean > 1
