@@ -229,13 +229,13 @@ def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
     need = blocks(scenario, encode_batch, stride, underway)
     room = room_for(scenario, resident, micro_batches)
     rate = encode_batch / max(encoder.period, decoder.period)
-    if need > room >= scenario.reservation(None).longest and scenario.iterations[0].any():
+    waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
+    if (waits or need > room) and room >= scenario.reservation(None).longest and scenario.iterations[0].any():
         full = crowded(scenario, encode_batch, micro_batches, room, rate)
-        if full.throughput < rate:
+        if waits or full.throughput < rate:
             return full
         need = room  # the mean fits: now and then a batch waits a moment
     busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
-    waits = decoder.period > encoder.period * 1.001
     return Flow(rate, encoder, decoder, resident, need, busy, waits)
 
 
