@@ -9,6 +9,7 @@ from exegpt.cli import options
 
 if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
+    from exegpt.cluster import ClusterSpec
     from exegpt.schedule import Schedule
 
 
@@ -24,7 +25,10 @@ def simulate(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences.")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens per iteration.")] = 2048,
     prefills_per_step: Annotated[int, typer.Option(min=1, help="Prompts per iteration (orca).")] = 1,
-    tp_degree: Annotated[int, typer.Option(min=1, help="Devices that share every layer.")] = 1,
+    tp_degree: Annotated[
+        int, typer.Option(min=1, help="Devices that share every layer; the others of a replica are stages.")
+    ] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the model, on equal parts of the cluster.")] = 1,
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="Default: what fits into memory.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     dtype: options.DTYPE = None,
@@ -53,7 +57,9 @@ def simulate(
         found, assumptions = setting.profile, setting.assumptions
         own = {"max_num_batched_tokens": max_num_batched_tokens} if policy == "chunked" else {}
         own |= {"prefills_per_step": prefills_per_step} if policy == "orca" else {}
-        given = engine_schedule(setting, policy, tp_degree, kv_blocks, block_size, max_num_seqs=max_num_seqs, **own)
+        given = engine_schedule(
+            setting, policy, tp_degree, kv_blocks, block_size, replicas, max_num_seqs=max_num_seqs, **own
+        )
     else:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
@@ -72,16 +78,26 @@ def simulate(
 
 
 def engine_schedule(
-    setting: "Setting", policy: str, tp_degree: int, kv_blocks: int | None, block_size: int, **own: int
+    setting: "Setting",
+    policy: str,
+    tp_degree: int,
+    kv_blocks: int | None,
+    block_size: int,
+    replicas: int = 1,
+    **own: int,
 ) -> "Schedule":
-    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds."""
+    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds.
+
+    Raises InputError for settings that don't go together.
+    """
     from exegpt.errors import InputError
     from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
     from xsimulator.allocation import uniform_stages
     from xsimulator.scenario import Scenario
 
     model, profile = setting.model, setting.profile
-    stages = uniform_stages(model, setting.cluster, tp_degree)
+    _check_engine(setting, policy, **own)
+    stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
     if kv_blocks is None:
         scenario = Scenario(model, setting.cluster, setting.workload, profile, stages, setting.kv_dtype)
         most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
@@ -103,8 +119,46 @@ def engine_schedule(
         dtype=profile.dtype,
         kv_dtype=setting.kv_dtype,
         tp_degree=tp_degree,
+        replicas=replicas,
         **own,  # type: ignore[arg-type]
     )
+
+
+def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
+    """InputError for settings that no engine follows."""
+    from exegpt.errors import InputError
+
+    if policy == "chunked" and setting.model.encoder_layers:
+        raise InputError(
+            f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
+            "--policy orca."
+        )
+    budget, residents = own.get("max_num_batched_tokens"), own["max_num_seqs"]
+    if budget is not None and budget < residents:
+        raise InputError(
+            f"A budget of {budget} tokens per iteration can't give {residents} sequences a token each: raise "
+            "--max-num-batched-tokens or lower --max-num-seqs."
+        )
+
+
+def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
+    """The part of a cluster that one of its replicas has: a node's share, or whole nodes."""
+    from dataclasses import replace
+
+    from exegpt.errors import InputError
+    from xsimulator.allocation import replica_sizes
+
+    sizes = replica_sizes(cluster)
+    if cluster.devices % replicas or cluster.devices // replicas not in sizes:
+        fit = ", ".join(str(cluster.devices // size) for size in reversed(sizes))
+        raise InputError(f"{replicas} replicas can't share the devices of {cluster.name} equally: {fit} can.")
+    devices, per_node = cluster.devices // replicas, cluster.devices_per_node
+    if replicas == 1:
+        return cluster
+    name = f"the {devices} devices of a replica on {cluster.name}"
+    if devices <= per_node:
+        return replace(cluster, name=name, nodes=1, devices_per_node=devices)
+    return replace(cluster, name=name, nodes=devices // per_node)
 
 
 def _steady(schedule: Any, profile: Any) -> tuple[Any, dict[str, Any]]:

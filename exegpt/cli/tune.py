@@ -1,6 +1,7 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,10 +111,10 @@ def tune(
     best = next((a for a in reversed(answers) if a.schedule), None)
     if out and best:
         document.write(out, best.schedule)
-    if report:
-        _write_report(report, setting, answers, bounds, asked)
     wanted = advice if advice is not None else len(bounds) == 1 and setting.cluster.devices <= 8
     told = [advise(setting, a, b, asked) if wanted else [] for a, b in zip(answers, bounds, strict=True)]
+    if report:
+        _write_report(report, setting, answers, bounds, asked, told[-1])
     if json:
         documents = [answer_document(a, setting, target) | {"advice": t} for a, t in zip(answers, told, strict=True)]
         output.emit(documents[0] if len(documents) == 1 else {"frontier": documents})
@@ -221,15 +222,41 @@ def _print(
 
 
 def _write_report(
-    path: Path, setting: "Setting", answers: "list[Tuned]", bounds: list[float], asked: dict[str, Any]
+    path: Path,
+    setting: "Setting",
+    answers: "list[Tuned]",
+    bounds: list[float],
+    asked: dict[str, Any],
+    told: Sequence[str] = (),
 ) -> None:
     from exegpt import document
-    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.cli import output
+    from exegpt.cli.answer import frontier, frontier_bounds, ranked, report_facts, schedule_text, search_schedule
     from exegpt.report.html import Report, page
+    from exegpt.report.stages import COLUMNS, stage_rows
 
     more = [search_schedule(setting, b, **asked) for b in frontier_bounds(setting, **asked)]
-    best = next((a for a in reversed(answers) if a.schedule), None)
-    facts = report_facts(setting) + ((("schedule", schedule_text(best.schedule)),) if best and best.schedule else ())
-    bound_s = bounds[-1] if math.isfinite(bounds[-1]) else None
-    report = Report("Schedules under a latency bound", facts, setting.workload, frontier([*answers, *more]), bound_s)
+    best = next((a for a in reversed(answers) if a.schedule), answers[-1])
+    facts, stages = report_facts(setting), ()  # type: tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]
+    if best.schedule:
+        facts += (("schedule", schedule_text(best.schedule)),)
+        stages = (COLUMNS, *map(tuple, stage_rows(best.schedule, best.estimate)))
+    report = Report(
+        "Schedules under a latency bound",
+        facts,
+        setting.workload,
+        frontier([a for a in (*answers, *more) if a.estimate and a.estimate.latency_from == "start"]),
+        bounds[-1] if math.isfinite(bounds[-1]) else None,
+        policies=tuple(
+            (
+                a.policy,
+                output.number(a.estimate.throughput_tok_s if a.estimate else None),
+                output.seconds(a.estimate.latency_s if a.estimate else None),
+                a.reason,
+            )
+            for a in ranked(best)
+        ),
+        stages=stages,
+        advice=tuple(told),
+    )
     document.write_text(path, page(report))

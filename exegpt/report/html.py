@@ -28,6 +28,7 @@ th, td { padding: .25rem .45rem; font-size: 13px; text-align: right; white-space
 th { font-weight: 600; color: var(--soft); } th:first-child, td:first-child { text-align: left; }
 th[colspan] { text-align: center; color: var(--ink); }
 td:nth-child(3n + 2), th[colspan] { border-left: 1px solid var(--line); }
+.plain td, .plain th { text-align: left; white-space: normal; vertical-align: top; border-left: none; }
 .scroll { overflow-x: auto; } .key { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 1em; }
 """
 
@@ -57,6 +58,12 @@ class Report:
     bound_s: float | None
     comparisons: tuple[Comparison, ...] = field(default=())
     """The first one is the schedule that was chosen."""
+    policies: tuple[tuple[str, ...], ...] = ()
+    """A row for every policy: its name, output tokens per second, latency, and why it is where it is."""
+    stages: tuple[tuple[str, ...], ...] = ()
+    """The chosen schedule's stages, the columns' names first."""
+    advice: tuple[str, ...] = ()
+    """What a looser bound or another cluster would give."""
 
 
 def page(report: Report) -> str:
@@ -75,6 +82,13 @@ def page(report: Report) -> str:
         "<h2>Throughput and latency</h2>",
         f"<figure>{svg.frontier(series, report.bound_s)}<figcaption>{caption}</figcaption></figure>",
     ]
+    if report.policies:
+        columns = ("policy", "output tokens/s", "latency", "why")
+        parts += ["<h2>Policies</h2>", _plain_table((columns, *report.policies))]
+    if report.stages:
+        parts += ["<h2>Stages of the chosen schedule</h2>", _plain_table(report.stages)]
+    if report.advice:
+        parts += ["<h2>Advice</h2>", *(f"<p>{escape(text)}.</p>" for text in report.advice)]
     if report.comparisons:
         parts += _comparison_parts(report.comparisons)
     laws = [
@@ -92,6 +106,13 @@ def document(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row names the columns; sentences may wrap."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    return f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _point(comparison: Comparison | None) -> tuple[float, float] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-MARKS = {"rra": "R", "chunked": "c", "orca": "o", "static": "s"}
+MARKS = {"rra": "R", "waa-c": "W", "waa-m": "w", "chunked": "c", "orca": "o", "hybrid": "h", "static": "s"}
 
 
 def plot(
