@@ -249,8 +249,8 @@ def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
 
 def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int, rate: float) -> Flow:
     """Where the decoding side's memory is full: whoever finishes makes room for the next, so that it stays full on
-    average, prompts are encoded a few at a time, as many as arrive while the first stage is busy, and the number of
-    residents hardly changes.
+    average, prompts are encoded a few at a time, as many as find room until an iteration ends and the first stage is
+    free again, and the number of residents hardly changes.
 
     n residents hold E[blocks | resident] each, the X · (encoding + handover + half an iteration) sequences on their
     way E[blocks], and the next one that doesn't fit yet leaves half of its own free; X = n / (E[D] · T_D(n)).
@@ -260,9 +260,12 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     each, held = scenario.reservation(None).mean, scenario.reservation(1).mean / mean
     few, many = encoding(scenario, 1), encoding(scenario, encode_batch)
     context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
-    encoder, seconds, work, resident = many, np.zeros(1), np.zeros((1, 1)), 0.0
+    encoder, seconds, work, resident = few, np.zeros(1), np.zeros((1, 1)), 0.0
+    batch = others = 0.0
     for _ in range(_ROUNDS):  # whoever joined last is taken over in the same iteration
-        encoder = few.towards(many, min(max(rate * few.period, 1.0), encode_batch), encode_batch)
+        others = rate * max(encoder.period, float(seconds[0]))  # whom a prompt finds in its batch: Poisson
+        batch = min(1.0 + others, encode_batch)
+        encoder = few.towards(many, batch, encode_batch)
         on_the_way = rate * (encoder.alone + encoder.handover + float(seconds[0]) / 2)
         resident = max((room - each * (0.5 + on_the_way)) / held, 1.0)
         joined = side_work(scenario, max(rate * float(seconds[0]), 1.0))
@@ -270,8 +273,9 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
         seconds, work = seconds + joined.max(), work + joined
         rate = (rate + resident / (mean * float(seconds[0]))) / 2
     rate = min(rate, encode_batch / many.period)
-    encoder = replace(encoder, traversal=encoder.alone)  # it seldom has two batches at once
-    batch = min(max(rate * few.period, 1.0), encode_batch)
+    each_more = (many.alone - few.alone) / max(encode_batch - 1, 1)
+    deviation = float(np.hypot(encoder.deviation, each_more * others**0.5))
+    encoder = replace(encoder, traversal=encoder.alone, deviation=deviation)  # it seldom has two batches at once
     steady = Cycle(batch / (rate * float(seconds[0])), seconds, work[0])
     busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
     return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, room, busy, True)
@@ -283,7 +287,8 @@ def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcom
     encoder, decoder, law = found.encoder, found.decoder, scenario.workload.input
     shift = 1.0 if scenario.first_by_encoding else 0.0
     one = float(decoder.fast.seconds.mean())
-    merged = encoder.traversal + encoder.handover + one / 2
+    runs = min(1.0, decoder.period / encoder.period)  # a side that has run empty begins at once
+    merged = encoder.traversal + encoder.handover + runs * one / 2
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
