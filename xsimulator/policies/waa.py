@@ -78,16 +78,18 @@ def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     return Encoding(max(period, handover / 2), alone, max(traversal, alone), handover, deviation, seconds)
 
 
-def iteration(scenario: Scenario, batch: Array, context: Array, micro_batches: int) -> tuple[Array, Array]:
-    """Seconds of decoding iterations of `batch` sequences with these mean contexts, and of each stage's work in them
-    [..., stages].
+def iteration(
+    scenario: Scenario, batch: Array, context: Array, micro_batches: int, joined: Array
+) -> tuple[Array, Array]:
+    """Seconds of decoding iterations of `batch` sequences with these mean contexts [iterations], and of each stage's
+    work in them [iterations, stages]; `joined` of that is for those who join.
 
     With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
     has micro-batches to do, or as a micro-batch needs to come around.
     """
     side = scenario.decode
     share = batch / micro_batches
-    cells = side.each(lambda group: group.decode(share, context))
+    cells = side.each(lambda group: group.decode(share, context)) + joined / micro_batches
     around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
     return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
 
@@ -118,22 +120,19 @@ class Cycle:
 
 def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: float) -> Cycle:
     """The decoding side at a given stride: whole numbers, or any number below one."""
-    joined = side_work(scenario, encode_batch)
     if stride >= 1:
         steady = scenario.steady(int(stride))
-        seconds, work = iteration(scenario, encode_batch * steady.active, steady.context, micro_batches)
-        if seconds.size > 1:  # an iteration in which nobody is left takes no time
-            seconds = seconds * np.minimum(1.0, encode_batch * steady.active)
-        busy = work.sum(axis=0)
+        batch, context = encode_batch * steady.active, steady.context
     else:
         need, p = scenario.iterations
         batch = np.array([encode_batch / stride * float(need @ p)])
         context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
-        seconds, work = iteration(scenario, batch, context, micro_batches)
-        busy = work[0] * stride
-    first = seconds.copy()
-    first[0] += joined.max() / min(stride, 1.0)
-    return Cycle(stride, first, busy + joined)
+    share = min(stride, 1.0)
+    joined = np.zeros((len(batch), len(scenario.decode.stages)))
+    joined[0] = side_work(scenario, encode_batch / share)
+    seconds, work = iteration(scenario, batch, context, micro_batches, joined)
+    runs = np.minimum(1.0, batch)  # an iteration in which nobody is left takes no time
+    return Cycle(stride, seconds * runs, share * runs @ work)
 
 
 def side_work(scenario: Scenario, encode_batch: float) -> Array:
@@ -269,8 +268,7 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
         on_the_way = rate * (encoder.alone + encoder.handover + float(seconds[0]) / 2)
         resident = max((room - each * (0.5 + on_the_way)) / held, 1.0)
         joined = side_work(scenario, max(rate * float(seconds[0]), 1.0))
-        seconds, work = iteration(scenario, np.array([resident]), context, micro_batches)
-        seconds, work = seconds + joined.max(), work + joined
+        seconds, work = iteration(scenario, np.array([resident]), context, micro_batches, joined[None])
         rate = (rate + resident / (mean * float(seconds[0]))) / 2
     rate = min(rate, encode_batch / many.period)
     each_more = (many.alone - few.alone) / max(encode_batch - 1, 1)
