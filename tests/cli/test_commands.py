@@ -207,6 +207,51 @@ def test_files_are_shown(exegpt, tiny_schedule, tiny_profile):
     assert "encode_batch" in exegpt("show", tiny_schedule).out
 
 
+def test_a_schedules_stages_are_shown_with_how_busy_they_are(exegpt, tmp_path):
+    asked = ("tune", "-l", "inf", "-w", "C1", "--policy", "waa-c", "--no-advice", "--out", tmp_path / "s.json")
+    assert exegpt(*asked).code == 0
+    facts = exegpt("show", tmp_path / "s.json", "--json").json["schedule"]
+    assert {stage["phase"] for stage in facts["stages"]} == {"encode", "decode"}
+    estimate = exegpt("simulate", "-s", tmp_path / "s.json", "--json").json
+    assert facts["utilisation"] == [estimate["utilisation"][s["devices"][0]] for s in facts["stages"]]
+    text = exegpt("show", tmp_path / "s.json").out
+    assert "encode" in text and "0–39" in text and "%" in text
+
+
+def test_what_a_profile_misses_is_shown(exegpt, tiny_profile):
+    facts = exegpt("show", tiny_profile, "--json").json["profile"]
+    assert any(text.startswith("host_copy") for text in facts["missing"])
+
+
+def test_an_answer_comes_with_advice_unless_not_wanted(exegpt, tmp_path):
+    asked = ("tune", "-l", "5s", "--policy", "orca", "-c", "1xA40", "--report", tmp_path / "r.html")
+    answer = exegpt(*asked, "--json").json
+    texts = " ".join(answer["advice"])
+    assert "of the usable memory" in texts and "a bound of 7.5s" in texts and "2xA40" in texts and "1xL40S" in texts
+    page = (tmp_path / "r.html").read_text()
+    assert "Advice" in page and "Stages of the chosen schedule" in page and answer["advice"][0] in page
+    assert exegpt(*asked, "--no-advice", "--json").json["advice"] == []
+
+
+def test_times_beyond_the_profiles_grid_are_told(exegpt, tiny, tiny_profile):
+    """The grid of the imagined profile ends at 1,024 tokens."""
+    asked = ("tune", "-m", tiny, "-p", tiny_profile, "-w", "20/20", "--policy", "static", "--no-advice", "--json")
+    for bound, beyond in (("40ms", False), ("inf", True)):
+        answer = exegpt(*asked, "-l", bound).json
+        assert bool(answer["estimate"]["extrapolated"]) == beyond
+        assert any("beyond the profile's grid" in text for text in answer["assumptions"]) == beyond
+
+
+@pytest.mark.parametrize(("replicas", "tp", "stages"), [(1, 1, 4), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)])
+def test_an_engines_replicas_and_stages_can_be_simulated(exegpt, replicas, tp, stages):
+    asked = ("simulate", "-m", "opt-13b", "--max-num-seqs", 4, "--json")
+    done = exegpt(*asked, "--replicas", replicas, "--tp-degree", tp)
+    assert done.code == 0, done.err
+    assert len(done.json["utilisation"]) == 4 and replicas * tp * stages == 4
+    one = exegpt(*asked, "-c", f"{4 // replicas}xA40", "--tp-degree", tp).json
+    assert done.json["throughput_seq_s"] == pytest.approx(replicas * one["throughput_seq_s"])
+
+
 def test_the_model_is_readable_by_transformers(tiny):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,0 +1,94 @@
+"""`tune` for requests that arrive over time: goodput, clusters by price, and what can't be asked together."""
+
+import json
+
+import pytest
+
+from tests.cli.test_bad_inputs import check_refused
+
+POLICY = ("--policy", "chunked", "--model", "opt-13b")
+
+
+@pytest.fixture(scope="session")
+def trace(tmp_path_factory):
+    """Two hundred requests, ten every second."""
+    path = tmp_path_factory.mktemp("traces") / "t.csv"
+    rows = (f"{100 + i % 50},{10 + i % 7},{i // 10}" for i in range(200))
+    path.write_text("input,output,arrival_s\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def prices(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("A40: 1\nL40S: 1.5\nH100-SXM: 10\n")
+    return path
+
+
+def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
+    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40")
+    done = exegpt(*asked, "--out", tmp_path / "s.json", "--json")
+    assert done.code == 0, done.err
+    answer = done.json
+    assert answer["rate_seq_s"] == pytest.approx(199 / 19)  # the trace's own
+    assert answer["goodput_seq_s"] >= answer["rate_seq_s"]
+    assert answer["estimate"]["latency_from"] == "arrival" and answer["estimate"]["latency_s"] <= 4
+    assert any("event simulator" in text for text in answer["assumptions"])
+    assert answer["alternatives"][0]["goodput_seq_s"] == answer["highest_rate_seq_s"] == answer["goodput_seq_s"]
+    assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
+    assert "chunked: sustains" in exegpt(*asked).out
+
+
+def test_a_rate_that_nothing_sustains_is_exit_3_with_the_highest(exegpt, trace):
+    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--rate", "900/s")
+    done = exegpt(*asked, "--json")
+    assert done.code == 3
+    assert done.json["schedule"] is None and 0 < done.json["highest_rate_seq_s"] < 900
+    told = exegpt(*asked)
+    assert told.code == 3 and "the highest rate that any does is" in told.err
+    low = exegpt(*asked[:1], "-l", "1ms", *asked[3:])
+    assert low.code == 3 and "lowest reachable latency" in low.err
+
+
+def test_the_cheapest_cluster_that_sustains_the_rate_is_the_answer(exegpt, trace, prices):
+    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "--rate", "40/s")
+    done = exegpt(*asked, "-c", "1xH100-SXM,1xA40,2xA40,1xL40S", "--price", prices, "--json")
+    assert done.code == 0, done.err
+    answer = done.json
+    meets = [c for c in answer["clusters"] if c["schedule"]]
+    assert 0 < len(meets) < 4
+    assert [c["price_per_hour"] for c in meets] == sorted(c["price_per_hour"] for c in meets)
+    assert answer["cheapest"] == answer["cluster"] == meets[0]["cluster"]
+    assert answer["schedule"] == meets[0]["schedule"]
+    assert {c["cluster"]: c["price_per_hour"] for c in answer["clusters"]}["2xA40"] == 2
+    mean = sum(10 + i % 7 for i in range(200)) / 200
+    expected = 1e6 * meets[0]["price_per_hour"] / (3600 * 40 * mean)
+    assert meets[0]["price_per_million_output_tokens"] == pytest.approx(expected)
+    assert all(c["price_per_million_output_tokens"] is None for c in answer["clusters"] if not c["schedule"])
+
+
+def test_without_prices_the_smallest_cluster_comes_first(exegpt, trace):
+    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "2xA40,1xA40")
+    answer = exegpt(*asked, "--json").json
+    assert [c["cluster"] for c in answer["clusters"]] == ["1xA40", "2xA40"] and answer["cheapest"] is None
+    told = exegpt(*asked)
+    assert "no prices" in told.err and "Best on 1xA40" in told.out
+
+
+def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
+    (tmp_path / "bad.yaml").write_text("A40: free\n")
+    (tmp_path / "at_once.csv").write_text("input,output\n5,5\n6,6\n")
+    for asked, message in (
+        ("-l 5s -c 1xA40,2xA40", "add --rate"),
+        (f"-l 5s --price {prices}", "add --rate"),
+        ("-l 1s,5s --rate 5/s", "one latency bound"),
+        ("-l 5s --rate 0/s", "'0/s'"),
+        ("-l 5s --arrivals bursts", "'bursts'"),
+        ("-l 5s --arrivals trace", "has no arrivals"),
+        (f"-l 5s --arrivals trace --rate 5/s -w {tmp_path}/at_once.csv", "has no arrivals"),
+        (f"-l 5s --rate 5/s --price {tmp_path}/bad.yaml", "'free' is not a price"),
+        (f"-l 5s --rate 5/s --price {tmp_path}/gone.yaml", "no price file"),
+        (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no RTX4090"),
+        ("-l 5s --rate 5/s -c 1xA40,,2xA40", "'' is not a cluster"),
+    ):
+        check_refused(exegpt("tune", *asked.split()), message)
