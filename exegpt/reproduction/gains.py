@@ -106,7 +106,8 @@ def reproduce(
     names = [(name, [row for row in rows if row.figure == name]) for name in figures]
     if len(figures) > 1:
         names.append(("over all", rows))
-    return Gains(tuple(rows), tuple(summary(name, own) for name, own in names if own))
+    part = model is not None or task is not None  # the paper has no figures for a part
+    return Gains(tuple(rows), tuple(summary(name, own, {} if part else PAPER[name]) for name, own in names if own))
 
 
 def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> list[tuple[str, str, str, str]]:
@@ -166,7 +167,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft) -> Row:  # type: ig
     )
 
 
-def summary(name: str, rows: Sequence[Row]) -> Summary:
+def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
     """The figures that the paper's text quotes."""
     gains = [row.gain for row in rows]
     ahead: dict[str, list[bool]] = {}
@@ -185,7 +186,7 @@ def summary(name: str, rows: Sequence[Row]) -> Summary:
         {task: float(np.mean(shares)) for task, shares in ahead.items()},
         float(np.mean(now)),
         min(now),
-        PAPER[name],
+        paper,
     )
 
 
