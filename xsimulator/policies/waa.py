@@ -102,16 +102,18 @@ class Cycle:
     """k: iterations per handover; 1/m where m handovers join one."""
     seconds: Array
     """[max(k, 1)]: each iteration."""
+    runs: Array
+    """[max(k, 1)]: whether there is one, for it takes somebody to decode; how often, on average."""
     busy: Array
     """[stages]: seconds of work per handover."""
 
     @property
     def period(self) -> float:
         """Seconds per handover."""
-        return float(self.seconds.sum()) * min(self.stride, 1.0)
+        return float(self.seconds @ self.runs) * min(self.stride, 1.0)
 
     def lived(self, need: Array) -> Array:
-        """Seconds of the first `need` iterations after a handover."""
+        """Seconds of the first `need` iterations after a handover, for somebody who is there for all of them."""
         before = np.concatenate([[0.0], np.cumsum(self.seconds)])
         cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
         seconds: Array = cycles * before[-1] + before[rest]
@@ -131,8 +133,8 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
     joined = np.zeros((len(batch), len(scenario.decode.stages)))
     joined[0] = side_work(scenario, encode_batch / share)
     seconds, work = iteration(scenario, batch, context, micro_batches, joined)
-    runs = np.minimum(1.0, batch)  # an iteration in which nobody is left takes no time
-    return Cycle(stride, seconds * runs, share * runs @ work)
+    runs = np.minimum(1.0, batch)
+    return Cycle(stride, seconds, runs, share * runs @ work)
 
 
 def side_work(scenario: Scenario, encode_batch: float) -> Array:
@@ -274,7 +276,7 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     each_more = (many.alone - few.alone) / max(encode_batch - 1, 1)
     deviation = float(np.hypot(encoder.deviation, each_more * others**0.5))
     encoder = replace(encoder, traversal=encoder.alone, deviation=deviation)  # it seldom has two batches at once
-    steady = Cycle(batch / (rate * float(seconds[0])), seconds, work[0])
+    steady = Cycle(batch / (rate * float(seconds[0])), seconds, np.ones(1), work[0])
     busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
     return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, room, busy, True)
 
