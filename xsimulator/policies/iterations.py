@@ -1,5 +1,6 @@
 """What iteration-level policies share: a steady state is a mixture of iterations, and a query lives through many."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -92,11 +93,10 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     """
     parts = len(scenario.stages)
     count = min(MOST, max(FEWEST, CELLS // parts))
-    rng = np.random.default_rng(0)
-    u, v = ((rng.permutation(n) + 0.5) / n for n in (count, count * parts))
+    u, v, w = _draws(count, parts)
     kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
     each, extra = np.divmod(mixture.prompts[kind] / parts, 1.0)
-    turn = (rng.random(count)[:, None] + np.arange(parts) / parts) % 1.0
+    turn = (w[:, None] + np.arange(parts) / parts) % 1.0
     prompts = each[:, None] + (turn < extra[:, None])
     tokens = _drawn(prompts, mixture.piece, v.reshape(prompts.shape))
     totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.piece.mean
@@ -110,15 +110,26 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     between = np.diff(out, axis=0)[settled]
     first = (out[1:] - end[:-1, -1:, 0])[settled][prompts[1:][settled] > 0]  # a step begins as the first stage is free
     span = float(between.mean())
-    alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)
+    nothing = np.zeros(len(mixture.decoding))
+    alone = mixture.weight @ seconds_of(scenario, nothing, nothing, mixture.decoding / parts)
     return Rounds(
         mean=span,
         deviation=float(between.std()),
         first=float(first.mean()) if first.size else span,
         first_deviation=float(first.std()) if first.size else 0.0,
         busy=(end - begin).sum(axis=1)[settled].mean(axis=0) / span,
-        decoding_share=float(alone.sum() / cells.sum()),
+        decoding_share=float(alone.sum() / cells.mean(axis=(0, 1)).sum()),
     )
+
+
+@functools.cache
+def _draws(count: int, parts: int) -> tuple[Array, Array, Array]:
+    """Even draws from (0, 1) in a random order, always the same: one an iteration, one a micro-batch, one an iteration
+    again.
+    """
+    rng = np.random.default_rng(0)
+    u, v = ((rng.permutation(n) + 0.5) / n for n in (count, count * parts))
+    return u, v, rng.random(count)
 
 
 def _within(totals: Array, mean: Array, most: float) -> Array:
