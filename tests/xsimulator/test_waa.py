@@ -128,7 +128,7 @@ def requests_of(name, n):
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "micro_batches", "model", "split", "requests", "near"),
+    ("name", "batch", "micro_batches", "model", "split", "requests"),
     [
         ("T", 8, 1, OPT, ((1, 2), (1, 2)), 2000),  # decoding is slower, and memory full
         ("T", 4, 1, OPT, ((2, 1), (1, 1)), 2000),
