@@ -1,0 +1,84 @@
+"""Ceilings: no point of any space gives more than its ceiling or is quicker than its quickest latency."""
+
+import itertools
+import math
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.candidates import POLICIES, CandidateFamily, spaces
+from xscheduler.question import Limits, Question
+from xsimulator.outcome import latencies, memory_share
+from xsimulator.scenario import Scenario
+
+SCENARIOS = [
+    ("opt-13b", "4xA40", task("S"), 0.0, None),
+    ("opt-13b", "2x2xA40", task("T"), 5e-3, 12.0),
+    ("llama-3.1-8b", "3xA40", task("C1"), 0.0, 3.0),
+    ("llama-3.1-8b", "2xA40", Workload.fixed(900, 2), 2e-3, None),
+    ("opt-13b", "4xA40", Workload.fixed(8, 200), 2e-2, 20.0),
+    ("t5-3b", "2xA40", Workload.fixed(8, 2), 2e-2, None),  # large batches of short prompts
+    ("t5-3b", "3xA40", task("S"), 2e-3, 6.0),
+    ("gpt3-39b", "8xA100-80GB", Workload.fixed(100, 1), 2e-2, None),  # nobody decodes
+    ("gpt3-39b", "8xA100-80GB", task("G"), 0.0, 30.0),
+]
+MOST_SPACES = 6
+"""Spaces of a policy that are looked at, spread evenly over all of them."""
+
+
+def evenly(items, most):
+    """Up to `most` of the items, the first and the last among them."""
+    places = {round(i * (len(items) - 1) / (most - 1)) for i in range(most)}
+    return [items[i] for i in sorted(places)]
+
+
+def thinned(values, most=7):
+    """A few values, denser at the small ones."""
+    return [values[i] for i in sorted({round((len(values) - 1) * (k / (most - 1)) ** 2) for k in range(most)})]
+
+
+def spaces_of(model, cluster, workload, overhead_s, limits, policy, partial=True):
+    model, cluster = builtin_model(model), parse_cluster(cluster)
+    profile = roofline_profile(model, cluster, overhead_s=overhead_s)
+    base = Scenario(model, cluster, workload, profile, (), "fp16", variation=False, watched=False)
+    return spaces(policy, Question(base, limits, {}, partial=partial))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2].name}")
+def test_no_point_exceeds_them(scenario, policy):
+    *given, bound_s = scenario
+    highest, quickest, looked_at = 0.0, math.inf, 0
+    for member in evenly(spaces_of(*given, Limits(latency_s=bound_s), policy) or [None], MOST_SPACES):
+        if member is None:
+            return  # not a policy for this model
+        inside = [member]
+        if isinstance(member, CandidateFamily):
+            inside = evenly(member.spaces, 2)
+            assert member.size == sum(space.size for space in member.spaces)
+            assert all(space.ceiling <= member.ceiling * (1 + 1e-9) for space in member.spaces)
+            assert all(space.quickest_s >= member.quickest_s * (1 - 1e-9) for space in member.spaces)
+        for space in inside:
+            for values in itertools.product(*(thinned(v.values) for v in space.variables)):
+                found, outcome = space.simulate(values), space.outcome(values)
+                if memory_share(space.where, outcome) > 1:
+                    continue
+                looked_at += 1
+                quickest = min(quickest, latencies(space.where, outcome)[0] / space.quickest_s)
+                if all(f <= c.limit for f, c in zip(found.figures, space.constraints, strict=True)):
+                    highest = max(highest, found.throughput / space.ceiling if space.ceiling else math.inf)
+    assert looked_at
+    assert highest <= 1.0
+    assert quickest >= 1.0
+
+
+@pytest.mark.parametrize("policy", ["static", "rra"])
+def test_without_a_bound_they_are_near_what_is_reached(policy):
+    """One that is far too high would have every space searched."""
+    for space in spaces_of("opt-13b", "4xA40", task("S"), 0.0, Limits(), policy):
+        points = itertools.product(*(thinned(v.values, 12) for v in space.variables))
+        reached = max(found.throughput for found in map(space.simulate, points) if found.figures[0] <= 1)
+        assert space.ceiling < 2.5 * reached
