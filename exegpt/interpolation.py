@@ -8,7 +8,7 @@ from typing import Any
 from numba import guvectorize, njit
 
 
-@njit(cache=True)  # type: ignore
+@njit(cache=True)
 def _cell(points: Any, x: Any) -> Any:
     """The last of two or more points that is not beyond `x`, but for the very last, and how far the way to the next."""
     low, high = 0, len(points) - 1
