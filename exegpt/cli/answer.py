@@ -194,12 +194,12 @@ def infeasible_text(answer: "Tuned", bound_s: float) -> str:
     from exegpt.cli import output
     from exegpt.duration import format_duration
 
+    reasons = dict.fromkeys(other.reason for other in answer.alternatives)
     if answer.lowest_latency_s is None:
-        return "No schedule fits: not even one sequence fits in memory beside the weights."
+        return f"No schedule fits: {'; '.join(reasons)}."
     if answer.lowest_latency_s <= bound_s:  # the latency could be met: another bound is in the way
-        return (
-            f"No schedule meets all bounds at once: {answer.alternatives[0].policy}, {answer.alternatives[0].reason}."
-        )
+        told = (f"{other.policy}, {other.reason}" for other in answer.alternatives)
+        return f"No schedule meets all bounds at once: {'; '.join(told)}."
     lowest = output.seconds(answer.lowest_latency_s)
     return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."
 

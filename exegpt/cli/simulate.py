@@ -18,19 +18,26 @@ def simulate(
     timeline: Annotated[Path | None, typer.Option(help="Write a trace that Perfetto opens.")] = None,
     replay: Annotated[str | None, typer.Option(help="Simulate the requests of this trace one by one.")] = None,
     profile: options.PROFILE = None,
-    policy: Annotated[str, typer.Option(help="Without a schedule file: orca or chunked.")] = "chunked",
+    policy: Annotated[str | None, typer.Option(help="An engine's: orca or chunked. Default: chunked.")] = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences.")] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens per iteration.")] = 2048,
-    prefills_per_step: Annotated[int, typer.Option(min=1, help="Prompts per iteration (orca).")] = 1,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: 2048.")
+    ] = None,
+    prefills_per_step: Annotated[
+        int | None, typer.Option(min=1, help="Prompts per iteration (orca). Default: 1.")
+    ] = None,
     tp_degree: Annotated[
-        int, typer.Option(min=1, help="Devices that share every layer; the others of a replica are stages.")
-    ] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the model, on equal parts of the cluster.")] = 1,
+        int | None,
+        typer.Option(min=1, help="Devices that share every layer, the rest of a replica are stages. Default: 1."),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
+    ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="Default: what fits into memory.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     dtype: options.DTYPE = None,
     columns: options.COLUMNS = None,
     threads: options.THREADS = None,
@@ -43,22 +50,53 @@ def simulate(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
+    from exegpt.schedule import BLOCK_SIZE
     from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)
     inputs.set_threads(threads)
+    settings = {
+        "--policy": policy,
+        "--max-num-seqs": max_num_seqs,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+        "--prefills-per-step": prefills_per_step,
+        "--tp-degree": tp_degree,
+        "--replicas": replicas,
+        "--kv-blocks": kv_blocks,
+        "--block-size": block_size,
+    }
     if schedule:
+        others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
+        for option, value in (settings | others).items():
+            if value is not None:
+                raise InputError(
+                    f"A schedule file says all that {option} does: leave {option} {value} or --schedule out."
+                )
         given = inputs.read_schedule(schedule)
         found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
         assumptions: tuple[str, ...] = (which,)
     elif model and max_num_seqs:
+        policy = policy or "chunked"
         inputs.check_choice(policy, ("orca", "chunked"), "--policy")
+        foreign = {"orca": "--max-num-batched-tokens", "chunked": "--prefills-per-step"}[policy]
+        if settings[foreign] is not None:
+            raise InputError(f"Policy {policy} has no {foreign}: leave {foreign} {settings[foreign]} out.")
         setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
         found, assumptions = setting.profile, setting.assumptions
-        own = {"max_num_batched_tokens": max_num_batched_tokens} if policy == "chunked" else {}
-        own |= {"prefills_per_step": prefills_per_step} if policy == "orca" else {}
+        own = (
+            {"max_num_batched_tokens": max_num_batched_tokens or 2048}
+            if policy == "chunked"
+            else {"prefills_per_step": prefills_per_step or 1}
+        )
         given = engine_schedule(
-            setting, policy, tp_degree, kv_blocks, block_size, replicas, max_num_seqs=max_num_seqs, **own
+            setting,
+            policy,
+            tp_degree or 1,
+            kv_blocks,
+            block_size or BLOCK_SIZE,
+            replicas or 1,
+            max_num_seqs=max_num_seqs,
+            **own,
         )
     else:
         raise InputError(
@@ -68,6 +106,7 @@ def simulate(
         run, facts = _replay(given, found, replay, columns, timeline is not None)
     else:
         run, facts = _steady(given, found)
+        assumptions += _scarce(given, found)
     if timeline:
         document.write_text(timeline, document.dumps(chrome_trace([run()]), indent=None))
     if json:
@@ -106,6 +145,12 @@ def engine_schedule(
             raise InputError(
                 f"The weights of '{model.name}' leave no memory for keys and values on {setting.cluster.name}."
             )
+    longest = setting.workload.input.max + setting.workload.output.max - 1
+    if kv_blocks * block_size < longest:
+        raise InputError(
+            f"{kv_blocks} KV blocks of {block_size} tokens can't hold the longest request of {longest} tokens: pass "
+            f"--kv-blocks {-(-longest // block_size)} at least."
+        )
     return Schedule(
         version=Schedule.VERSION,
         policy=policy,  # type: ignore[arg-type]
@@ -166,6 +211,22 @@ def _steady(schedule: Any, profile: Any) -> tuple[Any, dict[str, Any]]:
     from exegpt.document import to_dict
 
     return lambda: xsimulator.timeline(schedule, profile), to_dict(xsimulator.estimate(schedule, profile))
+
+
+def _scarce(schedule: "Schedule", profile: Any) -> tuple[str, ...]:
+    """A sentence where the steady state takes more KV blocks than the schedule gives."""
+    from exegpt.schedule import BLOCK_SIZE
+    from xsimulator.estimates import outcome
+    from xsimulator.scenario import Scenario
+
+    scenario = Scenario.of(schedule, profile, None, "exact", True)
+    needed = outcome(scenario, schedule.policy, vars(schedule)).demand.blocks * BLOCK_SIZE // schedule.block_size
+    if needed <= schedule.kv_blocks:
+        return ()
+    return (
+        f"the steady state fills {needed} KV blocks and the schedule has {schedule.kv_blocks}: requests will wait for "
+        "them, which --replay shows",
+    )
 
 
 def _replay(
