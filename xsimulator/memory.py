@@ -104,15 +104,15 @@ class Reservation:
         return max(self.longest, int(np.ceil(min(blocks, np.ceil(most) * self.longest))))
 
 
-def reservation(workload: Workload, iterations: int | None, encoder_decoder: bool = False) -> Reservation:
-    """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D).
+def reservation(workload: Workload, iterations: float | None, encoder_decoder: bool = False) -> Reservation:
+    """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).
 
     A query holds the blocks of all the tokens that it will ever cache from its admission to the end of its c(S)
     phases, so the cohorts of ages 1, 2, ... add up. None: one query, whoever arrives (a static batch).
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     # Those still there after j phases are those with D > j·N_D; after none, all.
-    cohorts = 1 if iterations is None else -(-int(need.max()) // iterations) or 1
+    cohorts = 1 if iterations is None else int(-(-int(need.max()) // iterations)) or 1
     ages: Array = np.arange(cohorts, dtype=np.float64) * (iterations or 0)
     return _moments(workload, need, p, ages)
 

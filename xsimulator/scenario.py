@@ -176,7 +176,7 @@ class Scenario:
             self._cache[key] = steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
         return self._cache[key]  # type: ignore[return-value]
 
-    def reservation(self, decode_iterations: int | None) -> Reservation:
+    def reservation(self, decode_iterations: float | None) -> Reservation:
         """Blocks held per query entering RRA's phases, or (None) a static batch; computed once."""
         key = ("reservation", decode_iterations)
         if key not in self._cache:

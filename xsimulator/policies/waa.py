@@ -147,7 +147,7 @@ def blocks(scenario: Scenario, encode_batch: int, stride: float, underway: float
     """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
     moment that a batch's encoding begins, by the `underway` batches that are being encoded and handed over.
     """
-    held = scenario.reservation(int(stride)) if stride >= 1 else scenario.reservation(1).times(1.0 / stride)
+    held = scenario.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
     phases = np.ceil(scenario.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
     together = held + scenario.reservation(None).times(underway)
     return together.quantile(encode_batch, encode_batch * float(phases))
@@ -160,6 +160,11 @@ class Decoding:
     fast: Cycle
     slow: Cycle
     share: float
+
+    @property
+    def stride(self) -> float:
+        """k: iterations per handover, on average."""
+        return (1 - self.share) * self.fast.stride + self.share * self.slow.stride
 
     @property
     def period(self) -> float:
@@ -225,8 +230,8 @@ def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
     encoder = encoding(scenario, encode_batch)
     underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
     decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period)
-    stride = decoder.fast.stride
-    resident = encode_batch * scenario.steady(max(1, int(stride))).batch_ratio / min(stride, 1.0)
+    stride, (iterations, p) = decoder.stride, scenario.iterations
+    resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
     need = blocks(scenario, encode_batch, stride, underway)
     room = room_for(scenario, resident, micro_batches)
     rate = encode_batch / max(encoder.period, decoder.period)
