@@ -13,7 +13,7 @@ import numpy as np
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
-from exegpt.schedule import Bound, Schedule
+from exegpt.schedule import Schedule
 from exegpt.served import summarise
 from exegpt.trace import with_poisson_arrivals
 from exegpt.workload import RequestLengths, Workload
@@ -72,7 +72,7 @@ class Bounds:
     """What must hold at a rate, in seconds since arrival; None: no bound."""
 
     latency_s: float | None
-    bound: Bound = "p99-length"
+    """At the schedule's meaning of it."""
     ttft_s: float | None = None
     """On the 99th percentile."""
     tpot_s: float | None = None
@@ -179,20 +179,29 @@ def best_of(
     return best
 
 
+Search = Callable[[float | None, bool], Tuned]
+"""Finds the best schedules under a latency bound in seconds, and with True the lowest latency."""
+
+
 def tune_at(
-    search: Callable[[float | None, bool], Tuned],
+    search: Search,
     profile: Profile,
     arrivals: Arrivals,
     bounds: Bounds,
     rate: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    wider: Search | None = None,
 ) -> Rated:
     """The schedule with the highest goodput among the best ones under several latency bounds.
 
-    `search` finds the best schedules under a bound in seconds, and with True the lowest latency too.
+    `wider` searches without the bounds on first and further tokens, which schedules that miss them when full may keep
+    at the rate.
     """
     under = search(bounds.latency_s, True)
-    found = [search(bound, False) for bound in _ladder(under)] + [under]
+    found = [under, *(search(bound, False) for bound in _ladder(under))]
+    if wider:
+        free = wider(bounds.latency_s, True)
+        found += [free, *(wider(bound, False) for bound in _ladder(free))]
     candidates: dict[str, list[tuple[Schedule, Estimate]]] = {}
     for tuned in found:
         for a in tuned.alternatives:

@@ -78,6 +78,7 @@ def offer(
     setting: "Setting", bounds: "Bounds", rate: float, pattern: str, seed: int, prices: "Prices | None", asked: Any
 ) -> Offer:
     """The best answer on one cluster."""
+    import functools
     import math
 
     from exegpt.cli import output
@@ -87,11 +88,16 @@ def offer(
 
     price = None if prices is None else price_per_hour(prices, setting.cluster)
 
-    def search(bound_s: float | None, lowest: bool) -> Any:
-        return search_schedule(setting, math.inf if bound_s is None else bound_s, lowest_latency=lowest, **asked)
+    def search(how: dict[str, Any], bound_s: float | None, lowest: bool) -> Any:
+        return search_schedule(setting, math.inf if bound_s is None else bound_s, lowest_latency=lowest, **how)
 
+    own = functools.partial(search, asked)
+    wider = functools.partial(search, asked | {"ttft_s": None, "tpot_s": None})
+    coming = arrivals(setting, pattern, seed)
     with output.progress(f"{setting.cluster.name} at {rate:.4g}/s") as progress:
-        found = tune_at(search, setting.profile, arrivals(setting, pattern, seed), bounds, rate, progress)
+        found = tune_at(
+            own, setting.profile, coming, bounds, rate, progress, wider if bounds.ttft_s or bounds.tpot_s else None
+        )
     return Offer(setting, found, price)
 
 
@@ -107,6 +113,7 @@ def offer_document(one: Offer, target: "Target | None", seed: int) -> dict[str, 
         alternative["goodput_seq_s"] = found.goodput_seq_s if found else None
         alternative["steady_throughput_seq_s"] = found.steady.throughput_seq_s if found else None
     return document | {
+        "advice": headroom(rated),
         "rate_seq_s": rated.rate_seq_s,
         "goodput_seq_s": rated.sustained[rated.tuned.schedule.policy].goodput_seq_s if rated.tuned.schedule else None,
         "highest_rate_seq_s": rated.highest_rate_seq_s,
@@ -114,6 +121,17 @@ def offer_document(one: Offer, target: "Target | None", seed: int) -> dict[str, 
         "price_per_hour": one.price_hour,
         "price_per_million_output_tokens": one.price_million,
     }
+
+
+def headroom(rated: "Rated") -> list[str]:
+    """How far the answer is from its goodput, and how full and busy its devices are at the rate."""
+    from xscheduler.advice import use_of
+
+    schedule, estimate = rated.tuned.schedule, rated.tuned.estimate
+    if schedule is None or estimate is None:
+        return []
+    goodput = rated.sustained[schedule.policy].goodput_seq_s
+    return [f"headroom: the goodput is {goodput / rated.rate_seq_s:.3g} times the rate", use_of((schedule, estimate))]
 
 
 def offers_document(offers: list[Offer], target: "Target | None", seed: int) -> dict[str, Any]:
@@ -146,6 +164,7 @@ def print_offers(offers: list[Offer], bound_s: float, target: "Target | None", o
     if rated.tuned.schedule:
         at = f" on {setting.cluster.name}" if len(offers) > 1 else ""
         print(f"Best{at}: {schedule_text(rated.tuned.schedule)}")
+        print("Advice:" + "".join(f"\n  {text}" for text in headroom(rated)))
         if target:
             print_export(rated.tuned.schedule, target)
         if out:

@@ -167,7 +167,7 @@ def _at_rate(
             price_per_hour(prices, setting.cluster)  # a missing price is said before the work
     per_second = rated.asked_rate(settings[0].workload, rate)
     latency_s = bound_s if math.isfinite(bound_s) else None
-    bounds = Bounds(latency_s, asked["bound"], asked["ttft_s"], asked["tpot_s"])
+    bounds = Bounds(latency_s, asked["ttft_s"], asked["tpot_s"])
     offers = [rated.offer(one, bounds, per_second, pattern, seed, prices, asked) for one in settings]
     offers.sort(key=lambda one: one.order)
     best = offers[0]

@@ -61,7 +61,7 @@ def test_goodput_is_where_the_queues_latency_meets_the_bound():
     ]
     steady = replace(estimate(ALONE, profile()), throughput_seq_s=1 / service)
     for start in (0.1 / service, max(met), 5 / service):
-        found = goodput(ALONE, steady, profile(), arrivals, Bounds(bound, "p99-queries"), start)
+        found = goodput(ALONE, steady, profile(), arrivals, Bounds(bound), start)
         assert found.goodput_seq_s == pytest.approx(max(met), rel=0.02)
         assert "latency" in found.broken
     assert goodput(ALONE, steady, profile(), arrivals, Bounds(0.5 * service), 1.0).goodput_seq_s == 0.0
@@ -83,7 +83,7 @@ def test_every_bound_is_held():
 
 def test_the_best_candidate_is_the_one_with_the_highest_goodput():
     arrivals, service = one_server()
-    bounds = Bounds(3 * service, "p99-queries")
+    bounds = Bounds(3 * service)
     many = [replace(ALONE, max_num_seqs=n) for n in (1, 4)]
     candidates = [(one, estimate(one, profile())) for one in many]
     alone = [goodput(*one, profile(), arrivals, bounds, 1.0).goodput_seq_s for one in candidates]
@@ -138,3 +138,24 @@ def test_a_rate_that_nothing_sustains_names_the_highest():
     assert found.tuned.schedule is None
     assert found.highest_rate_seq_s == pytest.approx(answer(10.0).highest_rate_seq_s, rel=0.03)
     assert all("sustains" in a.reason and "at most" in a.reason for a in found.tuned.alternatives)
+
+
+def test_a_bound_that_is_missed_when_full_may_hold_at_the_rate():
+    """RRA's first tokens are late when prompts wait for a full batch's; nearly idle they are not."""
+
+    def search(bound, lowest, **more):
+        how = {"latency_bound_s": bound, "lowest_latency": lowest, "policies": ("static",)}
+        return tune(OPT, H100, task("S"), ROOFLINE, **how, **more)
+
+    arrivals = Arrivals.poisson(task("S"), OPT.context, count=FEW)
+    free = tune_at(search, ROOFLINE, arrivals, Bounds(2.0), 2.0).sustained["static"]
+    ttft = served_at(free.schedule, ROOFLINE, arrivals, 2.0).ttft_p99_s * 1.05
+    asked = (ROOFLINE, arrivals, Bounds(2.0, ttft_s=ttft), 2.0)
+
+    def narrow(bound, lowest):
+        return search(bound, lowest, ttft_s=ttft)
+
+    without = tune_at(narrow, *asked).highest_rate_seq_s
+    found = tune_at(narrow, *asked, wider=search)
+    assert found.tuned.estimate.ttft_p99_s <= ttft
+    assert found.highest_rate_seq_s >= max(without, 2.0)
