@@ -8,6 +8,7 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.schedule import BLOCK_SIZE
 from exegpt.served import steady_tokens_s
 from exegpt.workload import LengthDistribution, Workload, task
 from tests.exegpt.nouns import schedule
@@ -46,56 +47,57 @@ def scenario_of(made):
     return Scenario.of(made, PROFILES[made.model.spec.name], None, "exact", False)
 
 
-def decoding_side(outputs, period, seconds):
-    """What becomes of batches of output lengths [handovers, B_E] handed over every `period` seconds, if an iteration of
-    n sequences takes `seconds(n)`: the mean of the residents over time, their mean and number just after a handover,
-    and when the last iteration ends.
+def decoding_side(outputs, blocks, period, seconds):
+    """What becomes of batches of output lengths [handovers, B_E], each holding `blocks` of the same shape, handed over
+    every `period` seconds, if an iteration of n sequences takes `seconds[n]`: the mean of the residents over time, just
+    after each handover their number and their blocks, and when the last iteration ends.
 
     Joins at iterations' ends; a decoder-only model's first token is there already.
     """
-    left, now, area, peaks, following = np.zeros(0, dtype=int), 0.0, 0.0, [], 0
+    left, held = np.zeros(0, dtype=int), np.zeros(0, dtype=int)
+    now, area, peaks, following = 0.0, 0.0, [], 0
     while following < len(outputs) or len(left):
-        joined = 0
-        while following < len(outputs) and following * period <= now:
-            left = np.concatenate([left, outputs[following] - 1])
-            left = left[left > 0]
-            following, joined = following + 1, joined + 1
-        if joined:
-            peaks.append(len(left))
+        if following < len(outputs) and following * period <= now:
+            while following < len(outputs) and following * period <= now:
+                left = np.concatenate([left, outputs[following] - 1])
+                held = np.concatenate([held, blocks[following]])
+                following += 1
+            left, held = left[left > 0], held[left > 0]
+            peaks.append((len(left), held.sum()))
         if not len(left):
             now = following * period
             continue
-        took = seconds(len(left))
+        took = seconds[len(left)]
         if following < len(outputs):
             area += len(left) * took
-        now, left = now + took, left[left > 1] - 1
-    return area / (len(outputs) * period), float(np.mean(peaks[len(peaks) // 10 : -len(peaks) // 10])), now
+        now, held, left = now + took, held[left > 1], left[left > 1] - 1
+    return area / (len(outputs) * period), np.array(peaks[len(peaks) // 20 :]).T, now
 
 
-@pytest.mark.parametrize(("name", "batch", "split"), [("S", 16, ((1, 2), (1, 2))), ("S", 4, ((1, 1), (1, 2)))])
-def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(name, batch, split):
-    """Mean residents, and the peak after a handover, under the same seconds per iteration."""
-    workload = task(name)
+@pytest.mark.parametrize(
+    ("batch", "split"), [(16, ((1, 2), (1, 2))), (4, ((1, 1), (1, 2))), (3, ((1, 2), (1, 2))), (2, ((1, 2), (1, 2)))]
+)
+def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, split):
+    """Mean residents, and number and blocks of those there after a handover, under the same seconds per iteration."""
+    workload, rng, handovers = task("S"), np.random.default_rng(3), 8000
     scenario = scenario_of(waa_schedule(OPT, workload, batch, split=split))
     period = waa.encoding(scenario, batch).period
     found = waa.fixed_point(scenario, batch, 1, period)
     assert found.period == pytest.approx(period)
-    context = np.array([workload.input.mean + workload.output.mean / 2])
-
-    def seconds(n):
-        return float(waa.iteration(scenario, np.array([float(n)]), context, 1, np.zeros((1, 1)))[0][0])
-
-    known = np.array([seconds(n) for n in range(1, 600)])
-    handovers = 6000
-    outputs = workload.output.sample(handovers * batch, np.random.default_rng(3)).reshape(handovers, batch)
-    mean, peak, end = decoding_side(outputs, period, lambda n: known[n - 1])
+    numbers = np.arange(200.0)
+    context = np.full(200, workload.input.mean + workload.output.mean / 2)
+    seconds, _ = waa.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
+    inputs, outputs = (
+        law.sample(handovers * batch, rng).reshape(-1, batch) for law in (workload.input, workload.output)
+    )
+    blocks = -(-(inputs + outputs - 1) // BLOCK_SIZE)
+    mean, (resident, held), end = decoding_side(outputs, blocks, period, seconds)
+    assert end == pytest.approx(handovers * period, rel=0.01)  # it keeps up
     need, p = scenario.iterations
     # Little: as many as arrive in the time that one of them stays
-    stays = (1 - found.share) * found.fast.lived(need) + found.share * found.slow.lived(need)
-    assert float(p @ stays) * batch / period == pytest.approx(mean, rel=0.03)
-    assert end == pytest.approx(handovers * period, rel=0.01)  # it keeps up
-    fast, slow = (batch * scenario.steady(int(c.stride)).batch_ratio for c in (found.fast, found.slow))
-    assert (1 - found.share) * fast + found.share * slow == pytest.approx(peak, rel=0.03)
+    assert float(p @ found.lived(need)) * batch / period == pytest.approx(mean, rel=0.03)
+    assert waa.flow(scenario, batch, 1).resident == pytest.approx(resident.mean(), rel=0.03)
+    assert waa.blocks(scenario, batch, found.stride, 0.0) == pytest.approx(np.quantile(held, 0.999), rel=0.05)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7, 40])
