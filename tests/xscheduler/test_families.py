@@ -114,4 +114,4 @@ def test_figures_rise_along_every_variable_as_is_declared(name, policy, profiles
         for along in violations(space, 0.02):
             assert along.throughput <= 0.06
             for constraint, share in zip(space.constraints, along.figures, strict=True):
-                assert share <= (0.12 if constraint.name == "ttft" else 0.06), (constraint.name, along.variable)
+                assert share <= (0.15 if constraint.name == "ttft" else 0.06), (constraint.name, along.variable)
