@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import format_duration
 from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
+from exegpt.workload import LengthDistribution
 from xscheduler.space import Space
 from xscheduler.tuned import Tuned
 
@@ -62,19 +65,27 @@ def _figures(best: Answer, other: Answer) -> list[str]:
 
 def _ways(best: Answer, other: Answer) -> list[str]:
     """What follows from how the two policies work."""
-    (schedule, estimate), ahead = other, best[0]
+    schedule, ahead = other[0], best[0]
     one_stack = not schedule.model.spec.encoder_layers
     said = []
     if one_stack and ahead.policy in _TOGETHER and schedule.policy not in (*_TOGETHER, *_APART):
         said.append("prompts and decoding read the weights one after the other, in the best together")
     if one_stack and schedule.policy in _APART and ahead.policy not in _APART:
         said.append("every layer's weights are held twice")
-    many = decoding(estimate)
-    if schedule.policy in _IN_BATCHES and ahead.policy not in _IN_BATCHES and many:
-        share = many / ((schedule.encode_batch or 1) * schedule.replicas)
-        if share < 1 - _WORTH_SAYING:
-            said.append(f"batches are kept to their longest output, so on average {share:.0%} of one is decoded")
+    if schedule.policy in _IN_BATCHES and ahead.policy not in _IN_BATCHES:
+        output = schedule.workload.output
+        longest = expected_longest(output, schedule.encode_batch or 1)
+        if output.mean < (1 - _WORTH_SAYING) * longest:
+            said.append(
+                f"a batch is kept to its longest output, {longest:.3g} tokens where the mean is {output.mean:.3g}"
+            )
     return said
+
+
+def expected_longest(output: LengthDistribution, batch: int) -> float:
+    """The expected longest output of a batch, in tokens."""
+    below = output.p.cumsum() ** batch
+    return float(output.s @ np.diff(below, prepend=0.0))
 
 
 def next_step(space: Space, point: tuple[int, ...]) -> tuple[set[str], str]:
