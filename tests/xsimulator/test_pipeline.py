@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from xsimulator.pipeline import iteration_times, phase_times
+from xsimulator.pipeline import iteration_times, phase_times, tandem
 
 
 def waits(phases, encodes, iterations, micro_batches, joins):
@@ -151,3 +151,77 @@ def test_micro_batches_fill_a_pipeline():
     both = phase_times(np.repeat(encode, 2, axis=0), decode, micro_batches=2).period
     assert alone >= 100
     assert both == pytest.approx(102, abs=1)
+
+
+def queued(seconds, hops, most):
+    """Items through stages by events: [(start, out)]. A stage takes up who has come, first come first served; an item
+    enters when the first stage is free and fewer than `most` are inside.
+    """
+    items, stages = seconds.shape
+    waiting, busy = [[] for _ in range(stages)], [False] * stages
+    waiting[0] = list(range(items))
+    starts, outs, inside, events = np.zeros(items), np.zeros(items), 0, []
+
+    def try_start(s, now):
+        nonlocal inside
+        if busy[s] or not waiting[s] or (s == 0 and inside == most):
+            return
+        item = waiting[s].pop(0)
+        if s == 0:
+            inside += 1
+            starts[item] = now
+        busy[s] = True
+        heapq.heappush(events, (now + seconds[item, s], 0, item, s))
+
+    try_start(0, 0.0)
+    while events:
+        now, kind, item, s = heapq.heappop(events)
+        if kind:  # arrives at a stage
+            waiting[s].append(item)
+            try_start(s, now)
+            continue
+        busy[s] = False
+        if s + 1 < stages:
+            heapq.heappush(events, (now + hops[s + 1], 1, item, s + 1))
+        else:
+            outs[item] = now
+            inside -= 1
+        try_start(s, now)
+        try_start(0, now)
+    return starts, outs
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.integers(1, 9), st.floats(0, 0.5))
+def test_items_in_tandem_are_what_the_events_say(stages, seed, most, hop):
+    rng = np.random.default_rng(seed)
+    seconds, hops = rng.uniform(0.1, 2.0, (80, stages)), np.full(stages, hop)
+    starts, outs = queued(seconds, hops, most)
+    settled = slice(20, None)
+    way = (outs - starts)[settled]
+    between, mean, deviation = tandem(seconds, hops, most)
+    assert between == pytest.approx((outs[-1] - outs[20]) / 59)
+    assert (mean, deviation) == (pytest.approx(way.mean()), pytest.approx(way.std(), abs=1e-9))
+
+
+def test_equal_items_in_tandem_come_at_the_slowest_stages_pace():
+    seconds = np.tile([1.0, 3.0, 2.0], (60, 1))
+    between, way, deviation = tandem(seconds, np.zeros(3), most=1)
+    assert (between, way, deviation) == (pytest.approx(6), pytest.approx(6), pytest.approx(0))
+    between, way, _ = tandem(seconds, np.zeros(3), most=5)
+    assert between == pytest.approx(3)
+    assert way == pytest.approx(5 * 3)  # Little's law: five inside, one out every three seconds
+
+
+@settings(max_examples=40)
+@given(pipelines())
+def test_with_fewer_sequences_than_micro_batches_they_join_in_turn(pipeline):
+    """One sequence a phase: every micro-batch gets one in turn, so nobody waits longer than where all wait for it."""
+    encode, decode, micro_batches, hops = pipeline
+    encode = encode[:1]
+    each = phase_times(encode, decode, micro_batches, hops, sequences=1)
+    every = phase_times(encode, decode, micro_batches, hops)
+    events = event_simulation(encode, decode, micro_batches, hops, 90, 1)
+    begun = [events[phase, 0, 0][0] for phase in range(90)]
+    assert each.period == pytest.approx((begun[-1] - begun[29]) / 60, rel=1e-3)
+    assert each.period <= every.period * (1 + 1e-9)
