@@ -23,8 +23,8 @@ _TOGETHER, _IN_BATCHES, _APART = ("orca", "chunked"), ("static", "hybrid"), ("wa
 
 
 def decoding(estimate: Estimate) -> float | None:
-    """Sequences that are decoded at a time, on average over the cluster, by Little's law; None where outputs have one
-    token.
+    """About how many sequences are decoded at a time over the cluster, by Little's law, as though long outputs took as
+    long per token as short ones; None where outputs have one token.
     """
     rate = estimate.throughput_tok_s - estimate.throughput_seq_s  # tokens after the first
     return rate * estimate.tpot_s if estimate.tpot_s else None
@@ -52,7 +52,9 @@ def _figures(best: Answer, other: Answer) -> list[str]:
     many, most = decoding(other[1]), decoding(best[1])
     if many and most:
         lost = 1 - many / most
-        found.append((lost, f"{many:.3g} sequences are decoded at a time, {most:.3g} in the best ({lost:.0%} fewer)"))
+        found.append(
+            (lost, f"about {many:.3g} sequences are decoded at a time, {most:.3g} in the best ({lost:.0%} fewer)")
+        )
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
         times = f"{format_duration(other[1].tpot_s)}, in the best {format_duration(best[1].tpot_s)}"
@@ -135,7 +137,7 @@ def use_of(answer: Answer) -> str:
     if idles is not None:
         parts.append(f"devices busy {1 - idles:.0%} of the time")
     if many:
-        parts.append(f"{many:.3g} sequences decoded at a time")
+        parts.append(f"about {many:.3g} sequences decoded at a time")
     return "use: " + ", ".join(parts)
 
 

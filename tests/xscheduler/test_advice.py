@@ -48,7 +48,7 @@ def test_decoding_sequences_are_those_of_a_run(policy):
     found = next(a.schedule for a in answer().alternatives if a.policy == policy)
     run = replay(found, roofline_profile(OPT, A40), task("S").draw(1500, seed=2), timeline=False)
     counted = sum(s.finish_s - s.first_token_s for s in run.served) / run.seconds
-    assert decoding(run.estimate) == pytest.approx(counted, rel=0.04)
+    assert decoding(run.estimate) == pytest.approx(counted, rel=0.08)
 
 
 figures = st.builds(
