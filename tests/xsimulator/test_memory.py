@@ -6,10 +6,15 @@ import pytest
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.model import BYTES
-from exegpt.schedule import BLOCK_SIZE
+from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import Workload, task
+from tests.exegpt.nouns import schedule
+from xprofiler.roofline import roofline_profile
+from xsimulator import estimate
 from xsimulator.allocation import tp_degrees, uniform_stages
 from xsimulator.memory import biased_reservation, reservation, stage_memory
+from xsimulator.policies import static
+from xsimulator.scenario import Scenario
 
 
 def blocks_of(inputs, outputs):
@@ -79,3 +84,51 @@ def test_blocks_fill_what_is_left():
     memory = stage_memory(model, cluster, uniform_stages(model, cluster, 4)[0], "fp16", "fp16", 4096, (True, True))
     assert memory.bytes(memory.blocks) <= memory.usable < memory.bytes(memory.blocks + 1)
     assert memory.block == BLOCK_SIZE * model.layers * model.kv_bytes(4)
+
+
+@pytest.mark.parametrize("name", ["opt-13b", "t5-3b"])
+def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
+    """Two replicas of two stages: the embedding lies on the first, the head on the last."""
+    model, cluster, workload = builtin_model(name), parse_cluster("4xA40"), task("S")
+    tables = roofline_profile(model, cluster)
+    half, encoders = model.layers // 2, model.encoder_layers // 2
+    ranges = [((i * encoders, (i + 1) * encoders) if encoders else None, (i * half, (i + 1) * half)) for i in (0, 1)]
+    made = schedule(
+        "static",
+        model,
+        workload,
+        cluster=cluster,
+        stages=tuple(Stage((i,), 1, "both", *held) for i, held in enumerate(ranges)),
+        dtype="fp16",
+        kv_dtype="fp16",
+        replicas=2,
+        encode_batch=12,
+        encode_micro_batches=2,
+    )
+    blocks = static.blocks(Scenario.of(made, tables, None, "exact", True), 12)
+    tied_head = model.vocab * model.hidden if model.tied_embeddings else 0
+    ends = model.embedding_parameters, model.head_parameters + tied_head
+    expected = []
+    for outer in ends:
+        parameters = half * model.layer_parameters + encoders * model.encoder_layer_parameters + outer
+        workspace = int(6 * workload.input.mean) * (2 * model.hidden + (3 if model.gated else 2) * model.ffn)
+        kv = blocks * 16 * half * 2 * model.kv_heads * model.head_size
+        expected.append(2 * (parameters + workspace + kv) + 2**28)
+    assert estimate(made, tables).memory_bytes == pytest.approx(expected * 2)
+
+
+def test_an_encoder_decoders_blocks_hold_its_input_and_the_start_token_too():
+    """As many tokens as the ledger keeps room for: input and output, for the first output token has to be decoded."""
+    workload = Workload.fixed(33, 16)
+    assert reservation(workload, None, encoder_decoder=True).longest == -(-(33 + 16) // BLOCK_SIZE)
+    assert reservation(workload, None).longest == -(-(33 + 15) // BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("stride", [1.0, 2.5, 3.7, 12.25])
+def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
+    """Cohorts of age j · k are there where D > j · k."""
+    workload, rng, n = task("S"), np.random.default_rng(4), 400_000
+    inputs, outputs = workload.input.sample(n, rng), workload.output.sample(n, rng)
+    stays = np.maximum(1, np.ceil((outputs - 1) / stride))
+    found = reservation(workload, stride)
+    assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)
