@@ -3,7 +3,7 @@ today's policies and replicas add.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -13,7 +13,7 @@ import numpy as np
 from exegpt.errors import InputError
 from exegpt.report import svg
 from exegpt.report.sections import Section, figure, signed
-from exegpt.reproduction.faster_transformer import best_under, bounds, static_batches
+from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
 from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
 
 SMALL_TO_MID = (
@@ -126,7 +126,7 @@ def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> li
     return cases
 
 
-def _searched(cases: list[tuple[str, str, str, str]]):  # type: ignore[no-untyped-def]
+def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
     """The rows of every scenario in order; several are searched side by side."""
     if len(cases) == 1:
         yield scenario_rows(cases[0])
@@ -143,7 +143,7 @@ def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
     return [_row(name, where, bound_s, best_under(batches, bound_s)) for bound_s in bounds(batches)]
 
 
-def _row(name: str, where: Setup, bound_s: float | None, ft) -> Row:  # type: ignore[no-untyped-def]
+def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row:
     searched = paper_mode(where, bound_s)
     rra, waa, best = reached(searched, ("rra",)), reached(searched, WAA), today(where, bound_s)
     counts = where.model.name not in WITHOUT_WAA
