@@ -226,23 +226,37 @@ class Flow:
 
 
 def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
-    """The steady state: full batches every T_E as long as memory holds who is then resident, else a full memory."""
+    """The steady state: full batches every T_E. Where the decoding side can't keep up with them, or memory doesn't hold
+    who is then resident even for batches of one, a full memory; larger batches than memory holds need more than there
+    is.
+    """
     encoder = encoding(scenario, encode_batch)
-    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
     decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period)
-    stride, (iterations, p) = decoder.stride, scenario.iterations
-    resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
-    need = blocks(scenario, encode_batch, stride, underway)
+    resident, need = _demand(scenario, encode_batch, encoder, decoder)
     room = room_for(scenario, resident, micro_batches)
     rate = encode_batch / max(encoder.period, decoder.period)
     waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
-    if (waits or need > room) and room >= scenario.reservation(None).longest and scenario.iterations[0].any():
-        full = crowded(scenario, encode_batch, micro_batches, room, rate)
-        if waits or full.throughput < rate:
-            return full
-        need = room  # the mean fits: now and then a batch waits a moment
+    runs = room >= scenario.reservation(None).longest and scenario.iterations[0].any()
+    if runs and (waits or (need > room and _crowds_anyway(scenario, micro_batches))):
+        return crowded(scenario, encode_batch, micro_batches, room, rate)
     busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
     return Flow(rate, encoder, decoder, resident, need, busy, waits)
+
+
+def _demand(scenario: Scenario, encode_batch: int, encoder: Encoding, decoder: Decoding) -> tuple[float, int]:
+    """B_D, and the KV blocks that it and those on their way hold."""
+    stride, (iterations, p) = decoder.stride, scenario.iterations
+    resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
+    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
+    return resident, blocks(scenario, encode_batch, stride, underway)
+
+
+def _crowds_anyway(scenario: Scenario, micro_batches: int) -> bool:
+    """Whether memory doesn't hold the residents of batches of one."""
+    encoder = encoding(scenario, 1)
+    decoder = fixed_point(scenario, 1, micro_batches, encoder.period)
+    resident, need = _demand(scenario, 1, encoder, decoder)
+    return need > room_for(scenario, resident, micro_batches)
 
 
 def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
