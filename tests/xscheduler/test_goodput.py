@@ -129,6 +129,9 @@ def test_the_answer_keeps_the_bound_at_its_rate_and_its_goodput():
     arrivals = Arrivals.poisson(task("S"), OPT.context, count=FEW)
     assert served_at(won.schedule, ROOFLINE, arrivals, won.goodput_seq_s).latency_s <= 2.0
     assert won.goodput_seq_s <= won.steady.throughput_seq_s
+    assert [text for text in found.tuned.assumptions if "counted from" in text] == [
+        "bound: of the requests whose outputs are the longest 2%, 95% meet it, counted from arrival"
+    ]
     for a in found.tuned.alternatives:
         assert (a.schedule is None) == (found.sustained[a.policy].goodput_seq_s < 9.9)
 
