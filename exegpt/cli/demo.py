@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
-    from xscheduler.tune import Tuned
+    from xscheduler.tuned import Tuned
 
 BUDGET_S = 75.0
 """What all runs together may take, as predicted: the number of requests follows from it."""

@@ -11,7 +11,8 @@ from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.tune import Tuned, tune
+from xscheduler.tune import tune
+from xscheduler.tuned import Tuned
 
 MEMORY_FRACTION = 1.0
 """The paper names its devices' memory (48 and 80 GB) and nothing that its engines would leave of it."""
