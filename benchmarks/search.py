@@ -26,8 +26,8 @@ from exegpt.cluster import parse_cluster
 from exegpt.profile import LayerTables, Profile, Table
 from exegpt.workload import task
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import POLICIES, spaces
 from xscheduler.monotonicity import violations
+from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Found, search
 from xscheduler.space import Evaluation, Space, Variable, all_spaces

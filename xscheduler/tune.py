@@ -11,7 +11,8 @@ from exegpt.profile import Profile
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
 from xscheduler.advice import next_step, why_behind
-from xscheduler.candidates import POLICIES, CandidateFamily, Candidates, schedule, spaces
+from xscheduler.candidates import CandidateFamily, Candidates, schedule
+from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
 from xscheduler.space import Point

@@ -9,7 +9,8 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import POLICIES, CandidateFamily, spaces
+from xscheduler.candidates import CandidateFamily
+from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xsimulator.outcome import latencies, memory_share
 from xsimulator.scenario import Scenario

@@ -8,9 +8,9 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler import candidates
-from xscheduler.candidates import POLICIES, spaces
+from xscheduler import candidates, policy_spaces
 from xscheduler.monotonicity import violations
+from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
@@ -28,7 +28,7 @@ WAA = ("waa-c", "waa-m")
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """So that every point can be simulated."""
-    monkeypatch.setattr(candidates, "MOST", 8)
+    monkeypatch.setattr(policy_spaces, "MOST", 8)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from exegpt.cluster import parse_cluster
 from exegpt.profile import Table
 from exegpt.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import iteration_counts, spaces
 from xscheduler.monotonicity import violations
+from xscheduler.policy_spaces import iteration_counts, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xsimulator.scenario import Scenario

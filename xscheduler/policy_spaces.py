@@ -1,0 +1,285 @@
+"""The spaces of each policy: which control variables it has, how they are oriented, on which allocations."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from exegpt.workload import LengthDistribution
+from xscheduler import ceilings
+from xscheduler.candidates import Bounds, CandidateFamily, Candidates, candidates
+from xscheduler.question import Question
+from xscheduler.space import Variable
+from xsimulator.allocation import Layout
+from xsimulator.scenario import Scenario
+
+PREFILLS = (1, 2, 4, 8)
+"""Prompts an iteration that Orca's spaces enumerate."""
+TOKEN_BUDGETS = tuple(2**i for i in range(6, 14))
+"""Tokens an iteration that chunked prefill's spaces enumerate."""
+MOST = 2048
+"""Largest batch that is looked at."""
+
+
+def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, ...]:
+    """Values of N_D that are looked at, falling: all up to 64, beyond that steps of 3 % and the least N_D that brings
+    a query of the bound's length through in j phases, for every j.
+    """
+    counts = {*range(1, 65), output.max}
+    counts.update(int(64 * 1.03**k) for k in range(1, math.ceil(math.log(max(output.max, 65) / 64, 1.03))))
+    for length in (p99_output, output.quantile(0.999)):
+        counts.update(-(-(length - 1) // phases) for phases in range(1, length // 64 + 1))
+    return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
+
+
+def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
+    """The spaces of a policy, in whose scenarios the weights fit into memory."""
+    made = list(_SPACES[policy](question))
+    for number, space in enumerate(made):
+        space.name = f"{policy}-{number}"
+    return made
+
+
+def _ascending(question: Question, name: str, most: int) -> Variable:
+    return Variable(name, (question.fixed[name],) if name in question.fixed else tuple(range(1, min(most, MOST) + 1)))
+
+
+def _within(variable: Variable, most: int) -> Variable:
+    """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
+    return replace(variable, values=tuple(n for n in variable.values if n <= most) or variable.values[:1])
+
+
+def _batches(question: Question, scenario: Scenario, name: str = "encode_batch") -> Variable:
+    """The batches that memory might hold."""
+    return _ascending(question, name, ceilings.batch_that_fits(scenario))
+
+
+def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (question.fixed[name],) if name in question.fixed else values
+
+
+def _rra(question: Question) -> Iterator[Candidates]:
+    workload = question.base.workload
+    counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
+    for layout in _pipelines(question, uniform=False):
+        scenario = question.both(layout)
+        bounds = _bounds(question, scenario, layout, interleaved=True)
+        for pieces in _encode_pieces(question, layout):
+            for values in _apart(counts, len(scenario.stages)):
+                yield candidates(
+                    "rra",
+                    question,
+                    functools.partial(question.both, layout),
+                    (
+                        _batches(question, scenario),
+                        # measured times are not smooth
+                        Variable("decode_iterations", values, scenario.profile.source != "measured"),
+                    ),
+                    bounds,
+                    encode_micro_batches=pieces,
+                )
+
+
+def _apart(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
+    """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where that
+    is every iteration it costs more than a fuller batch gives.
+    """
+    if stages == 1 or 1 not in counts or len(counts) == 1:
+        return (counts,)
+    return tuple(n for n in counts if n > 1), (1,)
+
+
+def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
+    """The layouts of all replica sizes on which the weights fit."""
+    for devices in question.replica_sizes():
+        for layout in question.layouts(devices, uniform):
+            if ceilings.residents_that_fit(question.both(layout)) >= 1:
+                yield layout
+
+
+def _encode_pieces(question: Question, layout: Layout) -> tuple[int, ...]:
+    stages = len(layout.degrees)
+    if "encode_micro_batches" in question.fixed:
+        return (question.fixed["encode_micro_batches"],)
+    return tuple(stages * times for times in question.encode_pieces) if stages > 1 else (1,)
+
+
+def _bounds(question: Question, scenario: Scenario, layout: Layout, interleaved: bool = False) -> Bounds:
+    """For policies that encode apart from decoding; `interleaved` where that happens within queries' lives (RRA)."""
+
+    def make() -> Bounds:
+        side, (mean, longest) = scenario.decode, question.needs
+        found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
+        encode = ceilings.encode_seconds(side, scenario)
+        between = encode if interleaved else 0.0
+        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s, between)
+        ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
+        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+
+    return question.once(("apart", interleaved, layout), make)
+
+
+def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
+    """For policies that encode beside decoding and read weights once for both."""
+
+    def make() -> Bounds:
+        mean, longest = question.needs
+        found = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario))
+        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
+        work = float(ceilings.token_seconds(scenario).max()) * (scenario.workload.input.mean + mean)
+        ceiling = question.tokens_s(min(rate, 1.0 / work), layout.devices)
+        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+
+    return question.once(("mixed", layout), make)
+
+
+def _static(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        yield candidates(
+            "static",
+            question,
+            functools.partial(question.both, layout),
+            (_batches(question, scenario),),
+            _bounds(question, scenario, layout),
+        )
+
+
+def _hybrid(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario, stages = question.both(layout), len(layout.degrees)
+        for pieces in _encode_pieces(question, layout):
+            for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
+                yield candidates(
+                    "hybrid",
+                    question,
+                    functools.partial(question.both, layout),
+                    (_batches(question, scenario),),
+                    _bounds(question, scenario, layout),
+                    encode_micro_batches=pieces,
+                    micro_batches=parts,
+                )
+
+
+def _orca(question: Question) -> Iterator[Candidates]:
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
+            yield candidates(
+                "orca",
+                question,
+                functools.partial(question.both, layout),
+                (_batches(question, scenario, "max_num_seqs"),),
+                _mixed_bounds(question, scenario, layout),
+                prefills_per_step=prefills,
+            )
+
+
+def _chunked(question: Question) -> Iterator[Candidates]:
+    if question.base.encoder_decoder:
+        return  # an encoder reads its whole input at once
+    for layout in _pipelines(question, uniform=True):
+        scenario = question.both(layout)
+        for budget in _enumerated(question, "max_num_batched_tokens", TOKEN_BUDGETS):
+            yield candidates(
+                "chunked",
+                question,
+                functools.partial(question.both, layout),
+                (_within(_batches(question, scenario, "max_num_seqs"), budget),),
+                _mixed_bounds(question, scenario, layout),
+                max_num_batched_tokens=budget,
+            )
+
+
+def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:
+    """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
+    for devices in question.replica_sizes():
+        for encoding in _gpu_splits(policy, question, devices):
+            encoders = question.encoders(encoding)
+            for decode in question.layouts(devices - encoding, uniform=False) if encoders else ():
+                if question.decoder(decode):
+                    yield _waa_family(policy, question, encoders, decode)
+
+
+def _gpu_splits(policy: str, question: Question, devices: int) -> range:
+    """Encoding devices: WAA-C's around the share of computing time, WAA-M's around equal memory in use.
+
+    Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
+    theirs. On many devices neighbouring splits hardly differ: then some are left out.
+    """
+    base, near = question.base, max(1, devices // 8)
+    if policy == "waa-c":
+        speed = question.speeds[min(question.speeds)]
+        share = devices * speed.encode / (speed.encode + speed.decode)
+    else:
+        usable = base.cluster.device.memory_bytes * base.cluster.memory_fraction
+        layers = base.model.encoder_layers or base.model.layers
+        weights = layers * base.model.layer_bytes(1, base.profile.dtype, encoder=base.encoder_decoder)
+        share = weights / usable
+    middle = min(max(round(share), 1), devices - 1)
+    return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
+
+
+def _waa_family(
+    policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
+) -> CandidateFamily:
+    """A decoding side with every layout of the encoding side and every B_m."""
+    found, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
+    assert found is not None
+    parts = _enumerated(question, "micro_batches", _micro_batches(len(decode.degrees)))
+    batches = _ascending(question, "encode_batch", int(found.batch[-1]) + 1)
+    mean, longest = question.needs
+    bound = question.limits.latency_s
+
+    def bounds(encoder: ceilings.EncodeReach) -> Bounds:
+        """With an encoding side that can do this."""
+        quickest = (encoder.latency + longest * ceilings.iteration_at(found, mean, encoder.slowest)) / ceilings.MARGIN
+        if bound is not None and quickest > bound:
+            return Bounds(0.0, quickest)
+        budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
+        ceiling = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))
+        return Bounds(question.tokens_s(ceiling, devices), quickest)
+
+    def make() -> list[Candidates]:
+        return [
+            candidates(
+                policy,
+                question,
+                functools.partial(question.split, encode, decode),
+                (batches,),
+                bounds(encoder),
+                micro_batches=count,
+            )
+            for encode, encoder in encoders.items()
+            for count in parts
+        ]
+
+    reach = encoders.values()
+    best = bounds(
+        ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach), min(e.slowest for e in reach))
+    )
+    return CandidateFamily(
+        policy,
+        best.ceiling,
+        len(encoders) * len(parts) * len(batches.values),
+        make,
+        quickest_s=best.quickest_s,
+    )
+
+
+def _micro_batches(stages: int) -> tuple[int, ...]:
+    """B_m's values: more than there are stages neither shorten an iteration nor fill the pipeline further."""
+    return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
+
+
+_SPACES: dict[str, Callable[[Question], Iterator[Candidates | CandidateFamily]]] = {
+    "static": _static,
+    "hybrid": _hybrid,
+    "orca": _orca,
+    "chunked": _chunked,
+    "rra": _rra,
+    "waa-c": functools.partial(_waa, "waa-c"),
+    "waa-m": functools.partial(_waa, "waa-m"),
+}
+POLICIES = tuple(_SPACES)
+"""What can be searched."""
