@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-STANDS_ON = "Simulated: the stock roofline of every device, fp16, 0.95 of its memory; nothing here was run on a GPU."
+STANDS_ON = "Simulated: the stock roofline of every device, fp16, all of its memory; nothing here was run on a GPU."
 
 _MODEL = Annotated[str | None, typer.Option("--model", "-m", help="Only this model's scenarios.")]
 _TASK = Annotated[str | None, typer.Option("--workload", "-w", help="Only this task's scenarios.")]

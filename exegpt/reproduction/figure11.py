@@ -172,19 +172,19 @@ def _drift_section(drift: Drift) -> Section:
 def _words(found: Figure11) -> Section:
     rows = []
     waa, rra = found.drifts
-    for (change, value), paper in PAPER_MARGINS.items():
+    for (change, value), margins in PAPER_MARGINS.items():
         point = next(p for p in waa.points if (p.change, p.value) == (change, value))
-        for sla, normalised, said in zip("ab", (point.normalised, point.normalised_length), paper, strict=True):
+        for sla, normalised, said in zip("ab", (point.normalised, point.normalised_length), margins, strict=True):
             rows.append(
                 (f"WAA: tighter bound for {change} × {value}, SLA-({sla})", f"{margin(normalised):.1%}", f"{said:.0%}")
             )
-    for changes, said in ((("mean",), (0.28, 0.126)), (("deviation", "skewness"), (0.11, 0.17))):
+    for changes, shares in ((("mean",), (0.28, 0.126)), (("deviation", "skewness"), (0.11, 0.17))):
         tuned = [(p, p.tuned) for p in rra.points if p.change in changes and p.tuned]
         largest = (
             max(abs(deviation(p.throughput_seq_s, t.throughput_seq_s)) for p, t in tuned),
             max(abs(deviation(p.latency_p99_s, t.latency_s)) for p, t in tuned),
         )
-        for what, here, paper_share in zip(("throughput", "latency"), largest, said, strict=True):
+        for what, here, paper_share in zip(("throughput", "latency"), largest, shares, strict=True):
             name = f"RRA: largest difference in {what}, changed {' or '.join(changes)}"
             rows.append((name, f"{here:.1%}", f"under {paper_share:.1%}"))
     return Section("figure11: what the paper says in words", ("", "here", "paper"), tuple(rows))

@@ -9,7 +9,7 @@ from typing import Any
 from exegpt.report.sections import Section, figure
 from exegpt.reproduction.faster_transformer import bounds, static_batches
 from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
-from xscheduler.tune import Tuned
+from xscheduler.tuned import Tuned
 
 SCENARIOS = (
     ("opt-13b", "4xA40", "S"),

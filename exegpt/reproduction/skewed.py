@@ -3,9 +3,12 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exegpt.errors import InputError
 from exegpt.workload import LengthDistribution
+
+Array = NDArray[np.float64]
 
 
 def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> LengthDistribution:
@@ -19,16 +22,16 @@ def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> 
 
     shape, lengths = _shape(skewness), np.arange(1, most + 1)
 
-    def law(at: np.ndarray) -> np.ndarray:
+    def law(at: Array) -> Array:
         edges = (np.arange(most + 1) - at[0]) / math.exp(at[1])
-        weights = np.diff(ndtr(edges) - 2 * owens_t(edges, shape))  # the skew normal's cumulative law
-        weights = np.maximum(weights, 0.0)  # rounding, far out in a tail
-        return weights / max(weights.sum(), 1e-300)
+        below = ndtr(edges) - 2 * owens_t(edges, shape)  # the skew normal's cumulative law
+        weights: Array = np.maximum(np.diff(below), 0.0)  # rounding, far out in a tail
+        return weights / max(float(weights.sum()), 1e-300)
 
-    def miss(at: np.ndarray) -> np.ndarray:
+    def miss(at: Array) -> Array:
         p = law(at)
         found = lengths @ p
-        return np.array([found - mean, math.sqrt(max(lengths**2 @ p - found**2, 0.0)) - std])
+        return np.array([found - mean, math.sqrt(max(float(lengths**2 @ p - found**2), 0.0)) - std])
 
     reach = math.log(20.0 * most)
     limits = ([-20.0 * most, 0.0], [20.0 * most, reach])

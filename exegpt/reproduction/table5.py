@@ -73,7 +73,7 @@ def non_monotone(figures: Array, axis: int, tolerance: float) -> tuple[int, int]
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table5:
     """Simulate the grids of both policies and tasks, and count."""
     asked = [(task, policy) for task in ("S", "T") for policy in VARIABLES]
-    cells = []
+    cells: list[Cell] = []
     for done, (task, policy) in enumerate(asked, 1):
         cells += _cells(task, policy, list(grids(setup("gpt3-39b", "2x8xA40", task), policy)))
         progress(done, len(asked))
@@ -102,8 +102,8 @@ def grids(where: Setup, policy: str) -> Iterator[Array]:
     degrees = sorted(tables.tp for tables in where.profile.degrees)
     for degree in degrees[1:]:
         encoding = encoding_devices(where, degree) if policy == "waa-c" else 0
-        layouts = partial_layouts(where.model, where.cluster.devices - encoding, per_node, (1, degree))
-        layouts = sorted(layouts, key=lambda one: -one.gpus)[:: max(1, len(layouts) // 4)]
+        every = partial_layouts(where.model, where.cluster.devices - encoding, per_node, (1, degree))
+        layouts = sorted(every, key=lambda one: -one.gpus)[:: max(1, len(every) // 4)]
         if policy == "rra":
             made = [_rra_scenario(where, layout) for layout in layouts]
             yield np.stack([_grid(one, policy, "decode_iterations", DECODE_ITERATIONS) for one in made])
