@@ -9,7 +9,7 @@ from exegpt.reproduction import search_cost
 def test_branch_and_bound_reaches_the_exhaustive_optimum(monkeypatch):
     monkeypatch.setattr(search_cost, "SCENARIOS", (("opt-13b", "4xA40", "S"),))
     monkeypatch.setattr(search_cost, "SPACES", ("WAA",))
-    rows = {row.method: row for row in search_cost.reproduce(exhaustive_points=6_000).rows}
+    rows = {row.method: row for row in search_cost.reproduce(exhaustive_points=10_000).rows}
     assert rows.keys() == search_cost.METHODS.keys()
     assert all(row.exact and row.points == rows["exhaustive"].evaluations for row in rows.values())
     assert rows["exhaustive"].reached == 1.0
