@@ -33,8 +33,8 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
         incumbent.offer(space, high)
         incumbent.offer(space, low)  # known already, and the better one where the box is not quite monotone
         certain = not _uncertain(space, box)
-        bound = min(space.at(high).throughput, space.ceiling) if certain else space.ceiling
-        if low == high or (tolerance == 0 and certain and _all_within(space, box)):
+        bound = min(space.at(high).throughput * (1 + space.jitter), space.ceiling) if certain else space.ceiling
+        if low == high or (tolerance + space.jitter == 0 and certain and _all_within(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))
 

