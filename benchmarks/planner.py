@@ -19,7 +19,7 @@ from pathlib import Path
 
 MODEL, CLUSTER, LENGTHS = "llama-3.1-8b", "8xH200-SXM", "2048/256"
 OURS = [sys.executable, "-m", "exegpt", "tune", "--latency-bound", "inf", "--ttft", "1s", "--tpot", "20ms"]
-OURS += ["--model", MODEL, "--cluster", CLUSTER, "--workload", LENGTHS, "--dtype", "bf16", "--json"]
+OURS += ["--model", MODEL, "--cluster", CLUSTER, "--workload", LENGTHS, "--dtype", "bf16", "--json", "--no-advice"]
 PEER = "cli default --model meta-llama/Meta-Llama-3.1-8B --total-gpus 8 --system h200_sxm --backend vllm".split()
 PEER += "--isl 2048 --osl 256 --ttft 1000 --tpot 20 --top-n 3".split()
 

@@ -81,12 +81,13 @@ def _rra(question: Question) -> Iterator[Candidates]:
 
 
 def _apart(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
-    """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where that
-    is every iteration it costs more than a fuller batch gives.
+    """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where a
+    phase has no more iterations than there are stages, that costs more than a fuller batch gives.
     """
-    if stages == 1 or 1 not in counts or len(counts) == 1:
+    if stages == 1:
         return (counts,)
-    return tuple(n for n in counts if n > 1), (1,)
+    long = tuple(n for n in counts if n > stages)
+    return (*((long,) if long else ()), *((n,) for n in counts if n <= stages))
 
 
 def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:

@@ -53,8 +53,9 @@ def rra_spaces(tp, profile, limit, name, most=24):
 def test_exact_on_a_pipeline_that_drains_between_phases(limit):
     """Four stages: at N_D = 1 the drain after every phase costs more than the smaller batches of N_D = 2 do."""
     profile = roofline_profile(OPT, A40)
-    often, always = rra_spaces(1, profile, limit, "T")
-    twice, once = often.simulate((24, 2)).throughput, always.simulate((24, 1)).throughput
+    by_n_d = {space.variables[1].values: space for space in rra_spaces(1, profile, limit, "T")}
+    assert set(by_n_d) - {(n,) for n in range(1, 5)} == {tuple(range(24, 4, -1))}  # phases that drain stand apart
+    twice, once = (by_n_d[n,].simulate((24, n)).throughput for n in (2, 1))
     assert once < twice
     oracle = search(rra_spaces(1, profile, limit, "T"), "exhaustive")
     found = search(rra_spaces(1, profile, limit, "T"))

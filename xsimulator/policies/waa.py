@@ -262,7 +262,9 @@ def _crowds_anyway(scenario: Scenario, micro_batches: int) -> bool:
 def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
     """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, as far as those fit."""
     decoders = slice(len(scenario.encode.stages), None)
-    most = min(memory.blocks for memory in scenario.memory(1.0)[decoders]) / scenario.biased_reservation.mean
+    need, p = scenario.iterations
+    each = scenario.reservation(1).mean / max(float(need @ p), 1.0)
+    most = min(memory.blocks for memory in scenario.memory(1.0)[decoders]) / each
     tokens = min(resident, max(most, 1.0)) / micro_batches
     return min(memory.blocks for memory in scenario.memory(tokens)[decoders])
 
