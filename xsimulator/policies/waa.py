@@ -299,7 +299,8 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     encoder = replace(encoder, traversal=encoder.alone, deviation=deviation)  # it seldom has two batches at once
     steady = Cycle(batch / (rate * float(seconds[0])), seconds, np.ones(1), work[0])
     busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
-    return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, room, busy, True)
+    held_blocks = min(room, room_for(scenario, resident, micro_batches))
+    return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, held_blocks, busy, True)
 
 
 def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
