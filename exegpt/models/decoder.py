@@ -32,7 +32,7 @@ class Layer(Protocol):
 
 
 class Ends(Protocol):
-    """What comes before the first layer and after the last."""
+    """What comes before the first layer and after the last; a stage may hold one of them, or neither."""
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens] → [tokens, hidden]."""
@@ -43,7 +43,7 @@ class Ends(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer. `layers` may hold fewer than `spec.layers`, and each may be a shard."""
+    """A decoder-only transformer or a stage of one: some of its layers, whole or a shard of each."""
 
     spec: ModelSpec
     """The whole model's sizes."""
@@ -53,6 +53,8 @@ class Model:
     eos: frozenset[int]
     """Tokens that end an output."""
     shard: Shard = WHOLE
+    head: bool = True
+    """Whether tokens come out; else the states of every row, which the next stage takes."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model's layers."""
@@ -77,41 +79,52 @@ class Model:
         return argmax(self.ends.logits(x))
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """One iteration: caches the batch's tokens and returns the final states [rows, hidden] that need a token."""
-        x = self.ends.embed(batch.tokens, batch.positions)
+    def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
+        """One iteration: caches the batch's tokens and returns the final states [rows, hidden] that need a token.
+
+        A stage without the embedding gets `x`, the states [rows, hidden] of the stage before; one without the head
+        returns those of all rows.
+        """
+        x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         tokens = len(batch.slots)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q, k, v = layer.before_attention(x, batch.positions)
             kv_write(k[:tokens], v[:tokens], keys, values, batch.slots)
             x = layer.after_attention(x, self.attend(q, keys, values, batch))
-        return x if batch.rows is None else x[batch.rows]
+        return x if batch.rows is None or not self.head else x[batch.rows]
 
     @torch.inference_mode()
-    def step(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
         """`forward`, then the next token of every row: int64 [rows]."""
-        x = self.forward(batch, cache)
+        x = self.forward(batch, cache, x)
         return self.sample(x) if len(x) else torch.empty(0, dtype=torch.int64)
 
 
-def load_model(directory: str | Path, dtype: str = "fp32", layers: int | None = None, shard: Shard = WHOLE) -> Model:
-    """The model of a directory in the Hugging Face layout, or its first `layers` layers, whole or a shard of each.
+def load_model(
+    directory: str | Path,
+    dtype: str = "fp32",
+    layers: range | int | None = None,
+    shard: Shard = WHOLE,
+    embedding: bool = True,
+    head: bool = True,
+) -> Model:
+    """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
+    or a shard of each, with or without the embedding and the head. Only its own tensors are read.
 
     InputError for what can't be run, cut or read.
     """
     config = read_config(directory)
     spec = ModelSpec.from_directory(directory)
     weights = SafetensorsWeights(directory, torch_dtype(dtype))
-    count = spec.layers if layers is None else layers
-    return _build(spec, config, weights, dtype, count, _eos(Path(directory), config), shard)
+    return _build(spec, config, weights, dtype, layers, _eos(Path(directory), config), shard, embedding, head)
 
 
 def random_model(
-    spec: ModelSpec, layers: int | None = None, dtype: str = "fp32", seed: int = 0, shard: Shard = WHOLE
+    spec: ModelSpec, layers: range | int | None = None, dtype: str = "fp32", seed: int = 0, shard: Shard = WHOLE
 ) -> Model:
     """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
     weights = RandomWeights(torch_dtype(dtype), seed)
-    return _build(spec, {}, weights, dtype, spec.layers if layers is None else layers, frozenset(), shard)
+    return _build(spec, {}, weights, dtype, layers, frozenset(), shard)
 
 
 def runnable(spec: ModelSpec) -> bool:
@@ -134,21 +147,28 @@ def _build(
     config: dict[str, Any],
     weights: Weights,
     dtype: str,
-    layers: int,
+    layers: range | int | None,
     eos: frozenset[int],
     shard: Shard,
+    embedding: bool = True,
+    head: bool = True,
 ) -> Model:
     check_runnable(spec)
+    own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
+    if not 0 <= own.start < own.stop <= spec.layers:
+        raise InputError(
+            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
+        )
     if spec.architecture == "gpt2":
         gpt2.check_config(config, spec.name)
-        ends: Ends = gpt2.GPT2Ends(spec, config, weights)
-        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i, shard) for i in range(layers)]
+        ends: Ends = gpt2.GPT2Ends(spec, config, weights, embedding, head)
+        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i, shard) for i in own]
     else:
         llama.check_config(config, spec.name)
         tables = llama.rotary_tables(config, spec)
-        ends = llama.LlamaEnds(spec, config, weights)
-        made = [llama.LlamaLayer(spec, config, weights, i, shard, tables) for i in range(layers)]
-    return Model(spec, dtype, tuple(made), ends, eos, shard)
+        ends = llama.LlamaEnds(spec, config, weights, embedding, head)
+        made = [llama.LlamaLayer(spec, config, weights, i, shard, tables) for i in own]
+    return Model(spec, dtype, tuple(made), ends, eos, shard, head)
 
 
 def _eos(directory: Path, config: dict[str, Any]) -> frozenset[int]:

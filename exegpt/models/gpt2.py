@@ -10,7 +10,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
-from exegpt.models.weights import Weights
+from exegpt.models.weights import Weights, output_head
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -111,9 +111,9 @@ class GPT2Layer:
 
 
 class GPT2Ends:
-    """What comes before the first layer and after the last."""
+    """What comes before the first layer and after the last, where a stage holds it."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights):
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)
 
         def get(name: str) -> torch.Tensor:
@@ -121,11 +121,13 @@ class GPT2Ends:
 
         self.spec = spec
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
-        self.embedding, self.position_embedding = get("wte.weight"), get("wpe.weight")
-        self.norm = get("ln_f.weight"), get("ln_f.bias")
-        # A tied model whose files hold a head of its own uses that, as in transformers.
-        tied = spec.tied_embeddings and "lm_head.weight" not in weights
-        self.head = PackedLinear(self.embedding if tied else weights.get("lm_head.weight", (spec.vocab, spec.hidden)))
+        if embedding:
+            self.embedding, self.position_embedding = get("wte.weight"), get("wpe.weight")
+        if head:
+            self.norm = get("ln_f.weight"), get("ln_f.bias")
+            self.head = PackedLinear(
+                output_head(spec, weights, lambda: self.embedding if embedding else get("wte.weight"))
+            )
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens] → [tokens, hidden]."""

@@ -1,5 +1,6 @@
 """Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. Mistral without a window is the same."""
 
+import functools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
-from exegpt.models.weights import Weights
+from exegpt.models.weights import Weights, output_head
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -125,17 +126,16 @@ class LlamaLayer:
 
 
 class LlamaEnds:
-    """What comes before the first layer and after the last."""
+    """What comes before the first layer and after the last, where a stage holds it."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights):
-        shapes = outer_shapes(spec)
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))
-        self.embedding = weights.get("model.embed_tokens.weight", shapes["model.embed_tokens.weight"])
-        self.norm = weights.get("model.norm.weight", shapes["model.norm.weight"])
-        # A tied model whose files hold a head of its own uses that, as in transformers.
-        tied = spec.tied_embeddings and "lm_head.weight" not in weights
-        head = self.embedding if tied else weights.get("lm_head.weight", (spec.vocab, spec.hidden))
-        self.head = PackedLinear(head)
+        table = functools.partial(weights.get, "model.embed_tokens.weight", (spec.vocab, spec.hidden))
+        if embedding:
+            self.embedding = table()
+        if head:
+            self.norm = weights.get("model.norm.weight", (spec.hidden,))
+            self.head = PackedLinear(output_head(spec, weights, lambda: self.embedding if embedding else table()))
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden]."""

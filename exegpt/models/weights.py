@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from exegpt.errors import InputError
+from exegpt.model import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The dtypes that models run in."""
@@ -107,6 +109,15 @@ class RandomWeights:
 
     def __contains__(self, name: str) -> bool:
         return False  # nothing is there before it is asked for
+
+
+def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The head's matrix, [vocab, hidden]. A tied one is the embedding, unless the files hold a head of its own, which
+    transformers uses too.
+    """
+    if spec.tied_embeddings and "lm_head.weight" not in weights:
+        return embedding()
+    return weights.get("lm_head.weight", (spec.vocab, spec.hidden))
 
 
 _HEADS = ("lm_head.weight", "wte.weight")
