@@ -7,7 +7,7 @@ from pathlib import Path
 from exegpt import document
 from exegpt.cluster import ClusterSpec, LinkSpec, local_cluster
 from xprofiler import machine
-from xprofiler.ranks import Ranks
+from xrunner.ranks import Ranks
 
 
 def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec) -> ClusterSpec:

@@ -11,9 +11,9 @@ import torch
 
 from exegpt.cluster import LinkSpec
 from exegpt.profile import Table
-from xprofiler.ranks import Ranks
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
+from xrunner.ranks import Ranks
 
 _REPEATS = 10
 _BYTES = tuple(4**i for i in range(5, 14))

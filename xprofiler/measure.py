@@ -25,9 +25,9 @@ from xprofiler import machine, store
 from xprofiler.attention import COLD_BYTES, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
-from xprofiler.ranks import Ranks
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
+from xrunner.ranks import Ranks
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100)
 _PROMPTS = (1, 4, 16, 64)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exegpt.profile import Table
-from xprofiler.ranks import Ranks
 from xprofiler.timing import Timing
+from xrunner.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from xprofiler import attention, collectives, machine, measure, ranks
+from xprofiler import attention, collectives, machine, measure
+from xrunner import ranks
 
 
 def shrink(put: Callable[[object, str, Any], None]) -> None:
