@@ -4,8 +4,6 @@ A cell starts when its stage is free, its input has arrived from the stage befor
 micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
 """
 
-import itertools
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from exegpt.interpolation import linear
-from exegpt.policies import Sequence, Step
-from exegpt.timeline import Phase, Span
+from exegpt.policies import Cut, Piece, Step
+from exegpt.timeline import Span
 from xsimulator.scenario import Scenario, Side
 from xsimulator.stage import Chunks, StageCost
 
@@ -24,32 +22,6 @@ Array = NDArray[np.float64]
 _MOST = 4096
 """Iterations that are followed at once: a bound on memory."""
 _COUNT = np.arange(float(_MOST))
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a step that goes through the stages as one."""
-
-    micro_batch: int
-    encode: Items[tuple[Sequence, int]]
-    decode: Items[Sequence]
-
-    @property
-    def phase(self) -> Phase:
-        """What it does."""
-        if self.encode and self.decode:
-            return "mixed"
-        return "encode" if self.encode else "decode"
-
-    @property
-    def sequences(self) -> int:
-        """How many it is for."""
-        return len(self.encode) + len(self.decode)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens computed in one iteration."""
-        return sum([count for _, count in self.encode]) + len(self.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +88,28 @@ class DecodeSeconds:
 
 
 class Pipeline:
-    """The stages of one side of a replica while requests run through them, a sequence always in the same micro-batch.
-
-    Encoding alone is cut into `encode_pieces`, in the order of the micro-batches; None: one for each of them.
-    """
+    """The stages of one side of a replica while requests run through them, each step cut into pieces."""
 
     def __init__(
         self,
         scenario: Scenario,
         side: Side,
-        micro_batches: int,
-        encode_pieces: int | None = None,
+        cut: Cut,
         keep_spans: bool = False,
         replica: int = 0,
     ):
         stages = len(side.stages)
         self.stages = side.stages
         self._first_device = replica * (1 + max(rank for stage in scenario.stages for rank in stage.devices))
-        self.micro_batches = micro_batches
+        self.cut = cut
         self.spans: list[Span] | None = [] if keep_spans else None
         self.busy = np.zeros(stages)
         """[stages]: seconds of work so far."""
         self._free = np.zeros(stages)
         """[stages]: when each one is free."""
-        self._token = np.zeros(micro_batches)
+        self._token = np.zeros(cut.count)
         """[micro-batches]: when each one's last token came out."""
-        self._scenario, self._side, self._encode_pieces = scenario, side, encode_pieces
+        self._scenario, self._side = scenario, side
         kinds = {id(cost): cost for cost in side.costs}
         self._costs = list(kinds.values())
         """The costs that differ: equal stages share one."""
@@ -159,37 +127,13 @@ class Pipeline:
         """When the last piece of work so far is done."""
         return float(self._free.max())
 
-    def micro_batch(self, sequence: Sequence) -> int:
-        """The micro-batch that a sequence is always in: replicas take turns, then micro-batches do."""
-        return sequence.index // self._scenario.replicas % self.micro_batches
-
     def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
         next step would be decided before `until`.
         """
         if step.encode:
-            return self._run_encoding(self._pieces(step), now)
-        return self._run_decoding(self._by_micro_batch(step), now, most, until)
-
-    def _pieces(self, step: Step) -> list[Piece]:
-        if self._encode_pieces is None or step.decode:
-            return self._by_micro_batch(step)
-        encode = sorted(step.encode, key=lambda pair: self.micro_batch(pair[0]))
-        count = min(self._encode_pieces, len(encode))
-        cuts = [len(encode) * i // count for i in range(count + 1)]
-        return [Piece(i, encode[a:b], ()) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
-
-    def _by_micro_batch(self, step: Step) -> list[Piece]:
-        parts = self.micro_batches
-        if parts == 1:
-            return [Piece(0, step.encode, step.decode)]
-        encode: list[list[tuple[Sequence, int]]] = [[] for _ in range(parts)]
-        decode: list[list[Sequence]] = [[] for _ in range(parts)]
-        for pair in step.encode:
-            encode[self.micro_batch(pair[0])].append(pair)
-        for sequence in step.decode:
-            decode[self.micro_batch(sequence)].append(sequence)
-        return [Piece(m, encode[m], decode[m]) for m in range(parts) if encode[m] or decode[m]]
+            return self._run_encoding(self.cut.pieces(step), now)
+        return self._run_decoding(self.cut.pieces(step), now, most, until)
 
     def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
         seconds = np.array([[self._seconds(piece) for piece in pieces]]).take(self._kind, axis=2)
@@ -202,7 +146,7 @@ class Pipeline:
             for sequence, count in piece.encode:
                 encoded[sequence.index] = out
                 if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
-                    self._token[self.micro_batch(sequence)] = out
+                    self._token[self.cut.micro_batch(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
 

@@ -14,7 +14,7 @@ from math import inf
 
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
-from exegpt.policies import Ledger, Policy, Sequence, WAAPolicy, make_ledger, make_policy
+from exegpt.policies import Cut, Ledger, Policy, Sequence, WAAPolicy, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, summarise
@@ -85,10 +85,11 @@ def _follow(
     own = itertools.islice(enumerate(requests), replica, None, schedule.replicas)
     ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in own)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
-    decode = Pipeline(scenario, scenario.decode, micro_batches, schedule.encode_micro_batches, keep_spans, replica)
-    record = Record(len(requests), decode.micro_batch, ledger.encoder_decoder)
+    cut = Cut(micro_batches, schedule.encode_micro_batches, schedule.replicas)
+    decode = Pipeline(scenario, scenario.decode, cut, keep_spans, replica)
+    record = Record(len(requests), cut.micro_batch, ledger.encoder_decoder)
     if isinstance(policy, WAAPolicy):
-        encode = Pipeline(scenario, scenario.encode, 1, None, keep_spans, replica)
+        encode = Pipeline(scenario, scenario.encode, Cut(1), keep_spans, replica)
         Apart(scenario, policy, ledger, encode, decode, record, step_by_step).finish()
         return record, (encode, decode)
     _together(policy, ledger, decode, record, step_by_step)

@@ -11,12 +11,24 @@ from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.ledger import Ledger, Sequence, Step
 from exegpt.policies.orca import OrcaPolicy
+from exegpt.policies.pieces import Cut, Piece
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
 from exegpt.schedule import Schedule
 
-__all__ = ["BlockPool", "Ledger", "Policy", "Sequence", "Step", "WAAPolicy", "make_ledger", "make_policy"]
+__all__ = [
+    "BlockPool",
+    "Cut",
+    "Ledger",
+    "Piece",
+    "Policy",
+    "Sequence",
+    "Step",
+    "WAAPolicy",
+    "make_ledger",
+    "make_policy",
+]
 
 
 class Policy(Protocol):
