@@ -6,6 +6,9 @@ import torch
 
 from exegpt.kernels.threads import compiled
 
+_UNBOUNDED = 2**31 - 1
+"""A window that nothing is outside of."""
+
 
 def attention(
     q: torch.Tensor,
@@ -15,8 +18,14 @@ def attention(
     offsets: torch.Tensor,
     contexts: torch.Tensor,
     out: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    starts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every sequence's last tokens over its whole cache: [tokens, heads, head_size].
+    """Attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
     q         [tokens, heads, head_size], the sequences' new tokens one after the other
     keys      [blocks, kv_heads, head_size, block_size]; the new tokens are already in it
@@ -25,17 +34,26 @@ def attention(
     offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], at least one
     contexts  int32 [sequences]: tokens in the cache, the new ones included
     out       where to write the result, or None
+    scale     what q · k is multiplied by; 1 / √head_size where None
+    window    how many tokens a token sees, itself and those before it; all where None
+    causal    whether a token sees none after itself; else all that are in the cache, and no window
+    starts    int32 [sequences]: the first token that is seen, below every new token's place; the cache's first if None
+    bias      float32 [heads, 2 · D + 1], added to the scores: bias[h, D + d] for a key d tokens after the query, those
+              further than D away as at D; None for none
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
     if not compiled(q):
-        return attention_reference(q, keys, values, tables, offsets, contexts, out)
+        return attention_reference(q, keys, values, tables, offsets, contexts, out, **options)
     from exegpt.kernels.attention_cpu import kernel
 
     decode = q.shape[0] == contexts.shape[0]
     attend = kernel(q.shape[1] // keys.shape[1], q.shape[2], keys.shape[3], decode)
-    arrays = (t.numpy() for t in (q, keys, values, tables, offsets, contexts))
-    attend(*arrays, 1 / math.sqrt(q.shape[2]), out.numpy())
+    starts = torch.zeros_like(contexts) if starts is None else starts
+    bias = torch.empty(q.shape[1], 0) if bias is None else bias
+    arrays = (t.numpy() for t in (q, keys, values, tables, offsets, contexts, starts, bias))
+    attend(*arrays, scale or 1 / math.sqrt(q.shape[2]), window or _UNBOUNDED, causal, out.numpy())
     return out
 
 
@@ -47,18 +65,31 @@ def attention_reference(
     offsets: torch.Tensor,
     contexts: torch.Tensor,
     out: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    starts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`attention` in plain PyTorch, one sequence after the other, in float32."""
     out = torch.empty_like(q) if out is None else out
+    scale = scale or 1 / math.sqrt(q.shape[2])
     group, block_size = q.shape[1] // keys.shape[1], keys.shape[3]
     for i, context in enumerate(contexts.tolist()):
         begin, end = int(offsets[i]), int(offsets[i + 1])
         blocks = tables[i, : -(-context // block_size)].long()
         k = keys[blocks].float().permute(1, 2, 0, 3).flatten(2)[:, :, :context].repeat_interleave(group, 0)
         v = values[blocks].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)
-        scores = q[begin:end].float().transpose(0, 1) @ k / math.sqrt(q.shape[2])
-        seen = torch.arange(context - (end - begin), context, device=q.device)
-        future = torch.arange(context, device=q.device) > seen.unsqueeze(1)
-        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        scores = q[begin:end].float().transpose(0, 1) @ k * scale
+        places = torch.arange(context, device=q.device)
+        distance = places - places[context - (end - begin) :].unsqueeze(1)  # of every key from every query
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            scores = scores + bias[:, distance.clamp(-reach, reach) + reach]
+        unseen = (distance > 0) | (distance <= -(window or _UNBOUNDED)) if causal else torch.zeros_like(distance) > 0
+        if starts is not None:
+            unseen = unseen | (places < starts[i])
+        weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
         out[begin:end] = (weights @ v).transpose(0, 1).to(q.dtype)
     return out

@@ -137,6 +137,14 @@ def _softmax(scores, count):  # type: ignore[no-untyped-def]
     scores[count:] = 0
 
 
+@njit(error_model="numpy")
+def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
+    """Add to the scores of keys `begin` and following what they get for their distance from a query's place."""
+    reach = len(bias) // 2
+    for t in range(len(scores)):
+        scores[t] += bias[min(max(begin + t - place, -reach), reach) + reach]
+
+
 @njit
 def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
     """[tiles, 4]: sequence, first query, queries (at most `tokens`), and the context of the first query."""
@@ -157,14 +165,15 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
 
 _SIGNATURE = (
     "void(float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int32[:, :], int32[::1], int32[::1],"
-    " float64, float32[:, :, ::1])"
+    " int32[::1], float32[:, ::1], float64, int64, boolean, float32[:, :, ::1])"
 )
 """Fixed, so that no layout of an argument compiles the kernel again in the midst of a run."""
 
 
 @functools.cache
 def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callable[..., None]:
-    """The kernel for `group` query heads per KV head: attend(q, keys, values, tables, offsets, contexts, scale, out).
+    """The kernel for `group` query heads per KV head: attend(q, keys, values, tables, offsets, contexts, starts, bias,
+    scale, window, causal, out).
 
     See `attention.attention` for the arguments. Compiled once for these sizes and kept on disk.
     """
@@ -173,7 +182,9 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
     size = head_size * block_size
 
     @njit([_SIGNATURE], parallel=True, cache=True, error_model="numpy")
-    def attend(q, keys, values, tables, offsets, contexts, scale, out):  # type: ignore[no-untyped-def]
+    def attend(  # type: ignore[no-untyped-def]
+        q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out
+    ):
         kv_heads = keys.shape[1]
         tiles = _tiles(offsets, contexts, tokens)
         # Heads outermost: neighbouring tiles of a prompt differ in cost, and threads take contiguous shares.
@@ -181,30 +192,34 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             head, tile = item // len(tiles), item % len(tiles)
             sequence, first, queries, context = tiles[tile]
             table = tables[sequence]
-            blocks = -(-(context + queries - 1) // block_size)
-            width = blocks * block_size
+            past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
+            blocks = -(-max(past, context + queries - 1) // block_size)
+            skipped = max(starts[sequence], context - window if causal else 0) // block_size
+            begin = skipped * block_size  # what scores[:, 0] belongs to
+            width = blocks * block_size - begin
             x = np.zeros((rows, head_size), np.float32)
             scores = np.empty((rows, width), np.float32)
             for r in range(queries * group):
                 for d in range(head_size):
                     x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
-            for j in range(blocks):
+            for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
                 _prefetch(size, keys, (ahead * kv_heads + head) * size)
-                block = (table[j] * kv_heads + head) * size
-                _tile_product(
-                    rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, j * block_size, width
-                )
+                block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
+                _tile_product(rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, at, width)
             for r in range(rows):
-                _softmax(scores[r], context + min(r // group, queries - 1))
+                end = context + min(r // group, queries - 1)
+                unseen = max(starts[sequence], end - window if causal else 0) - begin
+                if bias.shape[1]:
+                    _add_bias(scores[r], bias[head * group + r % group], begin, end - 1)
+                scores[r, :unseen] = 0
+                _softmax(scores[r, unseen:], max(past, end) - begin - unseen)
             x[:] = 0
-            for j in range(blocks):
+            for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
                 _prefetch(size, values, (ahead * kv_heads + head) * size)
-                block = (table[j] * kv_heads + head) * size
-                _tile_product(
-                    rows, block_size, head_size, 1, scores, j * block_size, width, values, block, x, 0, head_size
-                )
+                block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
+                _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
             for r in range(queries * group):
                 for d in range(head_size):
                     out[first + r // group, head * group + r % group, d] = x[r, d]
