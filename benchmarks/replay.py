@@ -41,7 +41,7 @@ def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
     """A schedule of each policy with the blocks that memory holds, and their profile."""
     profile, stages = roofline_profile(MODEL, CLUSTER), uniform_stages(MODEL, CLUSTER, 1)
     scenario = Scenario(MODEL, CLUSTER, workload, profile, stages, "fp16")
-    blocks = min(m.blocks for m in scenario.memory(2048))
+    blocks = scenario.room(2048)
     first = Schedule(
         version=Schedule.VERSION,
         policy="static",

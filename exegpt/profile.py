@@ -19,7 +19,6 @@ class Table(Noun):
     """Seconds over a rectangular grid, linear between its points.
 
     `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
-    `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
     `spread` their relative interquartile ranges, where they were measured. `filled` are the places in `values` that
     complete the rectangle without having been measured. Beyond the grid the outermost cell's slope goes on; `covers`
     tells whether a query needed that, or a filled value.
@@ -52,10 +51,12 @@ class Table(Noun):
         points, values = self._grid
         if len(self.values) == 1:
             return max(self.values[0], 0.0)
-        if len(points) <= 2 and min(map(len, points)) > 1:
+        if len(points) <= 2:
             from exegpt.interpolation import bilinear, linear  # numba: 0.3 s, which only those who ask tables pay
 
-            return (linear if len(points) == 1 else bilinear)(*points, values, *at)
+            x, *others = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in at))
+            flat = (x.ravel(), *(other.ravel() for other in others))
+            return (linear if len(points) == 1 else bilinear)(*points, values, *flat).reshape(x.shape)
         lower, fraction = [], []
         for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
             if len(p) == 1:  # an axis with one point: constant along it

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xsimulator.scenario import Scenario, Side
+from xsimulator.scenario import Scenario
+from xsimulator.side import Side
 from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
@@ -50,7 +51,7 @@ class EncodeReach:
 
 def encode_reach(scenario: Scenario) -> EncodeReach:
     """Of a scenario that has an encoding side alone."""
-    fits = min(memory.blocks for memory in scenario.memory(1.0)) >= 1
+    fits = scenario.room(1.0) >= 1
     side = scenario.encode
     one = side.each(lambda group: group.encode(1.0, scenario.workload.input))
     return EncodeReach(fits / encode_seconds(side, scenario), float(one.sum()), 1.0 / float(one.max()))
@@ -88,7 +89,7 @@ def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
     batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
     share = np.maximum(batch / len(side.stages), 1.0)
     context = length_biased_context(scenario.workload, scenario.encoder_decoder)
-    cells = side.each(lambda group: group.decode(share, context))
+    cells = side.decode(share, context)
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
 
@@ -96,13 +97,13 @@ def residents_that_fit(scenario: Scenario) -> float:
     """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
     alone are too large.
     """
-    room = min(memory.blocks for memory in scenario.memory(1.0))
+    room = scenario.room(1.0)
     return room / scenario.biased_reservation.mean
 
 
 def batch_that_fits(scenario: Scenario) -> int:
     """The largest batch whose sequences' blocks fit on average: no larger one fits with its 99.9th percentile."""
-    room = min(memory.blocks for memory in scenario.memory(1.0))
+    room = scenario.room(1.0)
     return max(1, int(room / scenario.reservation(None).mean) + 1)
 
 

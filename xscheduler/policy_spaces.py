@@ -1,5 +1,6 @@
 """The spaces of each policy: which control variables it has, how they are oriented, on which allocations."""
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -41,12 +42,12 @@ def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily
 
 
 def _ascending(question: Question, name: str, most: int) -> Variable:
-    return Variable(name, (question.fixed[name],) if name in question.fixed else tuple(range(1, min(most, MOST) + 1)))
+    return Variable(name, (question.fixed[name],) if name in question.fixed else range(1, min(most, MOST) + 1))
 
 
 def _within(variable: Variable, most: int) -> Variable:
     """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
-    return replace(variable, values=tuple(n for n in variable.values if n <= most) or variable.values[:1])
+    return replace(variable, values=variable.values[: max(1, bisect.bisect_right(variable.values, most))])
 
 
 def _batches(question: Question, scenario: Scenario, name: str = "encode_batch") -> Variable:
@@ -64,20 +65,12 @@ def _rra(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=False):
         scenario = question.both(layout)
         bounds = _bounds(question, scenario, layout, interleaved=True)
-        for pieces in _encode_pieces(question, layout):
-            for values in _apart(counts, len(scenario.stages)):
-                yield candidates(
-                    "rra",
-                    question,
-                    functools.partial(question.both, layout),
-                    (
-                        _batches(question, scenario),
-                        # measured times are not smooth
-                        Variable("decode_iterations", values, scenario.profile.source != "measured"),
-                    ),
-                    bounds,
-                    encode_micro_batches=pieces,
-                )
+        batches, smooth = _batches(question, scenario), scenario.profile.source != "measured"
+        for values in _apart(counts, len(scenario.stages)):
+            variables = (batches, Variable("decode_iterations", values, smooth))
+            for pieces in _encode_pieces(question, layout):
+                where = functools.partial(question.both, layout)
+                yield candidates("rra", question, where, variables, bounds, encode_micro_batches=pieces)
 
 
 def _apart(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:

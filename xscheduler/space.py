@@ -13,7 +13,7 @@ class Variable:
     """A control variable. `values` are in the order in which the constraints' figures rise or fall."""
 
     name: str
-    values: tuple[int, ...]
+    values: Sequence[int]
     throughput_rises: bool = True
     """Whether throughput can be trusted to rise along the values too. Where not, no box that spans several of them is
     judged by its throughput."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from exegpt.interpolation import linear
 from exegpt.policies import Cut, Piece, Step
 from exegpt.timeline import Span
-from xsimulator.scenario import Scenario, Side
+from xsimulator.scenario import Scenario
+from xsimulator.side import Side
 from xsimulator.stage import Chunks, StageCost
 
 Array = NDArray[np.float64]
@@ -83,7 +84,8 @@ class DecodeSeconds:
         if values is None:
             values = np.array([self._cost.step(None, sequences, point) for point in self._points])
             self._values[sequences] = values
-        seconds: Array = linear(self._points, values, contexts)
+        at = np.asarray(contexts, dtype=np.float64)
+        seconds: Array = linear(self._points, values, at.ravel()).reshape(at.shape)
         return seconds
 
 

@@ -68,7 +68,10 @@ def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int
 
 def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     """The fullest device's use over what may be used."""
-    return max(stage.bytes(blocks) / stage.usable for stage, blocks in set(memory(scenario, outcome)))
+    demand, encoding = outcome.demand, outcome.encode_demand
+    kinds = scenario.memory_kinds(demand.tokens, encoding.tokens if encoding else None)
+    apart = {"encode": encoding.blocks} if encoding else {}
+    return max(stage.bytes(apart.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
 
 
 def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:

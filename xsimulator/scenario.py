@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,70 +11,14 @@ from exegpt.cluster import ClusterSpec
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule, Stage
-from exegpt.workload import LengthDistribution, Workload
-from xsimulator.group import Group, Work
+from exegpt.workload import Workload
+from xsimulator.group import Group
 from xsimulator.memory import Reservation, StageMemory, biased_reservation, reservation, stage_memory
+from xsimulator.side import Side
 from xsimulator.stage import StageCost, stage_costs
 from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """The stages that one phase runs through, in order, and what iterations cost on each."""
-
-    stages: tuple[Stage, ...]
-    costs: tuple[StageCost, ...]
-
-    @functools.cached_property
-    def _groups(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array | None, ...]], ...]:
-        """Every tensor-parallel degree's group, where its stages stand, and how much of each part they hold."""
-        found = []
-        for group in dict.fromkeys(cost.group for cost in self.costs):
-            places = [i for i, cost in enumerate(self.costs) if cost.group is group]
-            own = [self.costs[i] for i in places]
-            rows = [(c.layers, c.encoder_layers, c.first, c.last, 1.0) for c in own]
-            holds = (np.array(part, dtype=np.float64) for part in zip(*rows, strict=True))
-            found.append((group, np.array(places), tuple(part if part.any() else None for part in holds)))
-        return tuple(found)
-
-    def each(self, work: Callable[[Group], Work]) -> Array:
-        """Seconds on every stage of what `work` tells of a group, [..., stages]."""
-        columns = []
-        for group, _, holds in self._groups:
-            parts = zip(vars(work(group)).values(), holds, strict=True)
-            columns.append(sum(np.asarray(part)[..., None] * held for part, held in parts if held is not None))
-        if len(columns) == 1:
-            return np.asarray(columns[0], dtype=np.float64)
-        seconds = np.empty((*np.shape(columns[0])[:-1], len(self.stages)))
-        for (_, places, _), column in zip(self._groups, columns, strict=True):
-            seconds[..., places] = column
-        return seconds
-
-    def encode_deviation(self, batch: float, law: LengthDistribution) -> float:
-        """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
-        if (batch, id(law)) not in self._deviations:
-            self._deviations[batch, id(law)] = self._encode_deviation(batch, law)
-        return self._deviations[batch, id(law)]
-
-    @functools.cached_property
-    def _deviations(self) -> dict[tuple[float, int], float]:
-        return {}
-
-    def _encode_deviation(self, batch: float, law: LengthDistribution) -> float:
-        longer, shorter = (
-            self.each(lambda group, length=law.mean * times: group.encode_fixed(batch, length))  # type: ignore[misc]
-            for times in (1.05, 0.95)
-        )
-        slope = float((longer - shorter).max()) / (0.1 * law.mean * batch)
-        return float(slope * batch**0.5 * law.std)
-
-    def handover(self, tokens: float) -> Array:
-        """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
-        if not self.costs[0].encoder_decoder:
-            return np.zeros(len(self.costs))
-        return np.array([float(cost.handover(tokens)) for cost in self.costs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +74,9 @@ class Scenario:
 
     def _side(self, phase: str) -> Side:
         stages = tuple(s for s in self.stages if s.phase in ("both", phase))
-        return Side(stages, stage_costs(stages, self.group))
+        if ("side", stages) not in self._cache:
+            self._cache["side", stages] = Side(stages, stage_costs(stages, self.group))
+        return self._cache["side", stages]  # type: ignore[return-value]
 
     def group(self, tp: int) -> Group:
         """What iterations cost on a tensor-parallel group of this degree; made once."""
@@ -215,22 +160,36 @@ class Scenario:
         return float(max(self.hops(self.encode, tokens).max(), self.hops(self.decode, tokens).max()))
 
     @functools.cached_property
-    def _stage_memory(self) -> tuple[StageMemory, ...]:
-        """Memory of each stage's devices where one token is computed at a time."""
-        made: dict[StageCost, StageMemory] = {}  # equal stages have one and the same
+    def _memory_kinds(self) -> tuple[tuple[tuple[str, StageMemory], ...], tuple[int, ...]]:
+        """The phases and memories of a device that computes one token at a time, as far as they differ, and which of
+        them each stage has.
+        """
+        kinds: dict[tuple[str, StageCost], tuple[str, StageMemory]] = {}
         for stage, cost in zip(self.stages, self.costs, strict=True):
-            if cost not in made:
+            if (stage.phase, cost) not in kinds:
                 ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
-                made[cost] = stage_memory(self.model, self.cluster, stage, self.profile.dtype, self.kv_dtype, 1, ends)
-        return tuple(made[cost] for cost in self.costs)
+                made = stage_memory(self.model, self.cluster, stage, self.profile.dtype, self.kv_dtype, 1, ends)
+                kinds[stage.phase, cost] = (stage.phase, made)
+        places = {key: place for place, key in enumerate(kinds)}
+        of_stages = (places[s.phase, c] for s, c in zip(self.stages, self.costs, strict=True))
+        return tuple(kinds.values()), tuple(of_stages)
+
+    def memory_kinds(self, tokens: float, encoding: float | None = None) -> tuple[tuple[str, StageMemory], ...]:
+        """Phase and memory of a device where up to `tokens` tokens are computed at once, and up to `encoding` on stages
+        that only encode: one of every kind of stage that there is.
+        """
+        kinds, _ = self._memory_kinds
+        computed = {"encode": tokens if encoding is None else encoding, "both": tokens, "decode": tokens}
+        return tuple((phase, memory.at_once(computed[phase])) for phase, memory in kinds)
 
     def memory(self, tokens: float, encoding: float | None = None) -> tuple[StageMemory, ...]:
-        """Memory of each stage's devices where up to `tokens` tokens are computed at once; on stages that only encode,
-        up to `encoding`.
+        """Memory of each stage's devices, as `memory_kinds`."""
+        kinds = self.memory_kinds(tokens, encoding)
+        return tuple(kinds[place][1] for place in self._memory_kinds[1])
+
+    def room(self, tokens: float, phase: str | None = None) -> int:
+        """KV blocks that fit on every stage (None), or every stage of one phase, where so many tokens are computed at
+        once.
         """
-        computed = {"encode": tokens if encoding is None else encoding, "both": tokens, "decode": tokens}
-        found: dict[object, StageMemory] = {}
-        for stage, memory in zip(self.stages, self._stage_memory, strict=True):
-            if (stage.phase, id(memory)) not in found:
-                found[stage.phase, id(memory)] = memory.at_once(computed[stage.phase])
-        return tuple(found[s.phase, id(m)] for s, m in zip(self.stages, self._stage_memory, strict=True))
+        kinds = self.memory_kinds(tokens)
+        return min(memory.blocks for own, memory in kinds if phase is None or own == phase)

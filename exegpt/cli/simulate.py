@@ -140,7 +140,7 @@ def engine_schedule(
     if kv_blocks is None:
         scenario = Scenario(model, setting.cluster, setting.workload, profile, stages, setting.kv_dtype)
         most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
-        kv_blocks = min(m.blocks for m in scenario.memory(most)) * BLOCK_SIZE // block_size
+        kv_blocks = scenario.room(most) * BLOCK_SIZE // block_size
         if kv_blocks < 1:
             raise InputError(
                 f"The weights of '{model.name}' leave no memory for keys and values on {setting.cluster.name}."

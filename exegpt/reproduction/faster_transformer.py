@@ -45,7 +45,7 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
     while True:
         batch = STEP * (len(found) + 1)
         outcome = static.outcome(scenario, batch)
-        if min(memory.blocks for memory in scenario.memory(outcome.demand.tokens)) < batch * blocks:
+        if scenario.room(outcome.demand.tokens) < batch * blocks:
             break
         latency = float(outcome.lifetime(np.array([float(law.output.max)])).seconds[0])
         found.append(StaticBatch(batch, latency, outcome.throughput))

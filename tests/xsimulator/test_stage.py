@@ -9,7 +9,7 @@ from exegpt.workload import LengthDistribution, task
 from tests.exegpt.nouns import profile
 from xprofiler.roofline import roofline_profile
 from xsimulator.group import Group, token_totals
-from xsimulator.scenario import Side
+from xsimulator.side import Side
 from xsimulator.stage import Chunks, StageCost
 
 LAYERS = 12

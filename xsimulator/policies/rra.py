@@ -42,7 +42,7 @@ def phase(
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
     encode = side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces))
-    decode = side.each(lambda group: group.decode(batches, steady.context))
+    decode = side.decode(batches, steady.context)
     if not tagged:
         decode = runs[:, None] * decode
     times = phase_times(

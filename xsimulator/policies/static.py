@@ -32,7 +32,7 @@ def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> tuple[Phas
     iterations = max(1, int(need.max()))
     contexts = law.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
     encode = side.each(lambda group: group.encode_parts(batch / pieces, law, pieces))
-    decode = side.each(lambda group: group.decode(batch / parts, contexts))
+    decode = side.decode(batch / parts, contexts)
     hops = scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)
     times = phase_times(encode, decode, parts, hops, repeats=False)
     return times, encode.sum(axis=0), decode.sum(axis=0) * parts

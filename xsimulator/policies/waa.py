@@ -89,7 +89,7 @@ def iteration(
     """
     side = scenario.decode
     share = batch / micro_batches
-    cells = side.each(lambda group: group.decode(share, context)) + joined / micro_batches
+    cells = side.decode(share, context) + joined / micro_batches
     around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
     return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
 
@@ -261,12 +261,11 @@ def _crowds_anyway(scenario: Scenario, micro_batches: int) -> bool:
 
 def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
     """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, as far as those fit."""
-    decoders = slice(len(scenario.encode.stages), None)
     need, p = scenario.iterations
     each = scenario.reservation(1).mean / max(float(need @ p), 1.0)
-    most = min(memory.blocks for memory in scenario.memory(1.0)[decoders]) / each
+    most = scenario.room(1.0, "decode") / each
     tokens = min(resident, max(most, 1.0)) / micro_batches
-    return min(memory.blocks for memory in scenario.memory(tokens)[decoders])
+    return scenario.room(tokens, "decode")
 
 
 def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int, rate: float) -> Flow:
