@@ -54,9 +54,13 @@ class Table(Noun):
         if len(points) <= 2:
             from exegpt.interpolation import bilinear, linear  # numba: 0.3 s, which only those who ask tables pay
 
-            x, *others = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in at))
-            flat = (x.ravel(), *(other.ravel() for other in others))
-            return (linear if len(points) == 1 else bilinear)(*points, values, *flat).reshape(x.shape)
+            if len(points) == 1:
+                x = np.asarray(at[0], dtype=np.float64)
+                return linear(points[0], values, x.ravel()).reshape(x.shape)
+            x, y = (np.asarray(a, dtype=np.float64) for a in at)
+            if x.shape != y.shape:
+                x, y = np.broadcast_arrays(x, y)
+            return bilinear(points[0], points[1], values, x.ravel(), y.ravel()).reshape(x.shape)
         lower, fraction = [], []
         for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
             if len(p) == 1:  # an axis with one point: constant along it

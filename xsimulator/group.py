@@ -6,6 +6,7 @@ arrays that broadcast. In an encoder-decoder, prompts go through the encoder's l
 keys and values of the encoded input once.
 """
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +138,19 @@ class Group:
         """
         whole = np.maximum(batch, 1.0)
         return self.work(0.0, 0.0, whole, (0.0, self._decode_attention(whole, context)))
+
+    @functools.cached_property
+    def decode_parts(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
+        """`decode` as tables: points of the batch, a layer's rest, the embedding, the head and the engine at each
+        [points, 4], and a layer's attention by its points of batch and context.
+        """
+        layer = self.tables.decoder
+        tables = (layer.rest, self.tables.embedding, self.tables.head, self.overhead)
+        points = np.unique(np.concatenate([table.points[0] for table in tables]))
+        parts = np.stack([np.broadcast_to(table(points), points.shape) for table in tables], axis=1)
+        batches, contexts = (np.array(p, dtype=np.float64) for p in layer.decode_attention.points)
+        attention = np.array(layer.decode_attention.values).reshape(len(batches), len(contexts))
+        return points, parts, (batches, contexts, attention)
 
     def _decode_attention(self, batch: ArrayLike, context: ArrayLike) -> Array:
         return self._ask("decode_attention", self.tables.decoder.decode_attention, batch, context)

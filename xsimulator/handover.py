@@ -19,4 +19,4 @@ def handover_seconds(scenario: Scenario, tokens: float) -> float:
     per_node = scenario.cluster.devices_per_node
     nodes = {rank // per_node for side in (scenario.encode, scenario.decode) for s in side.stages for rank in s.devices}
     table = profile.host_copy or (profile.send if len(nodes) == 1 else profile.send_between_nodes)
-    return 2.0 * float(table(sent))
+    return 2.0 * table.at(sent)

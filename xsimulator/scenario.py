@@ -2,7 +2,9 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from xsimulator.stage import StageCost, stage_costs
 from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
 
 Array = NDArray[np.float64]
+Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,12 @@ class Scenario:
             schedule.replicas,
         )
 
+    def once(self, key: object, make: Callable[[], Figure]) -> Figure:
+        """What all scenarios that share this one's cache need alike, made once."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]  # type: ignore[return-value]
+
     @property
     def encoder_decoder(self) -> bool:
         """Whether the model has encoder layers."""
@@ -74,16 +83,11 @@ class Scenario:
 
     def _side(self, phase: str) -> Side:
         stages = tuple(s for s in self.stages if s.phase in ("both", phase))
-        if ("side", stages) not in self._cache:
-            self._cache["side", stages] = Side(stages, stage_costs(stages, self.group))
-        return self._cache["side", stages]  # type: ignore[return-value]
+        return self.once(("side", stages), lambda: Side(stages, stage_costs(stages, self.group)))
 
     def group(self, tp: int) -> Group:
         """What iterations cost on a tensor-parallel group of this degree; made once."""
-        key = ("group", tp)
-        if key not in self._cache:
-            self._cache[key] = Group(self.profile.degree(tp), self.profile.overhead, self.watched)
-        return self._cache[key]  # type: ignore[return-value]
+        return self.once(("group", tp), lambda: Group(self.profile.degree(tp), self.profile.overhead, self.watched))
 
     @functools.cached_property
     def encode(self) -> Side:
@@ -116,17 +120,17 @@ class Scenario:
 
     def steady(self, decode_iterations: int) -> SteadyState:
         """RRA's steady state at N_D, computed once."""
-        key = ("steady", decode_iterations)
-        if key not in self._cache:
-            self._cache[key] = steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
-        return self._cache[key]  # type: ignore[return-value]
+        return self.once(
+            ("steady", decode_iterations),
+            lambda: steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form),
+        )
 
     def reservation(self, decode_iterations: float | None) -> Reservation:
         """Blocks held per query entering RRA's phases, or (None) a static batch; computed once."""
-        key = ("reservation", decode_iterations)
-        if key not in self._cache:
-            self._cache[key] = reservation(self.workload, decode_iterations, self.encoder_decoder)
-        return self._cache[key]  # type: ignore[return-value]
+        return self.once(
+            ("reservation", decode_iterations),
+            lambda: reservation(self.workload, decode_iterations, self.encoder_decoder),
+        )
 
     @functools.cached_property
     def biased_reservation(self) -> Reservation:
@@ -139,21 +143,21 @@ class Scenario:
         near, far = self._hops(side)
         seconds = np.zeros(len(side.stages))
         if near.any():
-            seconds += near * float(self.profile.send(sent))
+            seconds += near * self.profile.send.at(sent)
         if far.any():
-            seconds += far * float(self.profile.send_between_nodes(sent))
+            seconds += far * self.profile.send_between_nodes.at(sent)
         return seconds
 
     def _hops(self, side: Side) -> tuple[Array, Array]:
         """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one."""
-        key = ("hops", id(side))
-        if key not in self._cache:
+
+        def make() -> tuple[Array, Array]:
             node = [[rank // self.cluster.devices_per_node for rank in stage.devices] for stage in side.stages]
             crosses = np.array([0.0, *(float(a[-1] != b[0]) for a, b in itertools.pairwise(node))])
             first = np.array([0.0, *([1.0] * (len(node) - 1))])
-            self._cache[key] = (first * (1 - crosses), crosses, side)  # the side is kept, so that its id stays its own
-        found: tuple[Array, Array, Side] = self._cache[key]  # type: ignore[assignment]
-        return found[:2]
+            return first * (1 - crosses), crosses
+
+        return self.once(("hops", side), make)
 
     def send(self, tokens: float) -> float:
         """Seconds of the slowest hop between stages."""

@@ -40,14 +40,9 @@ class DecodeTable:
     @staticmethod
     def of(group: Group, places: list[int], costs: list[StageCost]) -> "DecodeTable":
         """Of the stages at these places."""
-        tables, engine = group.tables, group.overhead
-        parts = (tables.decoder.rest, tables.embedding, tables.head, engine)
-        points = np.unique(np.concatenate([table.points[0] for table in parts]))
+        points, parts, attention = group.decode_parts
         holds = np.array([(cost.layers, cost.first, cost.last, 1.0) for cost in costs], dtype=np.float64)
-        rest = sum(np.outer(np.broadcast_to(table(points), points.shape), held) for table, held in zip(parts, holds.T, strict=True))
-        by_batch, by_context = (np.array(p, dtype=np.float64) for p in tables.decoder.decode_attention.points)
-        attention = np.array(tables.decoder.decode_attention.values).reshape(len(by_batch), len(by_context))
-        return DecodeTable(np.array(places), holds[:, 0].copy(), points, rest, (by_batch, by_context, attention))
+        return DecodeTable(np.array(places), holds[:, 0].copy(), points, parts @ holds.T, attention)
 
 
 @njit(cache=True)

@@ -10,6 +10,7 @@ Where memory doesn't hold the fixed point's residents (its 99.9th percentile), t
 for a query when its encoding begins, so that waiting comes before its latency counts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,16 +67,22 @@ def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their law, are
     followed through the stages, with no more under way than the policy allows.
     """
+    found = scenario.once(("encoding", scenario.encode, encode_batch), lambda: _encoding(scenario, encode_batch))
+    handover = handover_seconds(scenario, encode_batch * scenario.workload.input.mean)
+    return replace(found, handover=handover, period=max(found.period, handover / 2))
+
+
+def _encoding(scenario: Scenario, encode_batch: int) -> Encoding:
+    """The same where nothing is handed over."""
     side, law = scenario.encode, scenario.workload.input
     seconds = side.each(lambda group: group.encode(encode_batch, law))
-    tokens = encode_batch * law.mean
-    handover, hops = handover_seconds(scenario, tokens), scenario.hops(side, tokens)
+    hops = scenario.hops(side, encode_batch * law.mean)
     alone, period, traversal = float(seconds.sum() + hops.sum()), float(seconds.max()), 0.0
     deviation = side.encode_deviation(encode_batch, law)
     if len(side.stages) > 1:
         drawn = side.each(lambda group: group.encode_parts(encode_batch, law, _QUANTILES))[_SHUFFLED]
         period, traversal, deviation = tandem(drawn, hops, most_underway(len(side.stages)))
-    return Encoding(max(period, handover / 2), alone, max(traversal, alone), handover, deviation, seconds)
+    return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
 
 
 def iteration(
@@ -189,22 +196,41 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
     def at(stride: float) -> Cycle:
         return cycle(scenario, encode_batch, micro_batches, stride)
 
-    most = max(1, int(scenario.iterations[0].max()))
-    if at(1.0).period > period:
-        low, high = 1.0 / MOST_JOINED, 1.0
-        while high > 1.001 * low:
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if at(middle).period < period else (low, middle)
-        return Decoding(at(low), at(low), 0.0)
-    slowest = at(most)
-    if slowest.period <= period:  # everybody has left before the next handover
-        return Decoding(slowest, slowest, 0.0)
-    low_k, high_k = 1, most
-    while high_k - low_k > 1:
-        middle_k = (low_k + high_k) // 2
-        low_k, high_k = (middle_k, high_k) if at(middle_k).period <= period else (low_k, middle_k)
-    fast, slow = at(low_k), at(high_k)
+    fast = at(1.0)
+    if fast.period > period:
+        joined = at(1.0 / MOST_JOINED)
+        if joined.period < period:
+            joined, _ = bracket(at, period, joined, fast, ratio=1.001)
+        return Decoding(joined, joined, 0.0)
+    slow = at(max(1, int(scenario.iterations[0].max())))
+    if slow.period <= period:  # everybody has left before the next handover
+        return Decoding(slow, slow, 0.0)
+    fast, slow = bracket(at, period, fast, slow)
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
+
+
+def bracket(
+    at: Callable[[float], Cycle], period: float, fast: Cycle, slow: Cycle, ratio: float | None = None
+) -> tuple[Cycle, Cycle]:
+    """The slowest cycle that takes `period` at most, and the next one: at whole strides, or (`ratio`) at any that are
+    so close. `fast` takes no longer than that, `slow` does.
+
+    Periods grow almost in proportion to the stride, so the next stride tried is where the line between the two would
+    be, as long as that halves what lies between them; else the middle.
+    """
+    halved = True
+    while (slow.stride > ratio * fast.stride) if ratio else (slow.stride - fast.stride > 1):
+        low, high = fast.stride, slow.stride
+        share = (period - fast.period) / (slow.period - fast.period) if halved else 0.5
+        if ratio:
+            nearest = (ratio**0.5, 1 / ratio**0.5)
+            stride = min(max(low + share * (high - low), low * nearest[0]), high * nearest[1])
+        else:
+            stride = min(max(int(low + share * (high - low)), low + 1), high - 1)
+        tried = at(stride)
+        fast, slow = (tried, slow) if tried.period <= period else (fast, tried)
+        halved = slow.stride - fast.stride <= (high - low) / 2
+    return fast, slow
 
 
 @dataclass(frozen=True)
