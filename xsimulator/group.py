@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from exegpt.profile import DegreeTables, LayerTables, Table
 from exegpt.workload import LengthDistribution
+from xsimulator.normal import even_normal
 
 Array = NDArray[np.float64]
 
@@ -122,7 +122,7 @@ class Group:
 
     def _encode_parts(self, batch: float, law: LengthDistribution, parts: int) -> Work:
         expected = self.encode(batch, law)
-        at = ndtri((np.arange(parts) + 0.5) / parts)
+        at = even_normal(parts)
         spread = self.encode_fixed(batch, np.maximum(law.mean + at * law.std / batch**0.5, law.s[0]))
         pairs = zip(vars(expected).values(), vars(spread).values(), strict=True)
         return Work(*(_scaled(part, float(np.asarray(mean)), parts) for mean, part in pairs))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from exegpt.estimate import Binding, Estimate
 from xsimulator.memory import StageMemory
+from xsimulator.normal import even_normal
 from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -112,8 +112,7 @@ def per_token(scenario: Scenario, outcome: Outcome) -> tuple[float | None, float
     return float(mean @ weight), _quantile(spread.ravel(), np.repeat(weight, len(_NODES)), 0.99)
 
 
-_NODES = ndtri((np.arange(48) + 0.5) / 48)
-"""Equally likely values of a standard normal."""
+_NODES = even_normal(48)
 
 
 def _quantile(values: Array, weights: Array, q: float) -> float:

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 1 anything else.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stdout = None
         return 0
+    finally:
+        gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
 
 
 def _say(text: str, code: int) -> int:

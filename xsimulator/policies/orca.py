@@ -19,17 +19,23 @@ def admissions(rate: float, most: int) -> Array:
     """
     if rate >= most:
         return np.asarray(np.arange(most + 1) == most, dtype=np.float64)
+    mu = rate
+    while True:  # Newton's method: the mean of the cut law is concave in μ, so that its steps only rise
+        law = _poisson(mu, most)
+        below = sum(law)
+        mean = sum(k * p for k, p in enumerate(law)) + most * (1.0 - below)
+        step = (rate - mean) / below
+        if step <= 1e-12 * mu:
+            return np.array([*law, 1.0 - below])
+        mu += step
 
-    def cut(mu: float) -> Array:
-        law: Array = np.array([math.exp(k * math.log(mu) - mu - math.lgamma(k + 1)) for k in range(most)])
-        rest = max(0.0, 1.0 - float(law.sum()))
-        return np.concatenate([law, [rest]])
 
-    low, high = rate, rate + 10.0 * most + 10.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if float(cut(middle) @ np.arange(most + 1)) < rate else (low, middle)
-    return cut((low + high) / 2)
+def _poisson(mu: float, most: int) -> list[float]:
+    """Probabilities of 0, 1, ... `most` - 1."""
+    law = [math.exp(-mu)]
+    for k in range(1, most):
+        law.append(law[-1] * mu / k)
+    return law
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Outcome:
