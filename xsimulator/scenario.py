@@ -141,21 +141,22 @@ class Scenario:
         """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""
         sent = tokens * self.model.hidden * BYTES[self.profile.dtype]
         near, far = self._hops(side)
-        seconds = np.zeros(len(side.stages))
-        if near.any():
+        seconds: Array = np.zeros(len(side.stages))
+        if near is not None:
             seconds += near * self.profile.send.at(sent)
-        if far.any():
+        if far is not None:
             seconds += far * self.profile.send_between_nodes.at(sent)
         return seconds
 
-    def _hops(self, side: Side) -> tuple[Array, Array]:
-        """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one."""
+    def _hops(self, side: Side) -> tuple[Array | None, Array | None]:
+        """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one; None: no hop."""
 
-        def make() -> tuple[Array, Array]:
+        def make() -> tuple[Array | None, Array | None]:
             node = [[rank // self.cluster.devices_per_node for rank in stage.devices] for stage in side.stages]
             crosses = np.array([0.0, *(float(a[-1] != b[0]) for a, b in itertools.pairwise(node))])
             first = np.array([0.0, *([1.0] * (len(node) - 1))])
-            return first * (1 - crosses), crosses
+            near = first * (1 - crosses)
+            return near if near.any() else None, crosses if crosses.any() else None
 
         return self.once(("hops", side), make)
 
