@@ -199,7 +199,7 @@ def _llama(config: dict[str, Any], name: str) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or hidden // heads,
+        head_size=config.get("head_dim") or (128 if config["model_type"] == "qwen3" else hidden // heads),
         ffn=config["intermediate_size"],
         gated=True,
         vocab=config["vocab_size"],

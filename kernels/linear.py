@@ -10,7 +10,10 @@ import torch.nn.functional as F
 # Products are generated for each shape and kept; a model's shapes times the rows that occur are more than the default.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
 
-Activation = Literal["gelu_tanh"]
+Activation = Literal["gelu_tanh", "relu"]
+
+_FUSED = {None: ("none", ""), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+"""Activation → oneDNN's name for it, and which form of it."""
 
 _BATCH_HINT = 16
 """Rows that the packing expects; other numbers run as fast."""
@@ -53,10 +56,9 @@ class PackedLinear:
             ops = torch.ops.mkldnn
             if residual is not None:
                 return ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
-            if self.activation:
-                return ops._linear_pointwise(x, self.weight, self.bias, "gelu", [], "tanh")
-            return ops._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            name, algorithm = _FUSED[self.activation]
+            return ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
         y = F.linear(x, self.weight, self.bias)
         if self.activation:
-            y = F.gelu(y, approximate="tanh")
+            y = y.relu() if self.activation == "relu" else F.gelu(y, approximate="tanh")
         return y if residual is None else y + residual

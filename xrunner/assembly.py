@@ -1,14 +1,15 @@
-"""Assembly: from a policy's step to the tensors of one iteration, without padding."""
+"""Assembly: from a piece of a policy's step to the tensors of one iteration, without padding."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from exegpt.models import AttentionBatch, Batch, computed_rows
-from exegpt.policies import Sequence, Step
+from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
+from exegpt.timeline import Phase
 
 Array = np.ndarray
 
@@ -26,8 +27,14 @@ class Running:
     """int32 [blocks], from its admission on"""
     start_s: float | None = None
     first_token_s: float | None = None
-    stopped: bool = False
-    """Whether its last token ends the text."""
+    ended: bool = False
+    """Whether its last token is there, or it was cancelled: what else comes for it is ignored."""
+
+    @property
+    def short_of(self) -> bool:
+        """Whether the token that its next iteration takes isn't there yet."""
+        place = self.sequence.cached - self.sequence.finished
+        return place >= len(self.prompt) + len(self.output)
 
     def token(self, position: int) -> int:
         """The token at a position of prompt and output."""
@@ -37,7 +44,7 @@ class Running:
 
 @dataclass(frozen=True)
 class _Part:
-    """The encoding or the decoding tokens of a step, sequence after sequence."""
+    """The encoding or the decoding tokens of a piece, sequence after sequence."""
 
     tokens: Array
     """int64 [tokens]"""
@@ -46,7 +53,7 @@ class _Part:
     counts: list[int]
     """[sequences]: its tokens"""
     contexts: list[int]
-    """[sequences]: tokens in the cache after this step"""
+    """[sequences]: tokens in the cache afterwards"""
     tables: list[Array]
     """[sequences]: its blocks"""
     rows: list[int]
@@ -55,15 +62,46 @@ class _Part:
     """Whose the new ones are."""
 
 
-def assemble(step: Step, running: Rows[Running], block_size: int) -> tuple[Batch, list[Running]]:
-    """The batch of a step, and the requests that its rows give a token, in order.
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One piece of a step, ready to be computed: the arrays of a `Batch`, and what a span says of it."""
 
-    `running` is indexed by `Sequence.index`. A finished sequence of a static batch computes its last cached token
-    again, in place: its row costs what it costs, and changes nothing.
+    phase: Phase
+    micro_batch: int
+    sequences: int
+    computed: int
+    """Tokens, without the rows that only fill up."""
+    tokens: Array
+    positions: Array
+    slots: Array
+    attention: tuple[tuple[int, int, Array, Array, Array], ...]
+    """(begin, end, tables, offsets, contexts)"""
+    rows: Array | None
+    gives: int
+    """Tokens that it gives."""
+
+    def batch(self) -> Batch:
+        """The tensors."""
+        return Batch(
+            tokens=torch.from_numpy(self.tokens),
+            positions=torch.from_numpy(self.positions),
+            slots=torch.from_numpy(self.slots),
+            attention=tuple(
+                AttentionBatch(begin, end, *map(torch.from_numpy, arrays)) for begin, end, *arrays in self.attention
+            ),
+            rows=None if self.rows is None else torch.from_numpy(self.rows),
+        )
+
+
+def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> tuple[Work, list[Running]]:
+    """The work of a piece, and the requests that it gives a token, in order.
+
+    `running` is by `Sequence.index`. A finished sequence of a static batch computes its last cached token again, in
+    place: its row costs what it costs, and changes nothing.
     """
-    parts = [_encoding(step, running)] if step.encode else []
-    if step.decode:
-        parts.append(_decoding(step, running))
+    parts = [_encoding(piece, running)] if piece.encode else []
+    if piece.decode:
+        parts.append(_decoding(piece, running))
     begin = 0
     attention, rows = [], []
     for part in parts:
@@ -71,21 +109,25 @@ def assemble(step: Step, running: Rows[Running], block_size: int) -> tuple[Batch
         rows += [begin + row for row in part.rows]
         begin += len(part.tokens)
     fill = np.zeros(computed_rows(begin) - begin, dtype=np.int64)
-    slots = np.concatenate([_slots(part, block_size) for part in parts])
-    batch = Batch(
-        tokens=torch.from_numpy(np.concatenate([*(part.tokens for part in parts), fill])),
-        positions=torch.from_numpy(np.concatenate([*(part.positions for part in parts), fill])),
-        slots=torch.from_numpy(slots),
+    work = Work(
+        phase=piece.phase,
+        micro_batch=piece.micro_batch,
+        sequences=piece.sequences,
+        computed=begin,
+        tokens=np.concatenate([*(part.tokens for part in parts), fill]),
+        positions=np.concatenate([*(part.positions for part in parts), fill]),
+        slots=np.concatenate([_slots(part, block_size) for part in parts]),
         attention=tuple(attention),
-        rows=None if len(rows) == begin + len(fill) else torch.tensor(rows, dtype=torch.int64),
+        rows=None if len(rows) == begin + len(fill) else np.array(rows, dtype=np.int64),
+        gives=len(rows),
     )
-    return batch, [one for part in parts for one in part.receivers]
+    return work, [one for part in parts for one in part.receivers]
 
 
-def _encoding(step: Step, running: Rows[Running]) -> _Part:
-    encoding = [running[sequence.index] for sequence, _ in step.encode]
-    counts = [count for _, count in step.encode]
-    begins = [sequence.cached for sequence, _ in step.encode]
+def _encoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
+    encoding = [running[sequence.index] for sequence, _ in piece.encode]
+    counts = [count for _, count in piece.encode]
+    begins = [sequence.cached for sequence, _ in piece.encode]
     contexts = [begin + count for begin, count in zip(begins, counts, strict=True)]
     for one in encoding:
         if one.table is None:
@@ -104,8 +146,8 @@ def _encoding(step: Step, running: Rows[Running]) -> _Part:
     )
 
 
-def _decoding(step: Step, running: Rows[Running]) -> _Part:
-    decoding = [running[sequence.index] for sequence in step.decode]
+def _decoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
+    decoding = [running[sequence.index] for sequence in piece.decode]
     places = [one.sequence.cached - one.sequence.finished for one in decoding]
     return _Part(
         tokens=np.array([one.token(place) for one, place in zip(decoding, places, strict=True)], dtype=np.int64),
@@ -118,17 +160,12 @@ def _decoding(step: Step, running: Rows[Running]) -> _Part:
     )
 
 
-def _attention(begin: int, part: _Part) -> AttentionBatch:
+def _attention(begin: int, part: _Part) -> tuple[int, int, Array, Array, Array]:
     wide = np.zeros((len(part.tables), max(map(len, part.tables))), dtype=np.int32)
     for row, table in zip(wide, part.tables, strict=True):
         row[: len(table)] = table
-    return AttentionBatch(
-        begin,
-        begin + len(part.tokens),
-        torch.from_numpy(wide),
-        torch.from_numpy(np.cumsum([0, *part.counts], dtype=np.int32)),
-        torch.tensor(part.contexts, dtype=torch.int32),
-    )
+    offsets = np.cumsum([0, *part.counts], dtype=np.int32)
+    return begin, begin + len(part.tokens), wide, offsets, np.array(part.contexts, dtype=np.int32)
 
 
 def _slots(part: _Part, block_size: int) -> Array:

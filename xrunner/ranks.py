@@ -5,6 +5,7 @@ being measured. mpi4py is imported only where a launcher has started several ran
 """
 
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where launchers say how many ranks they started."""
 _NAPS_S = 1e-4, 2e-3
 """The first sleep of a rank that waits, and the longest: every one is twice as long as the one before."""
+_BARRIERS = 9
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -31,7 +33,8 @@ class Ranks:
     """The ranks of an MPI communicator `world`; `node` is the part of it on this node. Alone without them."""
 
     def __init__(self, world: Any = None, node: Any = None):
-        self._world = world
+        self.world = world
+        """The communicator; None for a rank that is alone."""
         self._node = node
         self.rank = world.rank if world else 0
         self.host = os.uname().nodename
@@ -72,11 +75,43 @@ class Ranks:
 
     def all(self, value: T) -> list[T]:
         """Every rank's value, by rank, on every rank; all must call it."""
-        if self._world is None:
+        if self.world is None:
             return [value]
-        self._wait(self._world.Ibarrier())
-        values: list[T] = self._world.allgather(value)
+        self._wait(self.world.Ibarrier())
+        values: list[T] = self.world.allgather(value)
         return values
+
+    def gather(self, value: T, to: int) -> list[T]:
+        """Every rank's value, by rank, on rank `to`, nothing on the others; all must call it."""
+        if self.world is None:
+            return [value]
+        self._wait(self.world.Ibarrier())
+        return self.world.gather(value, to) or []
+
+    def deal(self, values: list[T] | None) -> T:
+        """This rank's own of the values that rank 0 has for all of them; all must call it."""
+        if self.world is None:
+            assert values, "rank 0 has a value for itself"
+            return values[0]
+        self._wait(self.world.Ibarrier())
+        mine: T = self.world.scatter(values)
+        return mine
+
+    def clock(self) -> Callable[[], float]:
+        """A clock that shows the same seconds on every rank at any moment; all must call it.
+
+        The moments at which all leave a barrier are compared with rank 0's, several times over, since a rank may be
+        late.
+        """
+        if self.world is None:
+            return time.perf_counter
+        self._wait(self.world.Ibarrier())
+        moments = []
+        for _ in range(_BARRIERS):
+            self.world.Barrier()
+            moments.append(time.perf_counter())
+        ahead = statistics.median(mine - first for mine, first in zip(moments, self.all(moments)[0], strict=True))
+        return lambda: time.perf_counter() - ahead
 
     def group(self, size: int) -> Any:
         """The communicator of this rank's group of `size` neighbours on its node; None for a rank left over. All must
@@ -91,9 +126,9 @@ class Ranks:
         def there_and_back(buffer: Any) -> None:
             for sends in (first, not first):
                 if sends:
-                    self._world.Send(buffer, other)
+                    self.world.Send(buffer, other)
                 else:
-                    self._world.Recv(buffer, other)
+                    self.world.Recv(buffer, other)
 
         return there_and_back
 

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 
 from exegpt.models import AttentionBatch, Batch, KVCache, Model, computed_rows
+from exegpt.models.weights import torch_dtype
 from exegpt.policies import BlockPool, Sequence
 
 _SHAPES_S = 3.0
@@ -19,26 +21,42 @@ _seen: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
 """Numbers of rows that a model's products have had."""
 
 
-def warm_up(model: Model, cache: KVCache, pool: BlockPool, sequences: Iterable[Sequence]) -> None:
-    """Do everything once that is slower the first time, on a cache that nobody holds.
+@dataclass(frozen=True)
+class Extent:
+    """What some requests can come to use at most."""
 
-    The attention kernels are compiled, the blocks that these sequences can come to use are mapped, and oneDNN's
-    products, which are generated anew for every number of rows, see the numbers that iterations will have.
+    blocks: int
+    """KV blocks"""
+    tokens: int
+    """computed in one iteration"""
+
+    @staticmethod
+    def of(sequences: Iterable[Sequence], pool: BlockPool) -> "Extent":
+        """The extent of these sequences over an empty pool."""
+        sequences = list(sequences)
+        blocks = sum(pool.blocks_for(sequence.tokens_needed) for sequence in sequences)
+        return Extent(min(pool.total, blocks), sum(s.input_tokens for s in sequences) + len(sequences))
+
+
+def warm_up(model: Model, cache: KVCache, extent: Extent, blocks: int, block_size: int) -> None:
+    """Do everything once that is slower the first time, on a cache of so many blocks that nobody holds. All ranks of a
+    tensor-parallel group call it at once.
+
+    The attention kernels are compiled, the blocks that the run can come to use are mapped, and oneDNN's products, which
+    are generated anew for every number of rows, see the numbers that iterations will have.
     """
-    sequences = list(sequences)
-    counts = [pool.blocks_for(sequence.tokens_needed) for sequence in sequences]
-    cache.touch(min(pool.total, sum(counts)))
+    cache.touch(extent.blocks)
     for new, context in ((2, 2), (1, 2)):
-        if context <= min(pool.block_size * pool.total, model.spec.context):
-            model.step(one_sequence(new, context, pool.block_size), cache)
-    most = sum(sequence.input_tokens for sequence in sequences) + len(sequences)
+        if context <= min(block_size * blocks, model.spec.context):
+            model.forward(one_sequence(new, context, block_size), cache, _states(model, new))
     began = time.perf_counter()
     for rows in sorted(
-        {computed_rows(n) for n in range(2, min(most, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())
+        {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())
     ):
         _products(model, rows)
         _seen[model].add(rows)
-        if time.perf_counter() - began > _SHAPES_S:
+        late = torch.full((1, 1), float(time.perf_counter() - began > _SHAPES_S))
+        if model.shard.all_reduce(late).item():  # what one rank of a group leaves out, all do
             break
     cache.touch(1)
 
@@ -59,8 +77,12 @@ def one_sequence(new: int, context: int, block_size: int) -> Batch:
 @torch.inference_mode()
 def _products(model: Model, rows: int) -> None:
     """One layer's products, and the head's, for a number of rows; other layers have the same shapes."""
-    x = model.ends.embed(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
-    q, _, _ = model.layers[0].before_attention(x, torch.zeros(rows, dtype=torch.int64))
+    x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
+    q, _, _ = model.layers[0].before_attention(x, positions)
     x = model.layers[0].after_attention(x, q.contiguous())
-    if rows <= _MOST_HEADS:
+    if rows <= _MOST_HEADS and model.head:
         model.sample(x)
+
+
+def _states(model: Model, rows: int) -> torch.Tensor:
+    return torch.zeros(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))

@@ -1,6 +1,9 @@
 """Tuning: the schedule with the highest throughput under the bounds, over all policies and allocations."""
 
+import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
@@ -70,14 +73,15 @@ def tune(
     )
     question = Question(base, limits, fixed or {}, encode_pieces, partial)
     tried: list[tuple[str, Members, Found]] = []
-    for policy in policies:
-        made = spaces(policy, question)
-        tried.append((policy, made, search(list(made), method, tolerance)))
-    alternatives = _compared(tuple(_alternative(policy, made, found, question) for policy, made, found in tried))
-    winner = max((a for a in alternatives if a.estimate), key=_rate, default=None)
     lowest = math.inf
-    if lowest_latency or not winner:
-        lowest = _lowest_latency([space for _, made, _ in tried for space in made], limits)
+    with _uncollected():
+        for policy in policies:
+            made = spaces(policy, question)
+            tried.append((policy, made, search(list(made), method, tolerance)))
+        alternatives = _compared(tuple(_alternative(policy, made, found, question) for policy, made, found in tried))
+        winner = max((a for a in alternatives if a.estimate), key=_rate, default=None)
+        if lowest_latency or not winner:
+            lowest = _lowest_latency([space for _, made, _ in tried for space in made], limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
@@ -91,6 +95,20 @@ def tune(
         lowest if math.isfinite(lowest) else None,
         _assumptions(limits, bound, winner),
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look through a search's many small objects for cycles again and again;
+    there are none.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:

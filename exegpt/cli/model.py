@@ -13,7 +13,7 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def create(
     directory: Annotated[Path, typer.Argument(help="Where to: a folder that doesn't exist yet.")],
-    arch: Annotated[str, typer.Option(help="llama or gpt2")] = "llama",
+    arch: Annotated[str, typer.Option(help="llama, mistral, qwen2, qwen3, gpt2 or opt")] = "llama",
     layers: Annotated[int, typer.Option(min=1)] = 8,
     hidden: Annotated[int, typer.Option(min=1)] = 512,
     heads: Annotated[int, typer.Option(min=1)] = 8,
@@ -33,9 +33,10 @@ def create(
     from exegpt.cli import inputs, output
     from exegpt.document import to_dict
     from exegpt.models.create import create_model
+    from exegpt.models.families import FAMILIES
 
     inputs.check_choice(dtype, tuple(DTYPES), "--dtype")
-    inputs.check_choice(arch, ("llama", "gpt2"), "--arch")
+    inputs.check_choice(arch, tuple(FAMILIES), "--arch")
     spec = create_model(
         directory, arch, layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards
     )

@@ -2,7 +2,8 @@
 
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
-from exegpt.models.decoder import Model, check_runnable, load_model, random_model
+from exegpt.models.decoder import Model, load_model, random_model
+from exegpt.models.families import check_runnable
 from exegpt.models.shard import Shard
 
 __all__ = [

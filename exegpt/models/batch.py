@@ -1,8 +1,11 @@
 """Batch: the tensors of one iteration, its prompts unpadded one after the other."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from exegpt.kernels.attention import attention
 
 _EXACT_ROWS = 128
 _ROWS_STEP = 8
@@ -45,3 +48,18 @@ class Batch:
     attention: tuple[AttentionBatch, ...]
     rows: torch.Tensor | None
     """int64 [sequences]: the rows that are followed by a new token; None where all are"""
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, parts: tuple[AttentionBatch, ...], **options: Any
+) -> torch.Tensor:
+    """The attention of q [rows, heads, head_size] part by part, with the kernel's options: [rows, heads, head_size].
+
+    The batch's keys and values are in the cache. Rows after the last part, which only fill up, give zeros.
+    """
+    attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for part in parts:
+        own = slice(part.begin, part.end)
+        attention(q[own], keys, values, part.tables, part.offsets, part.contexts, attended[own], **options)
+    attended[parts[-1].end :] = 0
+    return attended

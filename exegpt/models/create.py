@@ -4,26 +4,29 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from exegpt.document import dumps
 from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec
-from exegpt.models import gpt2, llama
+from exegpt.model import BYTES, Architecture, ModelSpec
+from exegpt.models.families import FAMILIES
 from exegpt.models.weights import RandomWeights, torch_dtype
 
 _BYTES = 256
 _END = "<|endoftext|>"
 """The token that ends a text; its id follows the bytes'."""
 
+_LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Architectures with a Llama's config → transformers' names of their classes."""
+
 _NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def create_model(
     directory: str | Path,
-    arch: Literal["llama", "gpt2"] = "llama",
+    arch: Architecture = "llama",
     layers: int = 8,
     hidden: int = 512,
     heads: int = 8,
@@ -73,24 +76,45 @@ def _config(
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
     ends = {"vocab_size": vocab, "bos_token_id": _BYTES, "eos_token_id": _BYTES}
-    if arch == "llama":
+    if arch in _LLAMAS:
+        window = {"sliding_window": None} if arch == "mistral" else {}
+        return (
+            ends
+            | window
+            | {
+                "architectures": [f"{_LLAMAS[arch]}ForCausalLM"],
+                "model_type": arch,
+                "num_hidden_layers": layers,
+                "hidden_size": hidden,
+                "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads,
+                "head_dim": hidden // heads,
+                "intermediate_size": ffn,
+                "max_position_embeddings": context,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                "tie_word_embeddings": False,
+            }
+        )
+    if kv_heads != heads:
+        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
+    if arch == "opt":
         return ends | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": ["OPTForCausalLM"],
+            "model_type": "opt",
             "num_hidden_layers": layers,
             "hidden_size": hidden,
+            "word_embed_proj_dim": hidden,
             "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "intermediate_size": ffn,
+            "ffn_dim": ffn,
             "max_position_embeddings": context,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "tie_word_embeddings": False,
+            "activation_function": "relu",
+            "do_layer_norm_before": True,
+            "pad_token_id": _BYTES,
+            "tie_word_embeddings": True,
         }
     if arch == "gpt2":
-        if kv_heads != heads:
-            raise InputError(f"GPT-2 has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
         return ends | {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -103,14 +127,14 @@ def _config(
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
         }
-    raise InputError(f"There is no architecture '{arch}' to create: llama and gpt2 are.")
+    raise InputError(f"There is no architecture '{arch}' to create: {', '.join(FAMILIES)} are.")
 
 
 def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:
     """One file, or `shards` files of neighbouring layers with an index; the last also has what is outside of them."""
     from safetensors.torch import save_file
 
-    family = gpt2 if spec.architecture == "gpt2" else llama
+    family = FAMILIES[spec.architecture]
     where: dict[str, str] = {}
     for shard in range(shards):
         own = range(shard * spec.layers // shards, (shard + 1) * spec.layers // shards)

@@ -9,18 +9,20 @@ import torch
 
 from exegpt.errors import InputError
 from exegpt.kernels.argmax import argmax
-from exegpt.kernels.attention import attention
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec, read_config
-from exegpt.models import gpt2, llama
-from exegpt.models.batch import Batch
+from exegpt.models.batch import Batch, attend
 from exegpt.models.cache import KVCache
+from exegpt.models.families import FAMILIES, check_runnable
 from exegpt.models.shard import WHOLE, Shard
 from exegpt.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
 
 
 class Layer(Protocol):
     """One layer in two halves; between them its keys and values are cached and the attention kernel runs."""
+
+    window: int | None
+    """How many tokens a token sees, itself and those before it; None for all."""
 
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor
@@ -65,15 +67,6 @@ class Model:
         """The sizes of this device's shard."""
         return self.shard.share(self.spec)
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The attention kernel alone; the batch's keys and values are in the cache: [tokens, heads, head_size]."""
-        attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for part in batch.attention:
-            own = slice(part.begin, part.end)
-            attention(q[own], keys, values, part.tables, part.offsets, part.contexts, attended[own])
-        attended[batch.attention[-1].end :] = 0  # rows that only fill up
-        return attended
-
     def sample(self, x: torch.Tensor) -> torch.Tensor:
         """Final norm, head and greedy choice: [rows, hidden] → int64 [rows]."""
         return argmax(self.ends.logits(x))
@@ -90,7 +83,7 @@ class Model:
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q, k, v = layer.before_attention(x, batch.positions)
             kv_write(k[:tokens], v[:tokens], keys, values, batch.slots)
-            x = layer.after_attention(x, self.attend(q, keys, values, batch))
+            x = layer.after_attention(x, attend(q, keys, values, batch.attention, window=layer.window))
         return x if batch.rows is None or not self.head else x[batch.rows]
 
     @torch.inference_mode()
@@ -127,20 +120,6 @@ def random_model(
     return _build(spec, {}, weights, dtype, layers, frozenset(), shard)
 
 
-def runnable(spec: ModelSpec) -> bool:
-    """Whether models of this architecture can be run, and not only planned for."""
-    return spec.architecture in ("llama", "mistral", "gpt2")
-
-
-def check_runnable(spec: ModelSpec) -> None:
-    """InputError for a model that can only be planned for."""
-    if not runnable(spec):
-        raise InputError(
-            f"Model '{spec.name}' is of architecture '{spec.architecture}', which can't be run yet: llama, mistral and "
-            f"gpt2 can."
-        )
-
-
 @torch.inference_mode()
 def _build(
     spec: ModelSpec,
@@ -159,15 +138,9 @@ def _build(
         raise InputError(
             f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
         )
-    if spec.architecture == "gpt2":
-        gpt2.check_config(config, spec.name)
-        ends: Ends = gpt2.GPT2Ends(spec, config, weights, embedding, head)
-        made: list[Layer] = [gpt2.GPT2Layer(spec, config, weights, i, shard) for i in own]
-    else:
-        llama.check_config(config, spec.name)
-        tables = llama.rotary_tables(config, spec)
-        ends = llama.LlamaEnds(spec, config, weights, embedding, head)
-        made = [llama.LlamaLayer(spec, config, weights, i, shard, tables) for i in own]
+    family = FAMILIES[spec.architecture]
+    family.check_config(config, spec.name)
+    made, ends = family.build(spec, config, weights, own, shard, embedding, head)
     return Model(spec, dtype, tuple(made), ends, eos, shard, head)
 
 

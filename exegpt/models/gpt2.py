@@ -10,7 +10,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
-from exegpt.models.weights import Weights, output_head
+from exegpt.models.weights import Weights, output_head, read
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -61,14 +61,18 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
     return {f"{_PREFIX}h.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
-def _get(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor by its full name, or without the prefix, as the first checkpoints were published."""
-    short = name.removeprefix(_PREFIX)
-    return weights.get(name if name in weights or short not in weights else short, shape)
+def build(
+    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+) -> "tuple[list[GPT2Layer], GPT2Ends]":
+    """These layers, and what comes before and after them where it is asked for."""
+    ends = GPT2Ends(spec, config, weights, embedding, head)
+    return [GPT2Layer(spec, config, weights, layer, shard) for layer in layers], ends
 
 
 class GPT2Layer:
     """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
+
+    window = None
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard):
         self.spec = shard.share(spec)
@@ -78,7 +82,7 @@ class GPT2Layer:
         def get(name: str) -> torch.Tensor:
             full = f"{_PREFIX}h.{layer}.{name}"
             side_by_side = 3 if name.startswith("attn.c_attn") else 1
-            return shard.cut(_get(weights, full, shapes[full]), own[full], side_by_side)
+            return shard.cut(read(weights, _PREFIX, full, shapes[full]), own[full], side_by_side)
 
         def linear(name: str, **options: Any) -> PackedLinear:
             weight, bias = get(f"{name}.weight").t().contiguous(), get(f"{name}.bias")
@@ -117,7 +121,7 @@ class GPT2Ends:
         shapes = outer_shapes(spec)
 
         def get(name: str) -> torch.Tensor:
-            return _get(weights, f"{_PREFIX}{name}", shapes[f"{_PREFIX}{name}"])
+            return read(weights, _PREFIX, f"{_PREFIX}{name}", shapes[f"{_PREFIX}{name}"])
 
         self.spec = spec
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))

@@ -1,4 +1,8 @@
-"""Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. Mistral without a window is the same."""
+"""Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; and what differs from it by a little.
+
+Mistral's attention sees a window, Qwen 2 adds biases to queries, keys and values and may have a window in its later
+layers, Qwen 3 normalises every head's query and key.
+"""
 
 import functools
 import math
@@ -22,15 +26,32 @@ Shapes = dict[str, tuple[int, ...]]
 
 def check_config(config: dict[str, Any], name: str) -> None:
     """InputError for what these layers don't compute, by the config's key."""
+    kind, rope = config.get("model_type"), config.get("rope_parameters") or {}
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(config.get("attention_bias")),
+        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
         "mlp_bias": bool(config.get("mlp_bias")),
-        "sliding_window": (config.get("sliding_window") or math.inf) < config.get("max_position_embeddings", 0),
+        "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
+        "rope_parameters": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(config.get("layer_types") or ()),
     }
     for key, bad in refused.items():
         if bad:
             raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
+
+
+def attention_window(config: dict[str, Any], layer: int) -> int | None:
+    """How many tokens a layer's tokens see, themselves and those before them; None for all. As transformers reads it:
+    a Mistral's config that doesn't say has 4096, a Qwen's has windows only where it asks for them.
+    """
+    kind, window = config.get("model_type"), config.get("sliding_window", 4096)
+    if kind == "mistral":
+        return window
+    if kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window"):
+        return None
+    if config.get("layer_types"):
+        return window if config["layer_types"][layer] == "sliding_attention" else None
+    return window if layer >= config.get("max_window_layers", 28) else None
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
@@ -55,7 +76,12 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
         "mlp.up_proj": (spec.ffn, spec.hidden),
         "mlp.down_proj": (spec.hidden, spec.ffn),
     }
-    return {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    if spec.architecture == "qwen3":
+        shapes |= {"self_attn.q_norm": (spec.head_size,), "self_attn.k_norm": (spec.head_size,)}
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
+    if spec.architecture == "qwen2":
+        shapes |= {f"self_attn.{part}_proj.bias": shapes[f"self_attn.{part}_proj.weight"][:1] for part in "qkv"}
+    return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
 def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,6 +108,15 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
     return frequencies * (kept + (1 - kept) / parameters["factor"])
 
 
+def build(
+    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+) -> "tuple[list[LlamaLayer], LlamaEnds]":
+    """These layers, and what comes before and after them where it is asked for."""
+    tables = rotary_tables(config, spec)
+    ends = LlamaEnds(spec, config, weights, embedding, head)
+    return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
+
+
 class LlamaLayer:
     """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
 
@@ -93,17 +128,28 @@ class LlamaLayer:
         shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
-            full = f"model.layers.{layer}.{name}.weight"
+            full = f"model.layers.{layer}.{name}"
             return shard.cut(weights.get(full, shapes[full]), own[full])
+
+        def linear(*names: str) -> PackedLinear:
+            biases = [get(f"{name}.bias") for name in names if f"model.layers.{layer}.{name}.bias" in shapes]
+            return PackedLinear(
+                torch.cat([get(f"{name}.weight") for name in names]), torch.cat(biases) if biases else None
+            )
 
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))
         self.cosines, self.sines = tables
-        self.input_norm = get("input_layernorm")
-        self.qkv = PackedLinear(torch.cat([get(f"self_attn.{part}_proj") for part in "qkv"]))
-        self.output = PackedLinear(get("self_attn.o_proj"))
-        self.attention_norm = get("post_attention_layernorm")
-        self.gate_up = PackedLinear(torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]))
-        self.down = PackedLinear(get("mlp.down_proj"))
+        self.window = attention_window(config, layer)
+        self.input_norm = get("input_layernorm.weight")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.head_norm = None
+        if spec.architecture == "qwen3":
+            query, key = (get(f"self_attn.{part}_norm.weight") for part in "qk")
+            self.head_norm = torch.cat((query.expand(self.spec.heads, -1), key.expand(self.spec.kv_heads, -1)))
+        self.output = linear("self_attn.o_proj")
+        self.attention_norm = get("post_attention_layernorm.weight")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
 
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor
@@ -112,6 +158,10 @@ class LlamaLayer:
         spec = self.spec
         qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
         both = spec.heads + spec.kv_heads
+        if self.head_norm is not None:
+            rows = qkv[:, :both].reshape(-1, spec.head_size)
+            normed = rms_norm(rows, torch.ones_like(self.head_norm[0]), self.epsilon)
+            qkv[:, :both] = normed.view(-1, both, spec.head_size) * self.head_norm
         rotate(qkv[:, :both], positions, self.cosines, self.sines)
         return qkv[:, : spec.heads], qkv[:, spec.heads : both], qkv[:, both:]
 

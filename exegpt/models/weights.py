@@ -111,6 +111,12 @@ class RandomWeights:
         return False  # nothing is there before it is asked for
 
 
+def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor by its full name, or without the prefix, as the first checkpoints of GPT-2 and OPT were published."""
+    short = name.removeprefix(prefix)
+    return weights.get(name if name in weights or short not in weights else short, shape)
+
+
 def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The head's matrix, [vocab, hidden]. A tied one is the embedding, unless the files hold a head of its own, which
     transformers uses too.
@@ -120,8 +126,8 @@ def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch
     return weights.get("lm_head.weight", (spec.vocab, spec.hidden))
 
 
-_HEADS = ("lm_head.weight", "wte.weight")
-_EMBEDDINGS = ("embed_tokens.weight", "wpe.weight")
+_HEADS = ("lm_head.weight", "wte.weight", "decoder.embed_tokens.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "embed_positions.weight", "wpe.weight")
 
 
 def _inputs(name: str, shape: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ work, so both take the same decisions.
 
 import heapq
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,11 +159,11 @@ class Ledger:
         self.encoding += admitted
         return admitted
 
-    def advance(self, step: Step, stopped: Collection[Sequence] = (), iterations: int = 1) -> list[Sequence]:
+    def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
         """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.
-        `stopped` made a stop token; returns the sequences that finished in this step.
+        Returns the sequences that finished in this step by their length.
         """
-        finished = self._encode(step, stopped) if step.encode else []
+        finished = self._encode(step) if step.encode else []
         if step.decode:
             self.iterations += iterations
         for sequence in step.decode:
@@ -171,18 +171,19 @@ class Ledger:
                 continue
             sequence.cached += iterations
             sequence.generated += iterations
-            if sequence.generated >= sequence.max_output or sequence in stopped:
+            if sequence.generated >= sequence.max_output:
                 finished.append(sequence)
-        for sequence in finished:
-            sequence.finished = True
-        if not self.early_termination:
-            if all(sequence.finished for sequence in self.resident):
-                self._release(self.decoding)
-        elif finished:
-            self._release(finished)
+        self._end(finished)
         return finished
 
-    def _encode(self, step: Step, stopped: Collection[Sequence]) -> list[Sequence]:
+    def stop(self, sequence: Sequence) -> None:
+        """End a sequence that made a stop token. On a pipeline that is known when later iterations of it have been
+        booked already, the one that ends it by its length perhaps among them.
+        """
+        if not sequence.finished:
+            self._end([sequence])
+
+    def _encode(self, step: Step) -> list[Sequence]:
         finished = []
         completed = False
         for sequence, count in step.encode:
@@ -191,11 +192,20 @@ class Ledger:
                 completed = True
                 self.decoding.append(sequence)
                 sequence.generated = 0 if self.encoder_decoder else 1
-                if sequence.generated >= sequence.max_output or sequence in stopped:
+                if sequence.generated >= sequence.max_output:
                     finished.append(sequence)
         if completed:
             self.encoding = [sequence for sequence in self.encoding if not sequence.encoded]
         return finished
+
+    def _end(self, finished: list[Sequence]) -> None:
+        for sequence in finished:
+            sequence.finished = True
+        if not self.early_termination:
+            if all(sequence.finished for sequence in self.resident):
+                self._release(self.decoding)
+        elif finished:
+            self._release(finished)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or resident; its blocks are free at once."""

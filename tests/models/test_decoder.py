@@ -10,7 +10,7 @@ from exegpt.model import ModelSpec
 from exegpt.models import AttentionBatch, Batch, load_model, random_model
 from exegpt.models.create import create_model
 
-from .conftest import SIZES
+from .conftest import ARCHITECTURES, SIZES, vary_vectors
 
 
 def prompt_batch(ids, past, table, block_size):
@@ -34,13 +34,13 @@ def prompt_batch(ids, past, table, block_size):
     )
 
 
-def logits(model, ids, pieces=(None,)):
+def logits(model, ids, pieces=(None,), block_size=16):
     """Logits of every position of one sequence, computed in pieces."""
-    cache = model.new_cache(9, 16)
+    cache = model.new_cache(9, block_size)
     out, past = [], 0
     for piece in pieces:
         part = ids[past : None if piece is None else past + piece]
-        states = model.forward(prompt_batch(part, past, [7, 2, 4, 1, 8, 3, 0, 6], 16), cache)
+        states = model.forward(prompt_batch(part, past, [7, 2, 4, 1, 8, 3, 0, 6], block_size), cache)
         out.append(model.ends.logits(states))
         past += len(part)
     return torch.cat(out)
@@ -56,7 +56,7 @@ def theirs(directory, ids, dtype=torch.float32):
 IDS = torch.randint(0, 300, (100,), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pieces", [(None,), (1, 40, None), (16, 16, None)])
 def test_logits_are_transformers(directories, arch, pieces):
     mine = logits(load_model(directories[arch]), IDS, pieces)
@@ -118,9 +118,42 @@ def test_a_tied_head(directories, tmp_path):
     assert (with_head - without).abs().max() > 1
 
 
-def test_mistral(directories, tmp_path):
-    copy = changed(directories, "llama", tmp_path, model_type="mistral", architectures=["MistralForCausalLM"])
-    torch.testing.assert_close(logits(load_model(copy), IDS), theirs(copy, IDS), atol=5e-5, rtol=1e-4)
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "opt"])
+@pytest.mark.parametrize("pieces", [(None,), (1, 16, None)])
+def test_odd_sizes_biases_and_ties(tmp_path, arch, pieces):
+    """Heads of 10, three of them to a KV head, a block of another size, and the other choice about the head's tie."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 60, "num_attention_heads": 6, "vocab_size": 301}
+    other = (
+        {"ffn_dim": 77, "word_embed_proj_dim": 60, "tie_word_embeddings": False}
+        if arch == "opt"
+        else {"intermediate_size": 77, "num_key_value_heads": 2, "head_dim": 10, "tie_word_embeddings": True}
+    )
+    windows = {"mistral": {"sliding_window": 7}, "qwen3": {"layer_types": ["sliding_attention", "full_attention"]}}
+    more = windows.get(arch, {}) | ({"use_sliding_window": True, "sliding_window": 9} if arch == "qwen3" else {})
+    spread = {"max_position_embeddings": 120, ("init_std" if arch == "opt" else "initializer_range"): 0.3}
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(arch, **sizes, **other, **more, **spread, pad_token_id=0, eos_token_id=1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "m")
+    vary_vectors(tmp_path / "m")
+    want = theirs(tmp_path / "m", IDS)
+    torch.testing.assert_close(logits(load_model(tmp_path / "m"), IDS, pieces, 13), want, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mistral_that_does_not_say_has_a_window_of_4096():
+    from exegpt.models.llama import attention_window
+
+    assert attention_window({"model_type": "mistral"}, 0) == 4096
+    assert attention_window({"model_type": "mistral", "sliding_window": None}, 0) is None
+
+
+@pytest.mark.parametrize("arch", ["mistral", "qwen2"])
+def test_windows_make_a_difference(directories, tmp_path, arch):
+    wide = changed(directories, arch, tmp_path, sliding_window=None if arch == "mistral" else 128)
+    near, far = logits(load_model(directories[arch]), IDS), logits(load_model(wide), IDS)
+    torch.testing.assert_close(near[:20], far[:20], atol=1e-4, rtol=1e-4)
+    assert (near[40:] - far[40:]).abs().max() > 0.1
 
 
 def test_bfloat16_follows(directories):
@@ -135,10 +168,16 @@ def test_bfloat16_follows(directories):
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-        ("llama", {"model_type": "mistral", "sliding_window": 64}, "sliding_window"),
-        ("llama", {"model_type": "qwen3"}, "qwen3"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
+        ("llama", {"sliding_window": 64}, "sliding_window"),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama", {"eos_token_id": "end"}, "eos_token_id"),
         ("gpt2", {"activation_function": "relu"}, "activation_function"),
+        ("opt", {"activation_function": "gelu"}, "activation_function"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+        ("opt", {"word_embed_proj_dim": 32}, "opt-350m"),
+        ("opt", {"enable_bias": False}, "enable_bias"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(directories, tmp_path, arch, config, words):

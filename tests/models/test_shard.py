@@ -9,6 +9,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Shard, load_model, random_model
 
+from .conftest import ARCHITECTURES
 from .test_decoder import IDS, logits
 
 SPEC = ModelSpec("m", "llama", 2, 64, 8, 2, 8, 96, True, 300, 128)
@@ -41,9 +42,10 @@ def sharded(load, of, call):
     return results
 
 
-@pytest.mark.parametrize(("arch", "of"), [("llama", 2), ("llama", 4), ("gpt2", 2), ("gpt2", 4)])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("of", [2, 4])
 def test_shards_together_give_the_whole_models_logits(directories, arch, of):
-    """Of the Llama's two KV heads, four shards keep two copies each."""
+    """Of two KV heads, four shards keep two copies each."""
     whole = logits(load_model(directories[arch]), IDS, (40, None))
     results = sharded(
         lambda shard: load_model(directories[arch], shard=shard), of, lambda m: logits(m, IDS, (40, None))
@@ -52,7 +54,7 @@ def test_shards_together_give_the_whole_models_logits(directories, arch, of):
         torch.testing.assert_close(mine, whole, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_layers_partial_sums_add_up(directories, arch):
     """The attention half alone: partial outputs, biases and the residual counted once, summed without any transport."""
     generator = torch.Generator().manual_seed(1)

@@ -10,7 +10,7 @@ from exegpt.errors import InputError
 from exegpt.models import Shard, load_model
 from exegpt.models.create import create_model
 
-from .conftest import SIZES
+from .conftest import ARCHITECTURES, SIZES
 from .test_decoder import IDS, changed, logits, prompt_batch
 
 TABLE = [7, 2, 4, 1, 8, 3, 0, 6]
@@ -38,7 +38,7 @@ def load_stages(directory, cuts=(0, 2, 3), **options):
     ]
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("cuts", [(0, 2, 3), (0, 1, 2, 3)])
 def test_stages_together_are_the_whole(directories, arch, cuts):
     stages = load_stages(directories[arch], cuts)

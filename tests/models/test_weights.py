@@ -12,14 +12,15 @@ from exegpt.models import load_model
 from exegpt.models.create import create_model
 from exegpt.models.weights import SafetensorsWeights
 
-from .conftest import SIZES
+from .conftest import ARCHITECTURES, SIZES
 
 
-@pytest.mark.parametrize(("arch", "kv_heads"), [("llama", 2), ("gpt2", 4)])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_transformers_reads_what_is_created(tmp_path, arch, kv_heads, shards):
+def test_transformers_reads_what_is_created(tmp_path, arch, shards):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    kv_heads = 4 if arch in ("gpt2", "opt") else 2
     spec = create_model(tmp_path / "m", arch, kv_heads=kv_heads, shards=shards, **SIZES)
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -159,13 +160,15 @@ def test_wrong_shape(sharded):
     assert_refused(sharded, "gate_proj", "[160, 64]", "[161, 64]")
 
 
-def test_first_published_names_of_gpt2(tmp_path):
+@pytest.mark.parametrize(("arch", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
+def test_first_published_names(tmp_path, arch, prefix):
     from safetensors.torch import load_file, save_file
 
-    create_model(tmp_path / "m", "gpt2", **SIZES)
+    create_model(tmp_path / "m", arch, **SIZES)
     shutil.copytree(tmp_path / "m", tmp_path / "old")
     path = tmp_path / "old" / "model.safetensors"
-    save_file({k.removeprefix("transformer."): v for k, v in load_file(path).items()}, path)
+    save_file({k.removeprefix(prefix): v for k, v in load_file(path).items()}, path)
     new, old = load_model(tmp_path / "m"), load_model(tmp_path / "old")
     assert torch.equal(new.ends.embedding, old.ends.embedding)
+    assert torch.equal(new.ends.position_embedding, old.ends.position_embedding)
     assert ModelSpec.from_directory(tmp_path / "m").parameters == ModelSpec.from_directory(tmp_path / "old").parameters

@@ -229,6 +229,21 @@ def test_a_stop_token_ends_a_sequence_early():
     ledger.submit([sequence])
     ledger.admit(1, 0.0)
     ledger.advance(Step(encode=((sequence, 4),)))
-    assert ledger.advance(Step(decode=(sequence,)), stopped=[sequence]) == [sequence]
+    assert ledger.advance(Step(decode=(sequence,))) == []
+    ledger.stop(sequence)
     assert sequence.generated == 2
-    assert ledger.idle
+    assert ledger.idle and ledger.pool.free == 4
+    ledger.stop(sequence)  # of an earlier token, where its length has ended it meanwhile
+    assert ledger.pool.free == 4
+
+
+def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
+    ledger = Ledger(BlockPool(4, 8), fcfs, early_termination=False)
+    pair = [Sequence(0, 4, 2), Sequence(1, 4, 10)]
+    ledger.submit(pair)
+    ledger.admit(2, 0.0)
+    ledger.advance(Step(encode=tuple((s, 4) for s in pair)))
+    assert ledger.advance(Step(decode=tuple(pair))) == [pair[0]]
+    assert ledger.residents == 2
+    ledger.stop(pair[1])
+    assert ledger.idle and ledger.pool.free == 4
