@@ -44,6 +44,10 @@ def attention(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
+    if q.device.type == "cuda":
+        from exegpt.kernels.attention_gpu import attention_gpu
+
+        return attention_gpu(q, keys, values, tables, offsets, contexts, out, **options)
     if not compiled(q):
         return attention_reference(q, keys, values, tables, offsets, contexts, out, **options)
     from exegpt.kernels.attention_cpu import kernel

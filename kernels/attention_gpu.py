@@ -1,0 +1,388 @@
+"""Attention over a paged cache on a GPU: one Triton kernel for whole prompts, pieces of prompts and decoding.
+
+A program takes a tile of one sequence's queries, all query heads of one KV head side by side, and goes through the
+keys that they see with the online softmax of FlashAttention-2. Where there are too few tiles to fill the device, the
+keys are dealt to several programs and `_combine` merges what they found (flash-decoding). Nothing is read back to the
+host: how many tiles there are at most follows from shapes, and a program finds its sequence itself.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from exegpt.kernels.gpu import multiprocessors, operand, shared_memory
+
+_LOG2_E = math.log2(math.e)
+_PROGRAMS = 4
+"""Programs per multiprocessor that make splitting the keys any further useless."""
+_LEAST_KEYS = 512
+"""Keys that one split has at least: fewer cost more in combining than they gain."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the work is cut; see `choose_tile`."""
+
+    rows: int
+    """Rows of a tile of scores: `queries` tokens times the query heads of a KV head, and rows that only fill up."""
+    queries: int
+    keys: int
+    """Columns: keys that are read together."""
+    warps: int
+    stages: int
+    """Tiles of keys that are read ahead."""
+
+
+def choose_tile(tokens: int, sequences: int, group: int, head_size: int, itemsize: int, shared: int) -> Tile:
+    """The tile for so many new tokens of so many sequences, `group` query heads per KV head, elements of `itemsize`
+    bytes and `shared` bytes of shared memory."""
+    width = triton.next_power_of_2(head_size)
+    decode = tokens == sequences
+    wanted = group * (tokens // sequences)
+    most = 128 if itemsize == 2 else 32
+    rows = max(16, triton.next_power_of_2(group), min(most, triton.next_power_of_2(wanted)))
+    keys = 64 if itemsize == 2 and width <= 128 else 32
+    fixed, per_stage = rows * width * itemsize, 2 * keys * width * itemsize
+    stages = 3 if fixed + 3 * per_stage <= shared else 2
+    return Tile(rows, 1 if decode else rows // group, keys, 8 if rows * width >= 128 * 128 else 4, stages)
+
+
+def choose_splits(programs: int, most_keys: int, keys: int, processors: int) -> tuple[int, int]:
+    """(splits, tiles of `keys` keys in each) for `programs` tiles of queries that see `most_keys` keys at most."""
+    wanted = min(-(-_PROGRAMS * processors // programs), -(-most_keys // _LEAST_KEYS))
+    tiles = -(-most_keys // keys)
+    each = -(-tiles // max(1, wanted))
+    return -(-tiles // each), each
+
+
+def attention_gpu(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    offsets: torch.Tensor,
+    contexts: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    starts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """`attention.attention` by Triton; `splits` deals each tile's keys to so many programs, None to what fills the GPU.
+
+    `keys` and `values` are contiguous, and so are the vectors of `q` and `out`.
+    """
+    (tokens, heads, head_size), (sequences, blocks) = q.shape, tables.shape
+    kv_heads, block_size = values.shape[1:3]
+    group = heads // kv_heads
+    tile = choose_tile(tokens, sequences, group, head_size, q.element_size(), shared_memory(q.device))
+    decode = tile.queries == 1 and tokens == sequences
+    tiles = tokens if decode else tokens // tile.queries + sequences
+    windowed = causal and window is not None
+    most_keys = blocks * block_size
+    if windowed:
+        most_keys = min(most_keys, window + tile.queries + tile.keys)
+    if splits is None:
+        splits, each = choose_splits(tiles * kv_heads, most_keys, tile.keys, multiprocessors(q.device))
+    else:
+        each = -(-most_keys // (tile.keys * splits))
+    if splits > 1:
+        parts = torch.empty(splits, tokens, heads, head_size, dtype=torch.float32, device=q.device)
+        sums = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
+    else:
+        parts, sums = out, None
+    width = triton.next_power_of_2(head_size)
+    _attend[(tiles, kv_heads, splits)](
+        q,
+        keys,
+        values,
+        tables,
+        offsets,
+        contexts,
+        starts,
+        bias,
+        parts,
+        sums,
+        (1 / math.sqrt(head_size) if scale is None else scale) * _LOG2_E,
+        window if windowed else 0,
+        sequences,
+        each,
+        q.stride(0),
+        q.stride(1),
+        parts.stride(-3),
+        parts.stride(-2),
+        tables.stride(0),
+        bias.shape[1] // 2 if bias is not None else 0,
+        GROUP=group,
+        HEAD_SIZE=head_size,
+        WIDTH=width,
+        BLOCK_SIZE=block_size,
+        ROWS=tile.rows,
+        QUERIES=tile.queries,
+        KEYS=tile.keys,
+        SEQUENCES=triton.next_power_of_2(sequences),
+        DECODE=decode,
+        CAUSAL=causal,
+        WINDOWED=windowed,
+        SPLIT=splits > 1,
+        DTYPE=operand(q.dtype),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if sums is not None:
+        _combine[(tokens, heads)](
+            parts,
+            sums,
+            out,
+            splits,
+            out.stride(0),
+            out.stride(1),
+            HEAD_SIZE=head_size,
+            WIDTH=width,
+            SPLITS=triton.next_power_of_2(splits),
+            STEP=min(32, triton.next_power_of_2(splits)),
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["window", "sequences", "each", "table_stride", "reach"])
+def _attend(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    tables,
+    offsets,
+    contexts,
+    starts,
+    bias,
+    out,
+    sums,
+    scale,
+    window,
+    sequences,
+    each,
+    q_token,
+    q_head,
+    out_token,
+    out_head,
+    table_stride,
+    reach,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    DECODE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """One tile of queries over one split of its keys. `scale` and all scores are in powers of two.
+
+    Without splits `out` is the result; with them it is float32 [splits, tokens, heads, head_size], and `sums` takes the
+    base-2 logarithm of each row's sum, -inf where the split had no keys.
+    """
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_heads = tl.num_programs(1)
+    # Which sequence: i has tiles from offsets[i] // QUERIES + i on. Late ones see the most keys and go first.
+    if DECODE:
+        sequence = tile
+        begin = tile
+        end = tile + 1
+        first = tile
+    else:
+        tile = tl.num_programs(0) - 1 - tile
+        all_sequences = tl.arange(0, SEQUENCES)
+        begins = tl.load(offsets + all_sequences, mask=all_sequences < sequences, other=2147483647)
+        sequence = tl.sum((begins // QUERIES + all_sequences <= tile).to(tl.int32)) - 1
+        begin = tl.load(offsets + sequence)
+        end = tl.load(offsets + sequence + 1)
+        first = begin + (tile - begin // QUERIES - sequence) * QUERIES
+    if first >= end:
+        return
+    context = tl.load(contexts + sequence)
+    rows = tl.arange(0, ROWS)
+    d = tl.arange(0, WIDTH)
+    token = first + rows // GROUP
+    real = (rows < QUERIES * GROUP) & (token < end)
+    head = kv_head * GROUP + rows % GROUP
+    kept = real[:, None] & (d < HEAD_SIZE)[None, :]
+    q_at = token.to(tl.int64) * q_token + head * q_head
+    tile_q = tl.load(q + q_at[:, None] + d[None, :], mask=kept, other=0.0).to(DTYPE)
+
+    # Which keys they see: some by every query, others by a few only.
+    place = context - end + token
+    first_place = context - end + first
+    last_place = context - end + tl.minimum(first + QUERIES, end) - 1
+    low = 0
+    all_from = 0
+    if starts is not None:
+        low = tl.load(starts + sequence)
+        all_from = low
+    start = low
+    if WINDOWED:
+        low = tl.maximum(low, first_place - window + 1)
+        all_from = tl.maximum(all_from, last_place - window + 1)
+    if CAUSAL:
+        high = last_place + 1
+        all_to = first_place + 1
+    else:
+        high = context
+        all_to = context
+    from_tile = low // KEYS + split * each
+    to_tile = tl.minimum(tl.cdiv(high, KEYS), from_tile + each)
+    body = tl.minimum(tl.maximum(from_tile, tl.cdiv(all_from, KEYS)), to_tile)
+    tail = tl.maximum(body, tl.minimum(all_to // KEYS, to_tile))
+
+    size = HEAD_SIZE * BLOCK_SIZE
+    keys += kv_head * size
+    values += kv_head * size
+    table = tables + sequence.to(tl.int64) * table_stride
+    sum_of = tl.zeros([ROWS, WIDTH], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if WINDOWED or starts is not None:
+        sum_of, top, total = _see(
+            sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
+            scale, reach, from_tile, body, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
+        )  # fmt: skip
+    sum_of, top, total = _see(
+        sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
+        scale, reach, body, tail, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, False, DTYPE,
+    )  # fmt: skip
+    sum_of, top, total = _see(
+        sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
+        scale, reach, tail, to_tile, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
+    )  # fmt: skip
+
+    total = tl.where(total > 0, total, 1.0)  # no keys: zeros, weighted with 2 to the -inf
+    out_at = token.to(tl.int64) * out_token + head * out_head
+    if SPLIT:
+        tokens = tl.load(offsets + sequences).to(tl.int64)
+        heads = kv_heads * GROUP
+        out_at += split * tokens * out_token
+        sum_at = (split * tokens + token) * heads + head
+        tl.store(sums + sum_at, top + tl.log2(total), mask=real)
+    tl.store(out + out_at[:, None] + d[None, :], (sum_of / total[:, None]).to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _see(  # type: ignore[no-untyped-def]
+    sum_of,
+    top,
+    total,
+    tile_q,
+    keys,
+    values,
+    table,
+    block_stride,
+    bias,
+    head,
+    place,
+    start,
+    window,
+    high,
+    scale,
+    reach,
+    from_tile,
+    to_tile,
+    HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MASKED: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Online softmax over some tiles of keys, which without MASKED all rows see whole.
+
+    `top` and `total` are each row's greatest score and sum so far, `sum_of` the weighted values.
+    """
+    d = tl.arange(0, WIDTH)
+    for tile in range(from_tile, to_tile):
+        key = tile * KEYS + tl.arange(0, KEYS)
+        there = key < high
+        if MASKED:  # by the block, so that Triton knows the keys of one to be neighbours
+            block = tl.load(table + key // BLOCK_SIZE, mask=key // BLOCK_SIZE < tl.cdiv(high, BLOCK_SIZE), other=0)
+        else:
+            block = tl.load(table + key // BLOCK_SIZE)
+        block = block.to(tl.int64)
+        k_at = keys + (block * block_stride + key % BLOCK_SIZE)[None, :] + (d * BLOCK_SIZE)[:, None]
+        v_at = values + (block * block_stride + key % BLOCK_SIZE * HEAD_SIZE)[:, None] + d[None, :]
+        # K needs no mask along the keys, scores do; V does: what lies behind the last token might be no number.
+        if HEAD_SIZE != WIDTH:
+            k = tl.load(k_at, mask=(d < HEAD_SIZE)[:, None], other=0.0).to(DTYPE)
+        else:
+            k = tl.load(k_at).to(DTYPE)
+        if MASKED:
+            v = tl.load(v_at, mask=there[:, None] & (d < HEAD_SIZE)[None, :], other=0.0).to(DTYPE)
+        elif HEAD_SIZE != WIDTH:
+            v = tl.load(v_at, mask=(d < HEAD_SIZE)[None, :], other=0.0).to(DTYPE)
+        else:
+            v = tl.load(v_at).to(DTYPE)
+        scores = tl.dot(tile_q, k, input_precision="ieee") * scale
+        distance = key[None, :] - place[:, None]
+        if bias is not None:
+            near = tl.minimum(tl.maximum(distance, -reach), reach) + reach
+            scores += tl.load(bias + head[:, None] * (2 * reach + 1) + near) * 1.4426950408889634
+        if MASKED:
+            seen = (key >= start)[None, :] & there[None, :]
+            if CAUSAL:
+                seen &= distance <= 0
+            if WINDOWED:
+                seen &= distance > -window
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        sum_of = tl.dot(weights.to(DTYPE), v, sum_of * shrink[:, None], input_precision="ieee")
+        top = new_top
+    return sum_of, top, total
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _combine(  # type: ignore[no-untyped-def]
+    parts,
+    sums,
+    out,
+    splits,
+    out_token,
+    out_head,
+    HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One head of one token: the splits' results, each weighted by its share of the sum of exponentials."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    heads = tl.num_programs(1)
+    row, stride = token * heads + head, tl.num_programs(0) * heads
+    d = tl.arange(0, WIDTH)
+    split = tl.arange(0, SPLITS)
+    top = tl.max(tl.load(sums + row + split * stride, mask=split < splits, other=float("-inf")), 0)
+    total = tl.zeros([STEP], tl.float32)
+    result = tl.zeros([WIDTH], tl.float32)
+    for first in range(0, splits, STEP):
+        split = first + tl.arange(0, STEP)
+        at = row + split * stride
+        weight = tl.exp2(tl.load(sums + at, mask=split < splits, other=float("-inf")) - top)
+        read = (weight > 0)[:, None] & (d < HEAD_SIZE)[None, :]  # nothing of splits without keys
+        part = tl.load(parts + at[:, None] * HEAD_SIZE + d[None, :], mask=read, other=0.0)
+        total += weight
+        result += tl.sum(weight[:, None] * part, 0)
+    result = result / tl.sum(total, 0)
+    tl.store(out + token * out_token + head * out_head + d, result.to(out.dtype.element_ty), mask=d < HEAD_SIZE)

@@ -1,0 +1,45 @@
+"""What the Triton kernels share. Imported only where one is launched: importing Triton takes a while."""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@triton.jit
+def _probe():  # type: ignore[no-untyped-def]
+    pass
+
+
+INTERPRETED = isinstance(_probe, InterpretedFunction)
+"""Whether kernels run in Triton's interpreter, on the processor: TRITON_INTERPRET was 1 when Triton was imported."""
+
+_PROCESSORS_INTERPRETED = 4
+_SHARED_INTERPRETED = 96 * 1024
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def operand(dtype: torch.dtype) -> Any:
+    """The Triton dtype in which tiles of `dtype` are multiplied: itself; float32 in the interpreter, which stores
+    bfloat16 as integers."""
+    return tl.float32 if INTERPRETED else _DTYPES[dtype]
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU."""
+    return _PROCESSORS_INTERPRETED if device.type == "cpu" else _properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may use."""
+    return _SHARED_INTERPRETED if device.type == "cpu" else _properties(device).shared_memory_per_block_optin
+
+
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)

@@ -1,0 +1,23 @@
+"""Where the Triton kernels run in tests: on a GPU, or in Triton's interpreter on the processor."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from exegpt.kernels.gpu import INTERPRETED
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+needs_triton = pytest.mark.skipif(
+    DEVICE.type == "cpu" and not INTERPRETED, reason="no GPU, and TRITON_INTERPRET=1 was not set when it began"
+)
+"""Marks tests of Triton kernels."""
+
+
+def there(*tensors):
+    """Tensors, lists of them and None, on the device of the tests."""
+    moved = [
+        [one.to(DEVICE) for one in t] if isinstance(t, list) else t if t is None else t.to(DEVICE) for t in tensors
+    ]
+    return moved[0] if len(moved) == 1 else moved
