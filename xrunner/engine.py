@@ -1,26 +1,37 @@
-"""The engine: one rank that does what the schedule's policy decides, iteration by iteration."""
+"""The engine: enforces a schedule on this rank alone, or on all ranks of a job."""
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from exegpt import __version__
+from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
-from exegpt.models import Model
+from exegpt.model import ModelSpec
+from exegpt.models import Model, Shard, load_model
+from exegpt.models.cache import available_memory
+from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import Ledger, Sequence, Step, make_ledger, make_policy
-from exegpt.request import FinishReason, Request, Result
+from exegpt.policies import BlockPool, Cut, Sequence, make_ledger, make_policy
+from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
-from xrunner.assembly import Running, assemble
+from xrunner.assembly import Running
+from xrunner.driver import Driver
+from xrunner.place import Place, devices, ranks_needed
+from xrunner.ranks import Ranks
 from xrunner.requests import check_request
-from xrunner.warm_up import warm_up
+from xrunner.transport import RESULT, Transport
+from xrunner.valid import why_not
+from xrunner.warm_up import Extent, warm_up
+from xrunner.worker import END, Worker
 
-_NAP_S = 0.02
-"""Longest sleep while no request has arrived, so that a cancellation is noticed."""
+Share = list[tuple[int, Request]]
+"""A replica's requests, with their places in the whole list."""
 
 
 @dataclass(frozen=True)
@@ -37,159 +48,228 @@ class RunReport:
 
 
 class Engine:
-    """Enforces a schedule: `policy.next_step` decides, the model computes, `ledger.advance` books.
+    """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
-    InputError where the schedule is for another model or dtype, or its KV cache exceeds this machine's memory.
+    `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. InputError
+    where the schedule is for another model or dtype, or KV caches exceed their machine's memory.
     """
 
-    def __init__(self, model: Model, schedule: Schedule):
-        schedule.check_model(model.spec)
-        for name, dtype in (("dtype", schedule.dtype), ("kv_dtype", schedule.kv_dtype)):
-            if dtype != model.dtype:
-                raise InputError(
-                    f"The schedule has {name} {dtype} and the model was loaded in {model.dtype}: load both alike."
-                )
-        make_policy(schedule)  # refuses at once what can't be run
+    def __init__(
+        self, model: Model, schedule: Schedule, ranks: Ranks | None = None, transport: Transport | None = None
+    ):
         self.model = model
         self.schedule = schedule
-        self.cache = model.new_cache(schedule.kv_blocks, schedule.block_size)
+        self.ranks = ranks or Ranks()
+        self.transport = transport
+        self.place = Place(schedule, self.ranks.rank)
+        self.ranks.agree(self._check)
+        self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes())
+        cache = model.new_cache(schedule.kv_blocks, schedule.block_size)
+        self.worker = Worker(model, cache, self.place, transport)
+        self._clock = self.ranks.clock()
         self._cancelled: set[str] = set()
+
+    @staticmethod
+    def load(directory: str | Path, schedule: Schedule, ranks: Ranks) -> "Engine":
+        """This rank's engine, with its own part of the model in a directory. All ranks of a job call it alike.
+
+        InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
+        """
+        ranks.agree(lambda: _facts(directory, schedule, ranks))
+        place = Place(schedule, ranks.rank)
+        transport = Transport(ranks, place.group) if ranks.size > 1 else None
+        shard = Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x)
+        loaded = []
+
+        def load() -> dict[str, str]:
+            ends = {"embedding": place.first, "head": place.samples}
+            loaded.append(load_model(directory, schedule.dtype, place.layers, shard, **ends))
+            return {}
+
+        ranks.agree(load)
+        return Engine(loaded[0], schedule, ranks, transport)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank gets all results and the report: the first replica's driver."""
+        return self.place.rank == self.place.driver and self.place.replica == 0
 
     def cancel(self, request_id: str) -> None:
         """End a request of the current run before the next iteration; from any thread. Unknown ids are ignored."""
         self._cancelled.add(request_id)
 
+    def close(self) -> None:
+        """Give back what the ranks have together, when nothing is to be run any more."""
+        if self.transport:
+            self.transport.close()
+
     def run(self, requests: Rows[Request], on_finish: Callable[[Result], None] | None = None) -> RunReport:
-        """Run requests to their ends. `on_finish` gets every result as it comes.
+        """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
+        comes, on the rank that speaks; the other ranks' reports are of no use.
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
-        ledger = make_ledger(self.schedule, make_policy(self.schedule), fcfs)
-        running = self._submit(requests, ledger)
-        warm_up(self.model, self.cache, ledger.pool, [one.sequence for one in running])
-        return _Run(self, ledger, running, on_finish).finish()
+        share, extent = self._deal(requests)
+        self._check_memory(
+            "A buffer", f"for the states of {extent.tokens} tokens on each rank", self._state_bytes(extent)
+        )
+        warm_up(self.model, self.worker.cache, extent, self.schedule.kv_blocks, self.schedule.block_size)
+        self.worker.begin(self._clock, extent.tokens)
+        zero = self.ranks.all(self._clock())[0]
+        self.worker.now = lambda: self._clock() - zero
+        results: list[Result] = []
 
-    def _submit(self, requests: Rows[Request], ledger: Ledger) -> list[Running]:
-        running = []
+        def speak(result: Result) -> None:
+            results.append(result)
+            if on_finish:
+                on_finish(result)
+
+        served = self._drive(share, speak) if self.place.rank == self.place.driver else self._follow()
+        return self._gather(results, served)
+
+    def _follow(self) -> list[Served]:
+        self.worker.serve()
+        return []
+
+    def _drive(self, share: Share, speak: Callable[[Result], None]) -> list[Served]:
+        """Run this replica's requests. Results go to the rank that speaks, which listens to the others' meanwhile."""
+        policy = make_policy(self.schedule)
+        ledger = make_ledger(self.schedule, policy, fcfs)
+        running = {}
+        for index, request in share:
+            prompt = np.array(request.prompt_ids, dtype=np.int64)
+            sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
+            running[index] = Running(request, sequence, prompt)
+        ledger.submit(one.sequence for one in running.values())
+        stages = len(self.place.line)
+        cut = Cut(self.schedule.micro_batches or stages, self.schedule.encode_micro_batches, self.schedule.replicas)
+        listener = _Listener(self.transport, self.schedule.replicas - 1, speak) if self.speaks else None
+        tell = speak if listener else self._tell
+        driver = Driver(self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None))
+        driver.finish(policy)
+        if listener:
+            listener.finish()
+        else:
+            self._tell(END)
+        return driver.served
+
+    def _tell(self, what: Result | str) -> None:
+        """Send a result, or that no more will come, to the rank that speaks."""
+        assert self.transport, "who is alone speaks"
+        self.transport.post(what, Place(self.schedule, 0).driver, tag=RESULT)
+
+    def _gather(self, results: list[Result], served: list[Served]) -> RunReport:
+        """What all ranks did, on the one that speaks."""
+        parts = self.ranks.gather((self.worker.spans, served), Place(self.schedule, 0).driver)
+        spans: list[Span] = sorted((s for part, _ in parts for s in part), key=lambda span: span.start_s)
+        everyone = sorted((s for _, part in parts for s in part), key=lambda s: s.finish_s)
+        timeline = Timeline("measured", tuple(spans))
+        return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds)
+
+    def _deal(self, requests: Rows[Request]) -> tuple[Share, Extent]:
+        """This rank's share of rank 0's requests, which replicas get in turn, and how much any of them comes to use."""
+        shares: list[tuple[Share, Extent]] = []
+        if self.ranks.rank == 0:
+            self.ranks.agree(lambda: self._check_requests(requests))
+            numbered, replicas = list(enumerate(requests)), self.schedule.replicas
+            for rank in range(self.ranks.size):
+                place = Place(self.schedule, rank)
+                own = numbered[place.replica :: replicas]
+                extent = Extent.of(self.schedule, [(len(r.prompt_ids), r.max_tokens) for _, r in own])
+                shares.append((own if rank == place.driver else [], extent))
+        else:
+            self.ranks.agree(dict)
+        return self.ranks.deal(shares)
+
+    def _check_requests(self, requests: Rows[Request]) -> dict[str, str]:
+        pool = BlockPool(self.schedule.kv_blocks, self.schedule.block_size)
         seen: set[str] = set()
-        for index, request in enumerate(requests):
+        for request in requests:
             check_request(request, self.model.spec)
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)
-            need = ledger.pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1)
-            if need > ledger.pool.total:
+            need = pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1)
+            if need > pool.total:
                 raise InputError(
-                    f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {ledger.pool.total}: "
+                    f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {pool.total}: "
                     f"shorten it, or tune with more memory."
                 )
-            sequence = Sequence(index, len(request.prompt_ids), request.max_tokens, request.arrival_s)
-            running.append(Running(request, sequence, np.array(request.prompt_ids, dtype=np.int64)))
-        ledger.submit(one.sequence for one in running)
-        return running
+        return {}
+
+    def _check(self) -> dict[str, str]:
+        self.schedule.check_model(self.model.spec)
+        for name, dtype in (("dtype", self.schedule.dtype), ("kv_dtype", self.schedule.kv_dtype)):
+            if dtype != self.model.dtype:
+                raise InputError(
+                    f"The schedule has {name} {dtype} and the model was loaded in {self.model.dtype}: load both alike."
+                )
+        make_policy(self.schedule)  # refuses at once what can't be run
+        return {}
+
+    def _cache_bytes(self) -> int:
+        tokens = self.schedule.kv_blocks * self.schedule.block_size
+        return tokens * len(self.model.layers) * self.model.share.kv_bytes(1, self.model.dtype)
+
+    def _state_bytes(self, extent: Extent) -> int:
+        width = self.model.spec.hidden * torch_dtype(self.model.dtype).itemsize
+        return 0 if self.place.before is None else extent.tokens * width
+
+    def _check_memory(self, what: str, how: str, need: int) -> None:
+        """InputError, on all ranks, where what each of them is about to take is more than their machine has left."""
+        everyone = self.ranks.all((self.ranks.host, need))
+
+        def check() -> dict[str, str]:
+            here, free = sum(bytes for host, bytes in everyone if host == self.ranks.host), available_memory()
+            if here > free:
+                raise InputError(
+                    f"{what} {how} needs {here / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: use a "
+                    "schedule with fewer blocks."
+                )
+            return {}
+
+        self.ranks.agree(check)
 
 
-class _Run:
-    """One run of an engine: its clock, and what has come of its requests so far."""
+class _Listener:
+    """Hands on the results of the other replicas' drivers, `silent` of which have yet to say that no more will come."""
 
-    def __init__(
-        self, engine: Engine, ledger: Ledger, running: list[Running], on_finish: Callable[[Result], None] | None
-    ):
-        self.engine = engine
-        self.ledger = ledger
-        self.policy = make_policy(engine.schedule)
-        self.running = running
-        self.on_finish = on_finish
-        self.results: list[Result] = []
-        self.served: list[Served] = []
-        self.spans: list[Span] = []
-        self.began = time.perf_counter()
+    def __init__(self, transport: Transport | None, silent: int, speak: Callable[[Result], None]):
+        self._transport = transport
+        self._silent = silent
+        self._speak = speak
 
-    def now(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.began
-
-    def finish(self) -> RunReport:
-        """Iterate until nobody waits and nobody is resident."""
-        while True:
-            self._drop_cancelled()
-            if self.ledger.idle:
-                break
-            now = self.now()
-            step = self.policy.next_step(self.ledger, now)
-            if step is None:
-                self._wait(now)
+    def __call__(self) -> bool:
+        """Hand on what has come; whether that was all."""
+        while self._silent and self._transport and (heard := self._transport.poll(tag=RESULT)) is not None:
+            if heard == END:
+                self._silent -= 1
             else:
-                self._iterate(step, now)
-        self.ledger.check()
-        timeline = Timeline("measured", tuple(self.spans))
-        return RunReport(tuple(self.results), tuple(self.served), timeline, timeline.seconds)
+                self._speak(heard)
+        return not self._silent
 
-    def _iterate(self, step: Step, start: float) -> None:
-        engine = self.engine
-        for sequence, _ in step.encode:
-            one = self.running[sequence.index]
-            one.start_s = start if one.start_s is None else one.start_s
-        batch, receivers = assemble(step, self.running, engine.schedule.block_size)
-        tokens = engine.model.step(batch, engine.cache).tolist()
-        end = self.now()
-        self.spans.append(Span(0, 0, step.phase, 0, start, end, len(step.encode) + len(step.decode), step.tokens))
-        stopped = set()
-        for one, token in zip(receivers, tokens, strict=True):
-            if one.sequence.finished:
-                continue
-            one.output.append(token)
-            if one.first_token_s is None:
-                one.first_token_s = end
-            if token in engine.model.eos and not one.request.ignore_eos:
-                one.stopped = True
-                stopped.add(one.sequence)
-        for sequence in self.ledger.advance(step, stopped):
-            self._end(self.running[sequence.index], end)
+    def finish(self) -> None:
+        """Wait for all of them."""
+        if self._transport:
+            self._transport.wait(self)
 
-    def _end(self, one: Running, end: float) -> None:
-        self._report(one, "stop" if one.stopped else "length", end)
-        start, first = one.start_s, one.first_token_s
-        assert start is not None and first is not None, "a finished request has begun"
-        request, sequence = one.request, one.sequence
-        self.served.append(
-            Served(sequence.index, sequence.input_tokens, len(one.output), request.arrival_s, start, first, end)
+
+def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str, str]:
+    """What all ranks must agree on; InputError for a schedule that can't be run by so many ranks with this model."""
+    spec = ModelSpec.from_directory(directory)
+    reason = why_not(schedule, spec)
+    if reason:
+        raise InputError(reason)
+    need = ranks_needed(schedule)
+    if need != ranks.size:
+        raise InputError(
+            f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and "
+            f"{'one process was' if ranks.size == 1 else f'{ranks.size} ranks were'} started: start it with mpirun -n "
+            f"{need} exegpt run."
         )
-
-    def _report(self, one: Running, reason: FinishReason, end: float) -> None:
-        request = one.request
-        result = Result(
-            request.id,
-            len(request.prompt_ids),
-            tuple(one.output),
-            reason,
-            request.arrival_s,
-            one.start_s,
-            one.first_token_s,
-            end,
-        )
-        self.results.append(result)
-        if self.on_finish:
-            self.on_finish(result)
-
-    def _drop_cancelled(self) -> None:
-        asked = self.engine._cancelled
-        if not asked:
-            return
-        cancelled = set()
-        while asked:  # one by one: another thread may add meanwhile
-            cancelled.add(asked.pop())
-        alive = [*self.ledger.waiting, *self.ledger.resident]
-        for one in [self.running[sequence.index] for sequence in alive if not sequence.finished]:
-            if one.request.id in cancelled:
-                self.ledger.cancel(one.sequence)
-                self._report(one, "cancelled", self.now())
-
-    def _wait(self, now: float) -> None:
-        """Sleep until the next arrival, or a little, so that a cancellation is noticed."""
-        arrival = self.ledger.next_arrival(now)
-        if arrival is None:
-            raise RuntimeError(
-                f"policy {self.engine.schedule.policy} runs none of {len(self.ledger.waiting)} waiting requests"
-            )
-        time.sleep(max(0.0, min(arrival - self.now(), _NAP_S)))
+    files = [(path.name, path.stat().st_size) for path in sorted(Path(directory).glob("*.safetensors"))]
+    return {
+        "exegpt": __version__,
+        "model": f"{spec.name} ({fingerprint([spec.fingerprint, files])})",
+        "schedule": fingerprint(to_dict(schedule)),
+    }

@@ -1,7 +1,7 @@
 """Warm-up: compile, map memory and pick kernels before the clock starts."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -9,7 +9,8 @@ import torch
 
 from exegpt.models import AttentionBatch, Batch, KVCache, Model, computed_rows
 from exegpt.models.weights import torch_dtype
-from exegpt.policies import BlockPool, Sequence
+from exegpt.policies import BlockPool
+from exegpt.schedule import Schedule
 
 _SHAPES_S = 3.0
 """Seconds at most for the first calls of the matrix products by number of rows."""
@@ -31,11 +32,22 @@ class Extent:
     """computed in one iteration"""
 
     @staticmethod
-    def of(sequences: Iterable[Sequence], pool: BlockPool) -> "Extent":
-        """The extent of these sequences over an empty pool."""
-        sequences = list(sequences)
-        blocks = sum(pool.blocks_for(sequence.tokens_needed) for sequence in sequences)
-        return Extent(min(pool.total, blocks), sum(s.input_tokens for s in sequences) + len(sequences))
+    def of(schedule: Schedule, sequences: Sequence[tuple[int, int]]) -> "Extent":
+        """The extent of requests of these (prompt, output) lengths under a schedule."""
+        pool = BlockPool(schedule.kv_blocks, schedule.block_size)
+        blocks = sum(pool.blocks_for(prompt + output - 1) for prompt, output in sequences)
+        return Extent(
+            min(pool.total, blocks), computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences]))
+        )
+
+
+def _most_tokens(schedule: Schedule, prompts: Sequence[int]) -> int:
+    if schedule.max_num_batched_tokens:
+        return schedule.max_num_batched_tokens
+    together = schedule.encode_batch or schedule.prefills_per_step or 0
+    encoded = sum(sorted(prompts, reverse=True)[:together])
+    resident = min(len(prompts), schedule.kv_blocks, schedule.max_num_seqs or len(prompts))
+    return encoded + resident if schedule.policy == "orca" else max(encoded, resident)
 
 
 def warm_up(model: Model, cache: KVCache, extent: Extent, blocks: int, block_size: int) -> None:
@@ -48,7 +60,9 @@ def warm_up(model: Model, cache: KVCache, extent: Extent, blocks: int, block_siz
     cache.touch(extent.blocks)
     for new, context in ((2, 2), (1, 2)):
         if context <= min(block_size * blocks, model.spec.context):
-            model.forward(one_sequence(new, context, block_size), cache, _states(model, new))
+            x = model.forward(one_sequence(new, context, block_size), cache, _states(model, new))
+            if model.head:
+                model.sample(x)
     began = time.perf_counter()
     for rows in sorted(
         {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())

@@ -9,33 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exegpt.cluster import local_cluster
-from exegpt.document import fingerprint
 from exegpt.errors import InputError
 from exegpt.models import load_model
-from exegpt.models.create import create_model
 from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy
 from exegpt.request import Request
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
 from xrunner.engine import Engine
 
-SIZES = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "context": 96}
-POLICIES = {
-    "static": {"encode_batch": 4},
-    "orca": {"max_num_seqs": 5, "prefills_per_step": 1},
-    "chunked": {"max_num_seqs": 6, "max_num_batched_tokens": 13},
-    "rra": {"encode_batch": 3, "decode_batch": 6, "decode_iterations": 4},
-}
+from . import cells
+from .cells import LENGTHS, generate, requests
 
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    for arch, kv_heads, shards in (("llama", 2, 2), ("gpt2", 4, 1)):
-        create_model(root / arch, arch, kv_heads=kv_heads, seed=11, shards=shards, **SIZES)
-    return {arch: root / arch for arch in ("llama", "gpt2")}
+POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]  # on one stage it is static
 
 
 @pytest.fixture(scope="module")
@@ -44,61 +28,7 @@ def models(directories):
 
 
 def schedule(model, policy="rra", kv_blocks=40, **variables):
-    spec = model.spec
-    return Schedule(
-        version=1,
-        policy=policy,
-        model=ModelReference(spec, fingerprint(spec)),
-        cluster=local_cluster(),
-        workload=Workload.fixed(16, 8),
-        profile=ProfileReference("roofline", "0"),
-        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
-        kv_blocks=kv_blocks,
-        block_size=16,
-        dtype="fp32",
-        kv_dtype="fp32",
-        **(POLICIES[policy] | variables),
-    )
-
-
-def requests(lengths, seed=0, **options):
-    g = torch.Generator().manual_seed(seed)
-    return [
-        Request(str(i), tuple(torch.randint(0, 300, (n,), generator=g).tolist()), m, **({"ignore_eos": True} | options))
-        for i, (n, m) in enumerate(lengths)
-    ]
-
-
-def generate(model, request, **options):
-    """transformers' greedy tokens and, for each, how far the two largest logits lie apart in their deviations."""
-    out = model.generate(
-        torch.tensor([request.prompt_ids]),
-        attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
-        max_new_tokens=request.max_tokens,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-        pad_token_id=0,
-        **options,
-    )
-    gaps = [float(row.topk(2).values.diff().abs() / row.std()) for (row,) in out.logits]
-    return out.sequences[0, len(request.prompt_ids) :].tolist(), gaps
-
-
-LENGTHS = [
-    (1, 9),
-    (17, 1),
-    (40, 20),
-    (5, 33),
-    (64, 12),
-    (16, 16),
-    (33, 2),
-    (2, 40),
-    (50, 25),
-    (9, 7),
-    (31, 30),
-    (80, 16),
-]
+    return cells.schedule(model.spec, policy, kv_blocks=kv_blocks, **variables)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])

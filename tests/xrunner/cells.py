@@ -1,0 +1,124 @@
+"""Cells of the runner's matrix: every policy on layouts of one to four ranks. Run as a program, the ranks of a job."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from exegpt.cluster import local_cluster
+from exegpt.document import fingerprint
+from exegpt.request import Request
+from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
+from exegpt.workload import Workload
+
+SIZES = {"layers": 5, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "context": 96}
+POLICIES = {
+    "static": {"encode_batch": 5},
+    "hybrid": {"encode_batch": 7, "micro_batches": 2, "encode_micro_batches": 3},
+    "orca": {"max_num_seqs": 5, "prefills_per_step": 1},
+    "chunked": {"max_num_seqs": 6, "max_num_batched_tokens": 13},
+    "rra": {"encode_batch": 3, "decode_batch": 6, "decode_iterations": 4},
+}
+LAYOUTS = {  # the degree of every stage, and replicas
+    2: [((1, 1), 1), ((2,), 1), ((1,), 2)],
+    4: [((1, 1, 1, 1), 1), ((2, 2), 1), ((2, 1, 1), 1), ((1, 2, 1), 1), ((4,), 1), ((1, 1), 2), ((2,), 2)],
+}
+LENGTHS = [
+    (1, 9),
+    (17, 1),
+    (40, 20),
+    (5, 33),
+    (64, 12),
+    (16, 16),
+    (33, 2),
+    (2, 40),
+    (50, 25),
+    (9, 7),
+    (31, 30),
+    (80, 16),
+]
+
+
+def stages(degrees, layers, phase="both", first=0):
+    """Stages of these degrees, the first device being `first`, with layers as even as can be."""
+    made, device = [], first
+    for i, tp in enumerate(degrees):
+        cut = [round(layers * j / len(degrees)) for j in (i, i + 1)]
+        made.append(Stage(tuple(range(device, device + tp)), tp, phase, None, tuple(cut)))
+        device += tp
+    return tuple(made)
+
+
+def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
+    """A schedule of a policy on stages of these degrees."""
+    given = {
+        "version": 1,
+        "policy": policy,
+        "model": ModelReference(spec, fingerprint(spec)),
+        "cluster": local_cluster(),
+        "workload": Workload.fixed(16, 8),
+        "profile": ProfileReference("roofline", "0"),
+        "stages": stages(degrees, spec.layers),
+        "kv_blocks": kv_blocks,
+        "block_size": 16,
+        "dtype": "fp32",
+        "kv_dtype": "fp32",
+    }
+    return Schedule(**(given | POLICIES[policy] | variables))
+
+
+def requests(lengths=LENGTHS, seed=0, **options):
+    """Requests of these lengths with random prompts."""
+    g = torch.Generator().manual_seed(seed)
+    return [
+        Request(str(i), tuple(torch.randint(0, 300, (n,), generator=g).tolist()), m, **({"ignore_eos": True} | options))
+        for i, (n, m) in enumerate(lengths)
+    ]
+
+
+def generate(model, request, **options):
+    """transformers' greedy tokens and, for each, how far the two largest logits lie apart in their deviations."""
+    out = model.generate(
+        torch.tensor([request.prompt_ids]),
+        attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
+        max_new_tokens=request.max_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=0,
+        **options,
+    )
+    gaps = [float(row.topk(2).values.diff().abs() / row.std()) for (row,) in out.logits]
+    return out.sequences[0, len(request.prompt_ids) :].tolist(), gaps
+
+
+def run_cells(directory: Path) -> None:
+    """Run every cell of `cells.json` on this rank; the rank that speaks writes what came of each."""
+    from exegpt import document
+    from xrunner.engine import Engine
+    from xrunner.ranks import job
+
+    torch.set_num_threads(1)
+    with job() as ranks:
+        for name, given in json.loads((directory / "cells.json").read_text()).items():
+            plan = document.from_dict(Schedule, given["schedule"], name)
+            todo = [document.from_dict(Request, one, name) for one in given["requests"]]
+            engine = Engine.load(given["model"], plan, ranks)
+            if "eos" in given:
+                engine.worker.model = dataclasses.replace(engine.model, eos=frozenset(given["eos"]))
+            heard = []
+            report = engine.run(todo if ranks.rank == 0 else [], heard.append)
+            if engine.speaks:
+                assert heard == list(report.results)
+                results = [document.to_dict(one) for one in report.results]
+                served = [document.to_dict(one) for one in report.served]
+                spans = [document.to_dict(span) for span in report.timeline.spans]
+                found = {"results": results, "served": served, "spans": spans, "seconds": report.seconds}
+                (directory / f"{name}.json").write_text(json.dumps(found))
+            engine.close()
+
+
+if __name__ == "__main__":
+    run_cells(Path(sys.argv[1]))

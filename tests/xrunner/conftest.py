@@ -1,0 +1,62 @@
+"""Tiny models, and jobs of several ranks."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exegpt.models.create import create_model
+
+from .cells import SIZES
+
+ROOT = Path(__file__).parents[2]
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory):
+    """A model directory of each architecture; the Llama's weights in two files."""
+    root = tmp_path_factory.mktemp("models")
+    for arch, kv_heads, shards in (("llama", 2, 2), ("gpt2", 4, 1)):
+        create_model(root / arch, arch, kv_heads=kv_heads, seed=11, shards=shards, **SIZES)
+    return {arch: root / arch for arch in ("llama", "gpt2")}
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Starts Python as the ranks of a job, and gives its process; skips where there is no MPI."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
+    if not MPIRUN:
+        pytest.skip("there is no mpirun: pip install -e '.[mpi]'")
+
+    def run(ranks, *arguments, **environment):
+        given = {
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        }
+        line = [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(line, cwd=ROOT, env=os.environ | given | environment, **pipes)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def job(start):
+    """Runs Python as the ranks of a job to its end."""
+
+    def run(ranks, *arguments, timeout=110, **environment):
+        process = start(ranks, *arguments, **environment)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run

@@ -1,0 +1,174 @@
+"""The engine on the ranks of a job: the tokens of transformers, and the decisions of the simulator."""
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from exegpt.cluster import local_cluster
+from exegpt.document import to_dict
+from exegpt.model import ModelSpec
+from exegpt.workload import RequestLengths
+from xprofiler.roofline import roofline_profile
+from xsimulator.replay import replay
+
+from .cells import LAYOUTS, LENGTHS, POLICIES, generate, requests, schedule
+
+
+@pytest.fixture(scope="module")
+def theirs(directories):
+    """transformers' tokens and gaps for every request of every architecture, and with an end of text."""
+    from transformers import AutoModelForCausalLM
+
+    found = {}
+    for arch, path in directories.items():
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model.generation_config.eos_token_id = None
+        found[arch] = {request.id: generate(model, request) for request in requests()}
+    return found
+
+
+def name_of(arch, policy, degrees, replicas, more=""):
+    return f"{arch}-{policy}-{'.'.join(map(str, degrees))}-x{replicas}{more}"
+
+
+def matrix(directories, ranks, archs, policies=tuple(POLICIES), layouts=None):
+    """Cells by name: (architecture, schedule)."""
+    cells = {}
+    for arch, policy, (degrees, replicas) in itertools.product(archs, policies, layouts or LAYOUTS[ranks]):
+        spec = ModelSpec.from_directory(directories[arch])
+        cells[name_of(arch, policy, degrees, replicas)] = (
+            arch,
+            schedule(spec, policy, degrees, replicas=replicas),
+        )
+    return cells
+
+
+def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110):
+    """What came of every cell, all of them run by one job."""
+    given = {
+        name: {
+            "model": str(directories[arch]),
+            "schedule": to_dict(plan),
+            "requests": [to_dict(one) for one in requests(ignore_eos=eos is None)],
+        }
+        | ({"eos": eos} if eos else {})
+        for name, (arch, plan) in cells.items()
+    }
+    (tmp_path / "cells.json").write_text(json.dumps(given))
+    done = job(ranks, "-m", "mpi4py", "-m", "tests.xrunner.cells", tmp_path, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in cells}
+
+
+def check_tokens(found, theirs):
+    """Every request once, with transformers' tokens but for near ties."""
+    near_ties = 0
+    assert sorted(r["id"] for r in found["results"]) == sorted(theirs)
+    for result in found["results"]:
+        tokens, gaps = theirs[result["id"]]
+        pairs = zip(result["output_ids"], tokens, strict=True)
+        first = next((i for i, (mine, their) in enumerate(pairs) if mine != their), None)
+        if first is not None:
+            assert gaps[first] < 1e-4, (result["id"], first, gaps[first])
+            near_ties += 1
+        assert result["finish_reason"] == "length"
+    assert near_ties <= 1
+
+
+def check_times(found):
+    ends = {r["id"]: r["finish_s"] for r in found["results"]}
+    for one in found["served"]:
+        assert 0 <= one["start_s"] < one["first_token_s"] <= one["finish_s"] == ends[str(one["index"])]
+    assert found["seconds"] == max(span["end_s"] for span in found["spans"])
+    by_device = {}
+    for span in found["spans"]:
+        by_device.setdefault(span["device"], []).append(span)
+    for spans in by_device.values():
+        assert all(a["end_s"] <= b["start_s"] for a, b in itertools.pairwise(spans))
+
+
+def work_of(spans, device):
+    return [(s["phase"], s["micro_batch"], s["sequences"], s["tokens"]) for s in spans if s["device"] == device]
+
+
+def check_decisions(found, plan):
+    """Every stage of every replica did the pieces that the replay predicts, in its order; so did its other ranks."""
+    profile = roofline_profile(plan.model.spec, ROOF, "fp32")
+    predicted = replay(plan, profile, [RequestLengths(n, m) for n, m in LENGTHS])
+    spans = [to_dict(span) for span in predicted.timeline.spans]
+    per_replica = sum(len(stage.devices) for stage in plan.stages)
+    for replica, stage in itertools.product(range(plan.replicas), plan.stages):
+        want = work_of(spans, replica * per_replica + stage.devices[0])
+        assert want
+        for device in stage.devices:
+            assert work_of(found["spans"], replica * per_replica + device) == want
+
+
+def rates():
+    import dataclasses
+
+    local = local_cluster()
+    device = dataclasses.replace(local.device, flops_s={"fp32": 1e11}, bandwidth_bytes_s=2e10)
+    return dataclasses.replace(local, device=device, devices_per_node=4)
+
+
+ROOF = rates()
+
+
+def check_all(found, cells, theirs):
+    for name, (arch, plan) in cells.items():
+        try:
+            check_tokens(found[name], theirs[arch])
+            check_times(found[name])
+            check_decisions(found[name], plan)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(job, tmp_path, directories, theirs):
+    cells = matrix(directories, 2, ["llama"])
+    check_all(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
+
+
+def test_four_ranks_with_groups_of_different_degrees(job, tmp_path, directories, theirs):
+    cells = matrix(directories, 4, ["gpt2"], ["rra", "chunked"], [((2, 1, 1), 1), ((1, 2, 1), 1), ((1, 1), 2)])
+    check_all(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "ranks"), [("gpt2", 2), ("llama", 4), ("gpt2", 4)])
+def test_the_whole_matrix(job, tmp_path, directories, theirs, arch, ranks):
+    cells = matrix(directories, ranks, [arch])
+    check_all(run_cells(job, tmp_path, directories, ranks, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_any_number(job, tmp_path, directories, theirs):
+    spec = ModelSpec.from_directory(directories["llama"])
+    cells = {}
+    for policy, parts, pieces in itertools.product(POLICIES, (1, 2, 3, 5), (None, 1, 4)):
+        plan = schedule(spec, policy, (1, 1), micro_batches=parts, encode_micro_batches=pieces)
+        cells[name_of("llama", policy, (1, 1), 1, f"-{parts}-{pieces}")] = ("llama", plan)
+    check_all(run_cells(job, tmp_path, directories, 2, cells, timeout=600), cells, theirs)
+
+
+def cut_at(tokens, ends):
+    """The tokens up to the first that ends a text."""
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, directories, theirs, ranks):
+    made = Counter(token for tokens, _ in theirs["llama"].values() for token in tokens)
+    ends = [token for token, _ in made.most_common(3)]
+    cells = matrix(directories, ranks, ["llama"], layouts=[((1, 1), 1)])
+    found = run_cells(job, tmp_path, directories, ranks, cells, eos=ends)
+    want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs["llama"].items()}
+    assert any(len(tokens) < len(theirs["llama"][name][0]) for name, tokens in want.items())
+    for name in cells:
+        assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
+        stopped = {r["id"] for r in found[name]["results"] if r["finish_reason"] == "stop"}
+        assert stopped == {r for r, tokens in want.items() if tokens[-1] in ends}, name

@@ -1,0 +1,184 @@
+"""Driver: the rank that decides. It owns the ledger, orders one piece of work after the other, and gets their tokens.
+
+    policy ──Step──► Cut ──Piece──► assembly ──Work──► this rank's stage ──states──► the others ──tokens──► here
+
+The next step is decided when the first stage, this rank's, is free; lengths are booked then, whether their tokens are
+there or not. A piece that decodes is held back until the tokens that it takes are there. So a stop token may come when
+a later iteration of its sequence has been booked, or is on its way: its rows are then ignored. Its blocks may be taken
+again at once, since every stage does its work in the order in which it was given.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exegpt.policies import Cut, Ledger, Piece, Policy, Step
+from exegpt.request import FinishReason, Result
+from exegpt.served import Served
+from xrunner.assembly import Running, Work, assemble
+from xrunner.transport import TOKENS
+from xrunner.worker import END, Worker, read_made
+
+_NAP_S = 0.02
+"""Longest sleep while no request has arrived, so that a cancellation is noticed."""
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A piece that is still on the stages."""
+
+    receivers: list[Running]
+    made: torch.Tensor
+    pending: Any
+
+
+class Driver:
+    """One replica's run: every step goes through one and the same line of stages.
+
+    `cancelled` are ids that somebody adds meanwhile; `on_finish` gets every result as it comes, and `on_turn` is called
+    now and then.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        ledger: Ledger,
+        running: Mapping[int, Running],
+        cut: Cut,
+        cancelled: set[str],
+        on_finish: Callable[[Result], None],
+        on_turn: Callable[[], object],
+    ):
+        self.worker = worker
+        self.ledger = ledger
+        self.running = running
+        self.cut = cut
+        self.cancelled = cancelled
+        self.on_finish = on_finish
+        self.on_turn = on_turn
+        self.now = worker.now
+        self.served: list[Served] = []
+        self._flying: deque[_Flight] = deque()
+        self._stopped: list[Running] = []
+        """Whose stop token has come, and whom the ledger doesn't know of yet."""
+
+    def finish(self, policy: Policy) -> None:
+        """Iterate until nobody waits, nobody is resident and every token is there."""
+        while not self._idle():
+            now = self.now()
+            step = policy.next_step(self.ledger, now)
+            if step is None:
+                self._sleep(now)
+            else:
+                self._do(step, now)
+        self._land()
+
+    def _idle(self) -> bool:
+        """Whether all is decided, after a look at what has come."""
+        self.on_turn()
+        self._hear()
+        self._book_stops()
+        self._drop_cancelled()
+        return self.ledger.idle
+
+    def _do(self, step: Step, now: float) -> None:
+        """Order a step that was decided at `now`, and book it."""
+        for sequence, _ in step.encode:
+            one = self.running[sequence.index]
+            one.start_s = now if one.start_s is None else one.start_s
+        for number, piece in enumerate(self.cut.pieces(step)):
+            self._await_tokens(piece)
+            self._order(*assemble(piece, self.running, self.ledger.pool.block_size), self.now() if number else now)
+        self.ledger.advance(step)
+        self._book_stops()
+
+    def _await_tokens(self, piece: Piece) -> None:
+        """Wait until the tokens that a piece takes are there."""
+        decoding = [self.running[sequence.index] for sequence in piece.decode]
+        if self.worker.transport:
+            self.worker.transport.wait(lambda: self._hear() or not any(one.short_of for one in decoding))
+
+    def _order(self, work: Work, receivers: list[Running], start: float) -> None:
+        """Send a piece to all ranks of this line, and do this rank's share of it."""
+        worker, place = self.worker, self.worker.place
+        if worker.transport:
+            worker.transport.post(work, *place.followers)
+        made = worker.run(work, start)
+        if made is not None:
+            self._give(receivers, made)
+        elif receivers:
+            assert worker.transport
+            made = torch.empty(1 + len(receivers), dtype=torch.int64)
+            self._flying.append(_Flight(receivers, made, worker.transport.expect(made, place.sampler, TOKENS)))
+
+    def _hear(self) -> None:
+        """Take the tokens that have come."""
+        while self._flying and self.worker.transport and self.worker.transport.arrived(self._flying[0].pending):
+            flight = self._flying.popleft()
+            self._give(flight.receivers, flight.made)
+
+    def _give(self, receivers: list[Running], made: torch.Tensor) -> None:
+        """The tokens of a piece to their requests; those that end by theirs are reported."""
+        moment, tokens = read_made(made)
+        for one, token in zip(receivers, tokens, strict=True):
+            if one.ended:
+                continue
+            one.output.append(token)
+            if one.first_token_s is None:
+                one.first_token_s = moment
+            if token in self.worker.model.eos and not one.request.ignore_eos:
+                self._stopped.append(one)
+                self._end(one, "stop", moment)
+            elif len(one.output) == one.request.max_tokens:
+                self._end(one, "length", moment)
+
+    def _book_stops(self) -> None:
+        for one in self._stopped:
+            self.ledger.stop(one.sequence)
+        self._stopped.clear()
+
+    def _end(self, one: Running, reason: FinishReason, moment: float) -> None:
+        start, first = one.start_s, one.first_token_s
+        assert start is not None and first is not None, "a finished request has begun"
+        request, sequence = one.request, one.sequence
+        self.served.append(
+            Served(sequence.index, sequence.input_tokens, len(one.output), request.arrival_s, start, first, moment)
+        )
+        self._report(one, reason, moment)
+
+    def _report(self, one: Running, reason: FinishReason, moment: float) -> None:
+        one.ended = True
+        request = one.request
+        times = (request.arrival_s, one.start_s, one.first_token_s, moment)
+        self.on_finish(Result(request.id, len(request.prompt_ids), tuple(one.output), reason, *times))
+
+    def _drop_cancelled(self) -> None:
+        if not self.cancelled:
+            return
+        asked = set()
+        while self.cancelled:  # one by one: another thread may add meanwhile
+            asked.add(self.cancelled.pop())
+        alive = [*self.ledger.waiting, *self.ledger.resident]
+        for one in [self.running[sequence.index] for sequence in alive if not sequence.finished]:
+            if one.request.id in asked:
+                self.ledger.cancel(one.sequence)
+                self._report(one, "cancelled", self.now())
+
+    def _sleep(self, now: float) -> None:
+        """Until the next arrival, or a little, so that a cancellation is noticed."""
+        arrival = self.ledger.next_arrival(now)
+        if arrival is None:
+            raise RuntimeError(f"none of {len(self.ledger.waiting)} waiting requests is ever run")
+        time.sleep(max(0.0, min(arrival - self.now(), _NAP_S)))
+
+    def _land(self) -> None:
+        """Wait for the last tokens, and let the workers go."""
+        if self.worker.transport:
+            self.worker.transport.wait(lambda: self._hear() or not self._flying)
+            self.worker.transport.post(END, *self.worker.place.followers)
+        self._book_stops()
+        self.ledger.check()

@@ -1,0 +1,84 @@
+"""Worker: one rank's layers at work on one piece after the other."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from exegpt.models import KVCache, Model
+from exegpt.models.weights import torch_dtype
+from exegpt.timeline import Span
+from xrunner.assembly import Work
+from xrunner.place import Place
+from xrunner.transport import STATES, TOKENS, Transport
+
+END = "end"
+"""The order after which a worker has nothing more to do."""
+
+
+class Worker:
+    """Takes states from the stage before, or embeds tokens; computes its layers; hands states on, or samples tokens.
+
+    `transport` is None where the rank is alone.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, place: Place, transport: Transport | None):
+        self.model = model
+        self.cache = cache
+        self.place = place
+        self.transport = transport
+        self.now: Callable[[], float] = lambda: 0.0
+        """Seconds since the run began, on every rank alike."""
+        self.spans: list[Span] = []
+        self._states = torch.empty(0)
+
+    def begin(self, now: Callable[[], float], rows: int) -> None:
+        """Be ready for a run whose pieces have up to `rows` rows."""
+        self.now, self.spans = now, []
+        self._room(rows)
+
+    def run(self, work: Work, start: float | None = None) -> torch.Tensor | None:
+        """Compute a piece, from `start` on (None: from when its states are there). Where this rank samples: the moment
+        it was done, as the bits of a float, and its tokens, int64 [1 + tokens].
+        """
+        place, out = self.place, None
+        x = None if place.before is None else self._take(work, place.before)
+        start = self.now() if start is None else start
+        if place.samples:
+            out = self.model.step(work.batch(), self.cache, x)
+        else:
+            x = self.model.forward(work.batch(), self.cache, x)
+        end = self.now()
+        for rank in place.after:
+            assert self.transport and x is not None
+            self.transport.send(x, rank, STATES)
+        span = Span(place.rank, place.stage, work.phase, work.micro_batch, start, end, work.sequences, work.computed)
+        self.spans.append(span)
+        return None if out is None else torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), out])
+
+    def serve(self) -> None:
+        """Do what the driver orders, until it says that this is the end."""
+        transport, driver = self.transport, self.place.driver
+        assert transport, "a rank that is alone orders itself"
+        while (work := transport.wait(lambda: transport.poll(driver))) != END:
+            made = self.run(work)
+            if made is not None and work.gives:
+                transport.send(made, driver, TOKENS)
+
+    def _take(self, work: Work, before: int) -> torch.Tensor:
+        """The states of a piece's rows, from the stage before: [rows, hidden]."""
+        assert self.transport
+        rows = len(work.tokens)
+        return self.transport.receive(self._room(rows)[:rows], before, STATES)
+
+    def _room(self, rows: int) -> torch.Tensor:
+        """The buffer for states that come, large enough for so many rows."""
+        if len(self._states) < rows and self.place.before is not None:
+            self._states = torch.zeros(rows, self.model.spec.hidden, dtype=torch_dtype(self.model.dtype))
+        return self._states
+
+
+def read_made(made: torch.Tensor) -> tuple[float, list[int]]:
+    """When a piece was done, and its tokens: what `Worker.run` gave."""
+    array = made.numpy()
+    return float(array[:1].view(np.float64)[0]), array[1:].tolist()
