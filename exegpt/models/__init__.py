@@ -2,8 +2,9 @@
 
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
-from exegpt.models.decoder import Model, load_model, random_model
+from exegpt.models.decoder import Model
 from exegpt.models.families import check_runnable
+from exegpt.models.load import load_model, random_model
 from exegpt.models.shard import Shard
 
 __all__ = [

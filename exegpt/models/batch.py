@@ -33,6 +33,9 @@ class AttentionBatch:
     """int32 [sequences + 1], counted from `begin`"""
     contexts: torch.Tensor
     """int32 [sequences]"""
+    starts: torch.Tensor | None = None
+    """int32 [sequences]: of an encoder-decoder's decoding sequences, where their own tokens begin in the cache, after
+    their input's; None for prompts, and in a decoder-only model."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def attend(
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:
         own = slice(part.begin, part.end)
-        attention(q[own], keys, values, part.tables, part.offsets, part.contexts, attended[own], **options)
+        arrays = part.tables, part.offsets, part.contexts
+        attention(q[own], keys, values, *arrays, attended[own], starts=part.starts, **options)
     attended[parts[-1].end :] = 0
     return attended

@@ -114,6 +114,23 @@ def _config(
             "pad_token_id": _BYTES,
             "tie_word_embeddings": True,
         }
+    if arch == "t5":
+        return ends | {
+            "architectures": ["T5ForConditionalGeneration"],
+            "model_type": "t5",
+            "num_layers": layers,
+            "num_decoder_layers": layers,
+            "d_model": hidden,
+            "num_heads": heads,
+            "d_kv": hidden // heads,
+            "d_ff": ffn,
+            "n_positions": context,
+            "feed_forward_proj": "gated-gelu",
+            "is_encoder_decoder": True,
+            "pad_token_id": _BYTES,
+            "decoder_start_token_id": _BYTES,
+            "tie_word_embeddings": False,
+        }
     if arch == "gpt2":
         return ends | {
             "architectures": ["GPT2LMHeadModel"],
@@ -137,7 +154,8 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
     family = FAMILIES[spec.architecture]
     where: dict[str, str] = {}
     for shard in range(shards):
-        own = range(shard * spec.layers // shards, (shard + 1) * spec.layers // shards)
+        most = max(spec.layers, spec.encoder_layers)
+        own = range(shard * most // shards, (shard + 1) * most // shards)
         shapes = {name: shape for layer in own for name, shape in family.layer_shapes(spec, layer).items()}
         if shard == shards - 1:
             shapes |= family.outer_shapes(spec)

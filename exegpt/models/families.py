@@ -4,7 +4,7 @@ from types import ModuleType
 
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.models import gpt2, llama, opt
+from exegpt.models import gpt2, llama, opt, t5
 
 FAMILIES: dict[str, ModuleType] = {
     "llama": llama,
@@ -13,8 +13,10 @@ FAMILIES: dict[str, ModuleType] = {
     "qwen3": llama,
     "gpt2": gpt2,
     "opt": opt,
+    "t5": t5,
 }
-"""Architecture → the module with its `check_config`, `layer_shapes`, `outer_shapes` and `build`."""
+"""Architecture → the module with its `check_config`, `layer_shapes` and `outer_shapes`, and for a decoder-only model
+`build`."""
 
 
 def check_runnable(spec: ModelSpec) -> None:

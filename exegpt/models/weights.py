@@ -127,7 +127,7 @@ def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch
 
 
 _HEADS = ("lm_head.weight", "wte.weight", "decoder.embed_tokens.weight")
-_EMBEDDINGS = ("embed_tokens.weight", "embed_positions.weight", "wpe.weight")
+_EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "embed_positions.weight", "wpe.weight")
 
 
 def _inputs(name: str, shape: tuple[int, ...]) -> int:

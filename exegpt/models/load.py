@@ -1,0 +1,121 @@
+"""Loading: a model of a directory's weights, or of random ones, whole or a stage or shard of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec, read_config
+from exegpt.models import t5
+from exegpt.models.decoder import Model
+from exegpt.models.encoder_decoder import EncoderDecoder
+from exegpt.models.families import FAMILIES, check_runnable
+from exegpt.models.shard import WHOLE, Shard
+from exegpt.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
+
+
+def load_model(
+    directory: str | Path,
+    dtype: str = "fp32",
+    layers: range | int | None = None,
+    shard: Shard = WHOLE,
+    embedding: bool = True,
+    head: bool = True,
+) -> Model:
+    """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
+    or a shard of each, with or without the embedding and the head. Only its own tensors are read.
+
+    InputError for what can't be run, cut or read.
+    """
+    config = _with_generation_config(Path(directory), read_config(directory))
+    spec = ModelSpec.from_directory(directory)
+    weights = SafetensorsWeights(directory, torch_dtype(dtype))
+    return _build(spec, config, weights, dtype, layers, shard, embedding, head)
+
+
+def random_model(
+    spec: ModelSpec, layers: range | int | None = None, dtype: str = "fp32", seed: int = 0, shard: Shard = WHOLE
+) -> Model:
+    """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
+    weights = RandomWeights(torch_dtype(dtype), seed)
+    return _build(spec, {}, weights, dtype, layers, shard)
+
+
+@torch.inference_mode()
+def _build(
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    layers: range | int | None,
+    shard: Shard,
+    embedding: bool = True,
+    head: bool = True,
+) -> Model:
+    check_runnable(spec)
+    family = FAMILIES[spec.architecture]
+    family.check_config(config, spec.name)
+    own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
+    if not 0 <= own.start < own.stop <= spec.layers:
+        raise InputError(
+            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
+        )
+    if spec.encoder_layers:
+        if not (embedding and head and own.start == 0):
+            raise InputError(
+                f"Model '{spec.name}' has an encoder and a decoder, which can't be split into stages yet: use one "
+                "stage, on several devices with tensor parallelism."
+            )
+        return _encoder_decoder(spec, config, weights, dtype, own, shard)
+    made, ends = family.build(spec, config, weights, own, shard, embedding, head)
+    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head)
+
+
+def _encoder_decoder(
+    spec: ModelSpec, config: dict[str, Any], weights: Weights, dtype: str, layers: range, shard: Shard
+) -> EncoderDecoder:
+    """Both stacks, of each no more than `layers` layers."""
+
+    def stack(name: str, count: int) -> tuple[t5.T5Layer, ...]:
+        return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers if i < count)
+
+    start = config.get("decoder_start_token_id", config.get("bos_token_id"))
+    if start is None and config:
+        raise InputError(
+            f"The config of model '{spec.name}' lacks decoder_start_token_id: its decoder can't begin without it."
+        )
+    return EncoderDecoder(
+        spec=spec,
+        dtype=dtype,
+        layers=stack("decoder", spec.layers),
+        ends=t5.T5Ends(spec, config, weights),
+        eos=_eos(config, spec.name),
+        shard=shard,
+        start=(start or 0,),
+        encoder=stack("encoder", spec.encoder_layers),
+        encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
+        decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),
+    )
+
+
+def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the special tokens of generation_config.json, where that has any, as `generate` takes them."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return config
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+        raise InputError(f"'{path}' is not valid JSON: {error}.") from None
+
+
+def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
+    """End-of-text tokens."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) for v in values):
+        raise InputError(f"eos_token_id of model '{name}' is {value!r}: it must be an integer or a list.")
+    return frozenset(values)
