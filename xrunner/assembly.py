@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,17 +30,21 @@ class Running:
     first_token_s: float | None = None
     ended: bool = False
     """Whether its last token is there, or it was cancelled: what else comes for it is ignored."""
+    start: tuple[int, ...] = ()
+    """What an encoder-decoder caches before its output; see `Model.start`."""
 
     @property
     def short_of(self) -> bool:
         """Whether the token that its next iteration takes isn't there yet."""
         place = self.sequence.cached - self.sequence.finished
-        return place >= len(self.prompt) + len(self.output)
+        return place >= len(self.prompt) + len(self.start) + len(self.output)
 
     def token(self, position: int) -> int:
-        """The token at a position of prompt and output."""
+        """The token at a position of prompt, start and output."""
         beyond = position - len(self.prompt)
-        return self.output[beyond] if beyond >= 0 else int(self.prompt[position])
+        if beyond < 0:
+            return int(self.prompt[position])
+        return self.start[beyond] if beyond < len(self.start) else self.output[beyond - len(self.start)]
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,11 @@ class _Part:
     tables: list[Array]
     """[sequences]: its blocks"""
     rows: list[int]
-    """Tokens that are followed by a new one."""
+    """Tokens that are followed by a new one: of prompts the last, but for an encoder-decoder's."""
     receivers: list[Running]
     """Whose the new ones are."""
+    starts: list[int] | None = None
+    """[sequences]: where their own tokens begin in the cache, in an encoder-decoder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +81,8 @@ class Work:
     tokens: Array
     positions: Array
     slots: Array
-    attention: tuple[tuple[int, int, Array, Array, Array], ...]
-    """(begin, end, tables, offsets, contexts)"""
+    attention: tuple[tuple[Any, ...], ...]
+    """(begin, end, tables, offsets, contexts, and starts where there are any)"""
     rows: Array | None
     gives: int
     """Tokens that it gives."""
@@ -132,7 +139,7 @@ def _encoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
     for one in encoding:
         if one.table is None:
             one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
-    whole = [context == len(one.prompt) for one, context in zip(encoding, contexts, strict=True)]
+    whole = [context == len(one.prompt) and not one.start for one, context in zip(encoding, contexts, strict=True)]
     last = (np.cumsum(counts) - 1).tolist()
     spans = list(zip(encoding, begins, contexts, strict=True))
     return _Part(
@@ -157,15 +164,17 @@ def _decoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
         tables=[one.table for one in decoding if one.table is not None],
         rows=list(range(len(decoding))),
         receivers=decoding,
+        starts=[len(one.prompt) for one in decoding] if decoding[0].start else None,
     )
 
 
-def _attention(begin: int, part: _Part) -> tuple[int, int, Array, Array, Array]:
+def _attention(begin: int, part: _Part) -> tuple[Any, ...]:
     wide = np.zeros((len(part.tables), max(map(len, part.tables))), dtype=np.int32)
     for row, table in zip(wide, part.tables, strict=True):
         row[: len(table)] = table
     offsets = np.cumsum([0, *part.counts], dtype=np.int32)
-    return begin, begin + len(part.tokens), wide, offsets, np.array(part.contexts, dtype=np.int32)
+    places = [np.array(of, dtype=np.int32) for of in (part.contexts, part.starts) if of is not None]
+    return begin, begin + len(part.tokens), wide, offsets, *places
 
 
 def _slots(part: _Part, block_size: int) -> Array:

@@ -139,7 +139,7 @@ class Engine:
         for index, request in share:
             prompt = np.array(request.prompt_ids, dtype=np.int64)
             sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
-            running[index] = Running(request, sequence, prompt)
+            running[index] = Running(request, sequence, prompt, start=self.model.start)
         ledger.submit(one.sequence for one in running.values())
         stages = len(self.place.line)
         cut = Cut(self.schedule.micro_batches or stages, self.schedule.encode_micro_batches, self.schedule.replicas)
@@ -189,7 +189,7 @@ class Engine:
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)
-            need = pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1)
+            need = pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1 + len(self.model.start))
             if need > pool.total:
                 raise InputError(
                     f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {pool.total}: "

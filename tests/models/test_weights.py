@@ -61,7 +61,7 @@ def test_bfloat16_is_half_as_large(tmp_path):
         ({"kv_heads": 3}, "KV heads"),
         ({"hidden": 66}, "66"),
         ({"layers": 0, "shards": 0}, "shards"),
-        ({"arch": "t5"}, "t5"),
+        ({"arch": "bert"}, "bert"),
         ({"arch": "gpt2", "kv_heads": 2}, "KV heads"),
         ({"dtype": "int4"}, "int4"),
     ],
