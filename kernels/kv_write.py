@@ -12,6 +12,11 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     Slot s is place s mod block_size of block s // block_size. `keys` is [blocks, kv_heads, head_size, block_size],
     `values` [blocks, kv_heads, block_size, head_size].
     """
+    if k.device.type == "cuda":
+        from exegpt.kernels.rotary_gpu import kv_write_gpu
+
+        kv_write_gpu(k, v, keys, values, slots)
+        return
     if not compiled(k):
         kv_write_reference(k, v, keys, values, slots)
         return

@@ -1,25 +1,59 @@
-"""Root-mean-square normalisation."""
+"""Normalisation of rows: by their root mean square (RMSNorm), or by mean and variance (LayerNorm)."""
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numba import njit, prange
 
 from exegpt.kernels.threads import compiled
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows of x [tokens, hidden] over their root mean square, times weight [hidden]."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Rows of x [tokens, hidden] over their root mean square, times weight [hidden].
+
+    With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
+    """
+    if x.device.type == "cuda":
+        from exegpt.kernels.norm_gpu import norm_gpu
+
+        return norm_gpu(x, weight, None, epsilon, residual)
     if not compiled(x):
-        return rms_norm_reference(x, weight, epsilon)
+        return rms_norm_reference(x, weight, epsilon, residual)
+    x = x if residual is None else residual.add_(x)
     out = torch.empty_like(x)
     _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
     return out
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """`rms_norm` in plain PyTorch; sums in float32 whatever the dtype."""
-    wide = x.float()
+    wide = (x if residual is None else residual.add_(x)).float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype) * weight
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Rows of x [tokens, hidden] with mean 0 and variance 1, times weight, plus bias, both [hidden].
+
+    With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
+    """
+    if x.device.type == "cuda":
+        from exegpt.kernels.norm_gpu import norm_gpu
+
+        return norm_gpu(x, weight, bias, epsilon, residual)
+    return layer_norm_reference(x, weight, bias, epsilon, residual)
+
+
+def layer_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`layer_norm` in plain PyTorch, and on the processor."""
+    return F.layer_norm(x if residual is None else residual.add_(x), weight.shape, weight, bias, epsilon)
 
 
 @njit(

@@ -3,6 +3,7 @@
 import torch
 from numba import njit, prange
 
+from exegpt.kernels.kv_write import kv_write, kv_write_reference
 from exegpt.kernels.threads import compiled
 
 
@@ -11,6 +12,11 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sine
 
     `cosines` and `sines` are float32 [context, head_size / 2].
     """
+    if x.device.type == "cuda":
+        from exegpt.kernels.rotary_gpu import rotate_gpu
+
+        rotate_gpu(x, positions, cosines, sines)
+        return
     if not compiled(x):
         rotate_reference(x, positions, cosines, sines)
         return
@@ -22,6 +28,49 @@ def rotate_reference(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Te
     cos, sin = cosines[positions].unsqueeze(1), sines[positions].unsqueeze(1)
     a, b = x.float().chunk(2, dim=-1)
     x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+
+
+def rotate_and_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Rotate q [tokens, heads, head_size] in place, store k rotated and v, [tokens, kv_heads, head_size], in the cache.
+
+    `rotate` of q and k, then `kv_write`, whose arguments they are; one kernel on a GPU. What k holds afterwards is
+    undefined: rotated or not.
+    """
+    if q.device.type == "cuda":
+        from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
+
+        rotate_and_write_gpu(q, k, v, positions, cosines, sines, keys, values, slots)
+        return
+    rotate(q, positions, cosines, sines)
+    rotate(k, positions, cosines, sines)
+    kv_write(k, v, keys, values, slots)
+
+
+def rotate_and_write_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """`rotate_and_write` in plain PyTorch."""
+    rotate_reference(q, positions, cosines, sines)
+    rotate_reference(k, positions, cosines, sines)
+    kv_write_reference(k, v, keys, values, slots)
 
 
 @njit(

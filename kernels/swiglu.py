@@ -1,4 +1,6 @@
-"""The gate of a SwiGLU feed-forward layer."""
+"""The gates of feed-forward layers: SwiGLU with SiLU, GEGLU with GELU in its tanh form."""
+
+import math
 
 import numpy as np
 import torch
@@ -8,14 +10,18 @@ from numba import njit, prange
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.threads import compiled
 
+SLOPE, BEND = 2 * math.sqrt(2 / math.pi), 0.044715
+"""GELU's tanh form is x · sigmoid(SLOPE · (x + BEND · x³)), SiLU is x · sigmoid(x)."""
+
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up for x [tokens, 2·width], the gates first: [tokens, width]."""
-    if not compiled(x):
-        return swiglu_reference(x)
-    out = torch.empty(x.shape[0], x.shape[1] // 2)
-    _swiglu(x.numpy(), out.numpy())
-    return out
+    return _gated(x) if _fast(x) else swiglu_reference(x)
+
+
+def geglu(x: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) · up, GELU in its tanh form, for x [tokens, 2·width], the gates first: [tokens, width]."""
+    return _gated(x, SLOPE, BEND) if _fast(x) else geglu_reference(x)
 
 
 def swiglu_reference(x: torch.Tensor) -> torch.Tensor:
@@ -24,15 +30,37 @@ def swiglu_reference(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def geglu_reference(x: torch.Tensor) -> torch.Tensor:
+    """`geglu` in plain PyTorch."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def _fast(x: torch.Tensor) -> bool:
+    return x.device.type == "cuda" or compiled(x)
+
+
+def _gated(x: torch.Tensor, slope: float = 1.0, bend: float = 0.0) -> torch.Tensor:
+    if x.device.type == "cuda":
+        from exegpt.kernels.swiglu_gpu import gated_gpu
+
+        return gated_gpu(x, slope, bend)
+    out = torch.empty(x.shape[0], x.shape[1] // 2)
+    _gate(x.numpy(), slope, bend, out.numpy())
+    return out
+
+
 @njit(
-    ["void(float32[:, ::1], float32[:, ::1])"],
+    ["void(float32[:, ::1], float32, float32, float32[:, ::1])"],
     parallel=True,
     cache=True,
     fastmath=True,
     error_model="numpy",
 )
-def _swiglu(x, out):  # type: ignore[no-untyped-def]
+def _gate(x, slope, bend, out):  # type: ignore[no-untyped-def]
     width = out.shape[1]
     for row in prange(len(out)):
         for i in range(width):
-            out[row, i] = x[row, i] / (np.float32(1) + exp(-x[row, i])) * x[row, width + i]
+            gate = x[row, i]
+            inner = slope * (gate + bend * gate * gate * gate)
+            out[row, i] = gate / (np.float32(1) + exp(-inner)) * x[row, width + i]

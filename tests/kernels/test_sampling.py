@@ -1,0 +1,178 @@
+"""Sampling: kernel for the processor, Triton kernel and plain reference against each other, transformers and chance."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from exegpt.kernels.sampling import Sampling, arrival_times, philox, sample, sample_reference
+
+from .gpu import needs_triton, there
+
+
+def sampling(rows, temperature=1.0, top_k=0, top_p=1.0, penalty=1.0, seed=0, history=None):
+    """The same for all rows, which are one sequence's places."""
+    return Sampling(
+        torch.full((rows,), float(temperature)),
+        torch.full((rows,), top_k, dtype=torch.int32),
+        torch.full((rows,), float(top_p)),
+        torch.full((rows,), float(penalty)),
+        torch.full((rows,), seed),
+        torch.arange(rows),
+        torch.empty(rows, 0, dtype=torch.int64) if history is None else history,
+    )
+
+
+def mixed(rows, vocab, seed=0):
+    """Logits, and rows that all sample in another way."""
+    g = torch.Generator().manual_seed(seed)
+
+    def any_of(*values):
+        return torch.tensor(values)[torch.randint(0, len(values), (rows,), generator=g)]
+
+    logits = torch.randn(rows, vocab, generator=g) * 4
+    return logits, Sampling(
+        any_of(0.0, 0.1, 0.7, 1.0, 3.0),
+        any_of(0, 1, 2, 5, 50, 10**6).int(),
+        any_of(0.0, 0.1, 0.5, 0.9, 0.99, 1.0),
+        any_of(0.5, 1.0, 1.3),
+        torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g),
+        torch.randint(0, 10**6, (rows,), generator=g),
+        torch.randint(-1, vocab, (rows, 6), generator=g),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "counter", "words"),
+    [
+        (0, (0, 0, 0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (-1, (0xFFFFFFFF,) * 4, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            0x299F31D0A4093822,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_gives_its_authors_answers(seed, counter, words):
+    made = philox(*(torch.tensor([value]) for value in (seed, *counter)))
+    assert " ".join(f"{word.item():08x}" for word in made) == words
+
+
+def test_arrival_times_are_exponential():
+    times = arrival_times(torch.arange(50), torch.zeros(50, dtype=torch.int64), 4000)
+    assert times.min() > 0
+    torch.testing.assert_close(times.mean(), torch.tensor(1.0), atol=0.01, rtol=0)
+    for quantile in (1e-4, 0.01, 0.5, 0.99):
+        edge = -torch.log1p(torch.tensor(-quantile))
+        share = (times < edge).float().mean()
+        assert abs(share - quantile) < 5 * (quantile / times.numel()) ** 0.5
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 12), st.integers(1, 700), st.integers(0, 10**6))
+def test_kernel_and_reference_choose_alike(rows, vocab, seed):
+    logits, how = mixed(rows, vocab, seed)
+    assert sample(logits, how).tolist() == sample_reference(logits, how).tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 130, 9001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@needs_triton
+def test_the_triton_kernel_chooses_alike(vocab, dtype):
+    from exegpt.kernels.sampling_gpu import sample_gpu
+
+    logits, how = mixed(6, vocab)
+    logits = logits.to(dtype)
+    on_gpu = Sampling(*there(*vars(how).values()))
+    assert sample_gpu(there(logits), on_gpu).tolist() == sample_reference(logits, how).tolist()
+
+
+@needs_triton
+def test_the_triton_kernel_without_a_history():
+    from exegpt.kernels.sampling_gpu import sample_gpu
+
+    logits, how = torch.randn(2, 50), sampling(2)
+    assert sample_gpu(there(logits), Sampling(*there(*vars(how).values()))).tolist() == sample(logits, how).tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.6},
+        {"top_k": 7},
+        {"top_p": 0.8},
+        {"penalty": 1.4},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.6, "penalty": 1.2},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_transformers_keeps_the_same_tokens(options):
+    from transformers.generation import logits_process as theirs
+
+    rows, vocab = 60, 101
+    g = torch.Generator().manual_seed(3)
+    logits, history = torch.randn(rows, vocab, generator=g) * 3, torch.randint(0, vocab, (rows, 9), generator=g)
+    steps = [
+        theirs.RepetitionPenaltyLogitsProcessor(options.get("penalty", 1.0)),
+        theirs.TemperatureLogitsWarper(options.get("temperature", 1.0)),
+        theirs.TopKLogitsWarper(options.get("top_k", vocab)),
+        theirs.TopPLogitsWarper(options.get("top_p", 1.0)),
+    ]
+    scores = logits.clone()
+    for step in steps:
+        scores = step(history, scores)
+    how = sampling(rows, seed=5, history=history, **options)
+    want = (scores - arrival_times(how.seed, how.position, vocab).log()).argmax(1)
+    assert sample(logits, how).tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_k": 4}, {"top_p": 0.7}])
+def test_tokens_come_as_often_as_they_should(options):
+    rows, vocab = 20_000, 11
+    logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * 1.5).repeat(rows, 1)
+    x = logits[0] / options.get("temperature", 1.0)
+    best, order = x.softmax(0).sort(descending=True)
+    kept = torch.arange(vocab) < (options.get("top_k") or vocab)
+    kept &= best.cumsum(0) - best < options.get("top_p", 1.0)
+    share = torch.zeros(vocab).scatter(0, order, best * kept)
+    drawn = sample(logits, sampling(rows, seed=9, **options)).bincount(minlength=vocab)
+    assert not drawn[share == 0].any()
+    expected = share[share > 0].double()
+    assert chisquare(drawn[share > 0].double(), expected / expected.sum() * rows).pvalue > 1e-3
+
+
+def test_a_rows_token_does_not_depend_on_its_batch():
+    logits, how = mixed(12, 300)
+    together = sample(logits, how).tolist()
+    alone = [sample(logits[i : i + 1], Sampling(*(t[i : i + 1] for t in vars(how).values()))).item() for i in range(12)]
+    assert together == alone
+    assert sample(logits, how).tolist() == together
+
+
+def test_places_and_seeds_draw_anew():
+    logits = torch.zeros(400, 1000)
+    assert len(set(sample(logits, sampling(400)).tolist())) > 250
+    one_place = sampling(400)
+    by_seed = Sampling(**{**vars(one_place), "position": one_place.seed, "seed": one_place.position})
+    assert len(set(sample(logits, by_seed).tolist())) > 250
+
+
+def test_greedy_takes_the_first_of_equals_and_knows_the_penalty():
+    logits = torch.zeros(2, 1200)
+    logits[:, [700, 40, 1100]] = 2.0
+    history = torch.tensor([[-1, -1], [40, 40]])
+    how = sampling(2, temperature=0, penalty=1.5, history=history)
+    for choose in (sample, sample_reference):
+        assert choose(logits, how).tolist() == [40, 700]
+
+
+def test_tokens_that_are_ruled_out_never_come():
+    logits = torch.full((200, 40), -torch.inf)
+    logits[:, [3, 17]] = torch.tensor([0.0, -1.0])
+    for options in ({}, {"top_k": 5}, {"top_p": 0.99}, {"top_k": 1}):
+        for choose in (sample, sample_reference):
+            assert set(choose(logits, sampling(200, **options)).tolist()) == (
+                {3} if options == {"top_k": 1} else {3, 17}
+            )
