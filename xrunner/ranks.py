@@ -151,6 +151,17 @@ class Ranks:
                     )
         return mine
 
+    def share(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, on every rank; Agreed, on all of them, where it raises an InputError."""
+        made: list[T] = []
+
+        def first() -> dict[str, str]:
+            made.append(make())
+            return {}
+
+        self.agree(dict if self.rank else first)
+        return made[0] if self.world is None else self.world.bcast(made[0] if made else None)
+
     def _wait(self, request: Any) -> None:
         nap, longest = _NAPS_S
         while not request.Test():

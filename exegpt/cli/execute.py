@@ -30,18 +30,21 @@ def execute(
 def compare(schedule: Schedule, profile: Profile, report: "RunReport") -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have."""
     import xsimulator
+    from xrunner.place import ranks_needed
     from xsimulator.replay import replay
 
     done = sorted(report.served, key=lambda s: s.index)
     predicted = replay(schedule, profile, [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done])
-    busy = sum(span.end_s - span.start_s for span in report.timeline.spans)
+    busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
+    for span in report.timeline.spans:
+        busy[span.device] += span.end_s - span.start_s
     return Comparison(
         schedule=schedule,
         measured=summarise(
             report.served,
             report.seconds,
             schedule.bound,
-            utilisation=(busy / report.seconds if report.seconds else 0.0,),
+            utilisation=tuple(seconds / report.seconds if report.seconds else 0.0 for seconds in busy.values()),
         ),
         predicted=predicted.estimate,
         steady=xsimulator.estimate(schedule, profile),

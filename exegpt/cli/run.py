@@ -1,6 +1,6 @@
 """`exegpt run`: runs requests offline and measures."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
+    from xrunner.ranks import Ranks
 
 
 def run(
@@ -37,46 +38,81 @@ def run(
 ) -> None:
     """Run requests offline and measure, beside what was predicted. Without a schedule one is searched first.
 
+    A schedule of several devices needs a rank for each.
+
     Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
+
+    Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
     """
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
+    from xrunner.ranks import job
+
+    if resume and out is None:
+        raise InputError("--resume needs --out: it goes on with that file.")
+
+    def ask() -> _Asked:
+        output.check_output(report)
+        directory, given = inputs.model_directory(model), inputs.read_schedule(schedule) if schedule else None
+        if given is None and ranks.size > 1:
+            raise InputError(f"{ranks.size} ranks were started without a schedule for so many: pass --schedule.")
+        wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
+        setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None)
+        chosen = given or tuned_schedule(
+            setting,
+            latency_bound,
+            policy,
+            encode_batch=encode_batch,
+            decode_iterations=decode_iterations,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        return _Asked(directory, chosen, setting, wanted, rejected)
+
+    with job() as ranks:
+        asked = ranks.share(ask)
+        ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
+        inputs.set_threads(ranks.threads(threads))
+        done = _run(asked, ranks, out, resume)
+    if done is None:
+        return
+    if report:
+        write_report(report, f"{asked.setting.model.name}: a run", asked.setting, [done])
+    if json:
+        return output.emit(done.document() | {"schedule": _plain(asked.schedule), **_closing(asked.setting, seed)})
+    _print(done, asked.setting)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be run, on every rank."""
+
+    directory: Path
+    schedule: "Schedule"
+    setting: "Setting"
+    requests: "list[Request]"
+    rejected: "list[Result]"
+
+
+def _read(
+    directory: Path, given: "Schedule | None", source: str, columns: str | None, seed: int, skip_invalid: bool
+) -> "tuple[list[Request], list[Result]]":
+    """The requests that can be run, and the results of those that can't."""
+    from exegpt.cli import output
     from exegpt.model import ModelSpec
     from exegpt.trace import parse_columns
     from xrunner.requests import read_requests
 
-    directory = inputs.model_directory(model)
-    output.check_output(out)
-    output.check_output(report)
-    if resume and out is None:
-        raise InputError("--resume needs --out: it goes on with that file.")
-    inputs.set_threads(threads)
     spec = ModelSpec.from_directory(directory)
-    given = inputs.read_schedule(schedule) if schedule else None
     if given:
         given.check_model(spec)
     tokenizer = load_tokenizer(directory)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     named = parse_columns(columns) if columns else None
-    wanted, rejected = read_requests(requests, spec, encode, seed=seed, columns=named, skip_invalid=skip_invalid)
+    wanted, rejected = read_requests(source, spec, encode, seed=seed, columns=named, skip_invalid=skip_invalid)
     for one in rejected:
         output.note(f"skipped: {one.reason}")
-    setting = run_setting(directory, wanted, profile)
-    chosen = given or tuned_schedule(
-        setting,
-        latency_bound,
-        policy,
-        encode_batch=encode_batch,
-        decode_iterations=decode_iterations,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    done = _run(directory, chosen, setting, wanted, [r.result for r in rejected], tokenizer, out, resume)
-    if report:
-        write_report(report, f"{spec.name}: a run", setting, [done])
-    if json:
-        return output.emit(done.document() | {"schedule": _plain(chosen), **_closing(setting, seed)})
-    _print(done, setting)
+    return wanted, [one.result for one in rejected]
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -94,8 +130,11 @@ def load_tokenizer(directory: Path) -> Any:
         raise InputError(f"'{path}' is not a tokenizer: {error}.") from None
 
 
-def run_setting(directory: Path, requests: "list[Request]", profile: str | None) -> "Setting":
-    """The setting of a run on this machine: the workload is the requests' own."""
+def run_setting(
+    directory: Path, requests: "list[Request]", profile: str | None, given: "Schedule | None" = None
+) -> "Setting":
+    """The setting of a run on this machine, or on a given schedule's cluster; the workload is the requests' own."""
+    import xsimulator
     from exegpt.cli import inputs
     from exegpt.errors import InputError
     from exegpt.workload import RequestLengths, Workload
@@ -104,7 +143,13 @@ def run_setting(directory: Path, requests: "list[Request]", profile: str | None)
         raise InputError("None of the requests can be run.")
     rows = [RequestLengths(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in requests]
     workload = Workload.from_requests("requests", rows)
-    return inputs.find_setting(str(directory), "local", workload, profile, dtype="fp32")
+    if given is None:
+        return inputs.find_setting(str(directory), "local", workload, profile, dtype="fp32")
+    spec = given.model.spec
+    found, which = inputs.find_profile(profile, spec, given.cluster, given.dtype)
+    setting = inputs.Setting(spec, given.cluster, workload, found, given.kv_dtype, (which,))
+    xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
+    return setting
 
 
 def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, **fixed: int | None) -> "Schedule":
@@ -125,32 +170,41 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     return answer.schedule
 
 
-def _run(
-    directory: Path,
-    schedule: "Schedule",
-    setting: "Setting",
-    requests: "list[Request]",
-    rejected: "list[Result]",
-    tokenizer: Any,
-    out: Path | None,
-    resume: bool,
-) -> "Comparison":
-    """Load the model and run what isn't done yet; results go to `out` as they come."""
+def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool) -> "Comparison | None":
+    """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them to `out`
+    as they come, and returns what came of it all.
+    """
     from contextlib import nullcontext
 
     from exegpt.cli import output
-    from exegpt.cli.execute import execute
-    from exegpt.models import load_model
+    from exegpt.cli.execute import compare
+    from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
-    file = ResultFile(out, run_fingerprint(directory, schedule, requests), resume) if out else None
-    left = [r for r in requests if not file or r.id not in file.done]
-    if file and file.done:
-        output.note(f"resumed: {len(file.done)} of {len(requests)} requests were done")
-    with file or nullcontext(), output.progress("running requests") as progress:
-        for result in rejected:
-            if file and result.id not in file.done:
-                file.append(result)
+    engine = Engine.load(asked.directory, asked.schedule, ranks)
+    opened = []
+
+    def open_file() -> dict[str, str]:
+        if engine.speaks and out:
+            output.check_output(out)
+            opened.append(ResultFile(out, run_fingerprint(asked.directory, asked.schedule, asked.requests), resume))
+        return {}
+
+    ranks.agree(open_file)
+    file = opened[0] if opened else None
+    before = set().union(*ranks.all(set(file.done) if file else set()))
+    left = [request for request in asked.requests if request.id not in before]
+    if file and before:
+        output.note(f"resumed: {len(before)} of {len(asked.requests)} requests were done")
+    tokenizer = load_tokenizer(asked.directory) if file else None
+    with (
+        file or nullcontext(),
+        output.progress("running requests") if engine.speaks else nullcontext(lambda done, total: None) as progress,
+    ):
+        if file:
+            for result in asked.rejected:
+                if result.id not in before:
+                    file.append(result)
         finished = 0
 
         def on_finish(result: "Result") -> None:
@@ -161,7 +215,9 @@ def _run(
                 text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
                 file.append(replace(result, text=text))
 
-        return execute(load_model(directory), schedule, setting.profile, left, on_finish)
+        report = engine.run(left, on_finish)
+    engine.close()
+    return compare(asked.schedule, asked.setting.profile, report) if engine.speaks else None
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "list[Request]") -> str:
