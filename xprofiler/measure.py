@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from exegpt.cluster import LinkSpec, local_cluster
+from exegpt.errors import InputError
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
-from exegpt.models import Model, Shard, check_runnable, computed_rows, load_model, random_model
+from exegpt.models import Model, Shard, computed_rows, load_model, random_model
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -115,7 +116,10 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
 def _facts(source: str | Path | ModelSpec, dtype: str) -> dict[str, str]:
     """What must be the same on all ranks; InputError for what can't be measured on one."""
     spec = _spec(source)
-    check_runnable(spec)
+    if spec.encoder_layers:
+        raise InputError(
+            f"Model '{spec.name}' has an encoder, whose layers can't be measured yet: tune with --profile roofline."
+        )
     torch_dtype(dtype)
     return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance()
 

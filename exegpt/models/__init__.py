@@ -3,7 +3,6 @@
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
 from exegpt.models.decoder import Model
-from exegpt.models.families import check_runnable
 from exegpt.models.load import load_model, random_model
 from exegpt.models.shard import Shard
 
@@ -13,7 +12,6 @@ __all__ = [
     "KVCache",
     "Model",
     "Shard",
-    "check_runnable",
     "computed_rows",
     "load_model",
     "random_model",

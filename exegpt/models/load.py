@@ -11,7 +11,7 @@ from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
 from exegpt.models.decoder import Model
 from exegpt.models.encoder_decoder import EncoderDecoder
-from exegpt.models.families import FAMILIES, check_runnable
+from exegpt.models.families import FAMILIES
 from exegpt.models.shard import WHOLE, Shard
 from exegpt.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
 
@@ -54,7 +54,6 @@ def _build(
     embedding: bool = True,
     head: bool = True,
 ) -> Model:
-    check_runnable(spec)
     family = FAMILIES[spec.architecture]
     family.check_config(config, spec.name)
     own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)

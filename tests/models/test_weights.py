@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from typing import get_args
 
 import pytest
 import torch
 
 from exegpt.errors import InputError
-from exegpt.model import ModelSpec
+from exegpt.model import Architecture, ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
+from exegpt.models.families import FAMILIES
 from exegpt.models.weights import SafetensorsWeights
 
 from .conftest import ARCHITECTURES, SIZES
@@ -36,6 +38,10 @@ def test_transformers_reads_what_is_created(tmp_path, arch, shards):
     assert len(ids) == len(text.encode()) and max(ids) < 256
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode([299]) == "" and tokenizer.eos_token_id == 256
+
+
+def test_every_architecture_that_can_be_planned_for_can_be_run():
+    assert set(FAMILIES) == set(get_args(Architecture))
 
 
 def test_same_seed_same_model(tmp_path):
