@@ -5,6 +5,7 @@ its own tokens. So it takes as much cache as a decoder-only model's, and both at
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -51,10 +52,10 @@ class EncoderDecoder(Model):
             q, k, v = layer.before_attention(x, slots)
             kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
             attended = attend(q, keys, values, (part,), scale=1.0, causal=False, bias=self.encoder_bias)
-            x = layer.feed_forward(layer.after_attention(x, attended))
+            x = layer.after_attention(x, attended)
         encoded = self.ends.encoded(x[: len(slots)])
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            kv_write(*decoder.cross(encoded), keys, values, slots)
+            kv_write(*decoder.cross_keys_values(encoded), keys, values, slots)
 
     def _decode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """One token x [rows, hidden] of every decoding sequence through the decoder: [rows, hidden]."""
@@ -63,7 +64,7 @@ class EncoderDecoder(Model):
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q, k, v = layer.before_attention(x, slots)
             kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
-            x = layer.after_attention(x, attend(q, keys, values, (part,), scale=1.0, bias=self.decoder_bias))
-            attended = attend(layer.before_cross(x), keys, values, inputs, scale=1.0, causal=False)
-            x = layer.feed_forward(layer.after_cross(x, attended))
+            attended = attend(q, keys, values, (part,), scale=1.0, bias=self.decoder_bias)
+            cross = partial(attend, keys=keys, values=values, parts=inputs, scale=1.0, causal=False)
+            x = layer.after_attention(x, attended, cross)
         return x

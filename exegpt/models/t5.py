@@ -4,6 +4,7 @@ Version 1.0 has ReLU and scales the states before its tied head, 1.1 a GELU gate
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
 
 Shapes = dict[str, tuple[int, ...]]
+Attend = Callable[[torch.Tensor], torch.Tensor]
 
 _ACTIVATIONS = ("relu", "gated-gelu")
 
@@ -128,7 +130,7 @@ class T5Layer:
         if stack == "decoder":
             self.cross_norm = get("1.layer_norm")
             self.cross_query, self.cross_output = (linear("1.EncDecAttention", name) for name in "qo")
-            self.cross_keys_values = linear("1.EncDecAttention", *"kv")
+            self.cross_projection = linear("1.EncDecAttention", *"kv")
         place = 2 if stack == "decoder" else 1
         self.feed_forward_norm = get(f"{place}.layer_norm")
         inner = f"{place}.DenseReluDense"
@@ -142,26 +144,20 @@ class T5Layer:
         q, k, v = self._heads(self.qkv(rms_norm(x, self.input_norm, self.epsilon)), 3)
         return q, k, v
 
-    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] with what self-attention gave, [tokens, heads, head_size]: [tokens, hidden]."""
-        return self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
-
-    def cross(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""
-        k, v = self._heads(self.cross_keys_values(encoded), 2)
-        return k, v
-
-    def before_cross(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] → cross-attention's q [tokens, heads, head_size]."""
-        return self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)[0]
-
-    def after_cross(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] with what cross-attention gave, [tokens, heads, head_size]: [tokens, hidden]."""
-        return self.shard.all_reduce(self.cross_output(attended.flatten(1), residual=self.shard.once(x)))
-
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The last block: [tokens, hidden] → the layer's output [tokens, hidden]."""
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor, cross: Attend | None = None) -> torch.Tensor:
+        """x [tokens, hidden] and what self-attention gave, [tokens, heads, head_size] → the layer's output. A decoder's
+        is given `cross`: what cross-attention makes of its queries, [tokens, heads, head_size] both.
+        """
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        if cross:
+            (q,) = self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)
+            x = self.shard.all_reduce(self.cross_output(cross(q).flatten(1), residual=self.shard.once(x)))
         return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+
+    def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""
+        k, v = self._heads(self.cross_projection(encoded), 2)
+        return k, v
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up(rms_norm(x, self.feed_forward_norm, self.epsilon))

@@ -156,9 +156,10 @@ def test_windows_make_a_difference(directories, tmp_path, arch):
     assert (near[40:] - far[40:]).abs().max() > 0.1
 
 
-def test_bfloat16_follows(directories):
-    mine = logits(load_model(directories["llama"], "bf16"), IDS).float()
-    want = theirs(directories["llama"], IDS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_bfloat16_follows(directories, arch):
+    mine = logits(load_model(directories[arch], "bf16"), IDS).float()
+    want = theirs(directories[arch], IDS)
     assert (mine - want).std() < 0.05 * want.std()
 
 

@@ -209,7 +209,7 @@ def test_a_shard_holds_its_share():
     first = model.layers[0]
     products = (first.qkv, first.output, first.cross_query, first.cross_output, first.up, first.down)
     assert [(p.outputs, p.inputs) for p in products] == list(spec.token_matrices(2))
-    made = (first.cross_keys_values.outputs, first.cross_keys_values.inputs)
+    made = (first.cross_projection.outputs, first.cross_projection.inputs)
     assert made == spec.cross_projection(2)
     assert model.new_cache(5, 16).bytes == 5 * 16 * 3 * spec.kv_bytes(2, "fp32")
     assert model.encoder_bias.shape == (2, 257)
