@@ -28,13 +28,15 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
 
     def add(space: Space, box: Box) -> None:
         low, high = box
-        if _excluded(space, box, tolerance):
+        # The lowest corner tells what can't be, the highest what isn't worth it: the likelier one is asked first.
+        if not incumbent.throughput and _excluded(space, box, tolerance):
+            return
+        bound = _bound(space, box)
+        if bound * (1 + tolerance) <= incumbent.throughput or _excluded(space, box, tolerance):
             return
         incumbent.offer(space, high)
         incumbent.offer(space, low)  # known already, and the better one where the box is not quite monotone
-        certain = not _uncertain(space, box)
-        bound = min(space.at(high).throughput * (1 + space.jitter), space.ceiling) if certain else space.ceiling
-        if low == high or (tolerance + space.jitter == 0 and certain and _all_within(space, box)):
+        if low == high or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))
 
@@ -64,6 +66,14 @@ def _uncertain(space: Space, box: Box) -> list[int]:
     return [k for k, v in enumerate(space.variables) if not v.throughput_rises and box[0][k] < box[1][k]]
 
 
+def _bound(space: Space, box: Box) -> float:
+    """A throughput that nothing in the box exceeds."""
+    if _uncertain(space, box):
+        return space.ceiling
+    highest = space.at(box[1])
+    return min(max(highest.throughput, highest.crest), space.ceiling)
+
+
 def _corner(space: Space, box: Box, constraint: int, highest: bool) -> Point:
     """The corner of a box where a constraint's figure is highest or lowest."""
     rises = space.constraints[constraint].rises
@@ -79,9 +89,14 @@ def _excluded(space: Space, box: Box, tolerance: float) -> bool:
     return False
 
 
-def _all_within(space: Space, box: Box) -> bool:
-    """Whether every constraint holds even where its figure is highest."""
-    return all(
+def _crowned(space: Space, box: Box) -> bool:
+    """Whether one of its corners is the best point of the box: the lowest where throughput falls from there, the
+    highest where every constraint holds even where its figure is highest.
+    """
+    low, high = space.at(box[0]), space.at(box[1])
+    if low.falls:
+        return True
+    return high.crest <= high.throughput and all(
         space.at(_corner(space, box, number, highest=True)).figures[number] <= constraint.limit
         for number, constraint in enumerate(space.constraints)
     )

@@ -12,9 +12,6 @@ from xsimulator.outcome import Outcome, estimate_of, memory_share
 from xsimulator.policies import rra, waa
 from xsimulator.scenario import Scenario
 
-WAA_JITTER = 0.002
-"""Where WAA's memory is full its throughput hardly depends on the batch any more, and wavers by less than this."""
-
 Values = tuple[int, ...]
 
 
@@ -79,7 +76,8 @@ def candidates(
         where, found = space.where, space.outcome(values)
         beyond = resident(space, values) / widest if widest else 0.0
         figures = (memory_share(where, found), beyond, *limits.figures(where, found))
-        return Evaluation(found.throughput * where.replicas * where.workload.output.mean, figures)
+        tokens = where.replicas * where.workload.output.mean
+        return Evaluation(found.throughput * tokens, figures, found.crest * tokens, found.falls)
 
     space = Candidates(
         policy,
@@ -87,7 +85,6 @@ def candidates(
         limits.constraints(len(variables)),
         simulate,
         bounds.ceiling,
-        WAA_JITTER if policy in ("waa-c", "waa-m") else 0.0,
         policy=policy,
         scenario=scenario,
         constants=constants,

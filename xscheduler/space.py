@@ -34,11 +34,17 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one point gives: throughput, and the figure of each constraint in order. `reason` where it can't run."""
+    """What one point gives: throughput, and the figure of each constraint in order.
+
+    Throughput rises along the variables, but for what `crest` and `falls` tell.
+    """
 
     throughput: float
     figures: tuple[float, ...]
-    reason: str = ""
+    crest: float = 0.0
+    """A throughput that no point below exceeds, where it is more than this one's."""
+    falls: bool = False
+    """Whether no point above gives more."""
 
 
 @dataclass(eq=False)
@@ -54,8 +60,6 @@ class Space:
     constraints: tuple[Constraint, ...]
     simulate: Callable[[tuple[int, ...]], Evaluation]
     ceiling: float = math.inf
-    jitter: float = 0.0
-    """The share by which throughput may lie above a box's highest corner, though it should rise towards it."""
     # filled by the searches
     known: dict[Point, Evaluation] = field(default_factory=dict)
 

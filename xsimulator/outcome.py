@@ -56,6 +56,10 @@ class Outcome:
     binding: Binding
     encode_demand: Demand | None = None
     """Of stages that only encode."""
+    crest: float = 0.0
+    """No smaller batch gives more than this, where that may be more than `throughput`."""
+    falls: bool = False
+    """Whether larger batches give no more."""
 
 
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:

@@ -64,7 +64,9 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) 
     for _ in range(_ROUNDS):  # pieces depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         pieces = pieces_of(law, room, rate * law.mean / room)
-        count = float(pieces.sum())
+        before, count = count, float(pieces.sum())
+        if count == before:
+            break
         rate = min(max_num_seqs / (iterations + count), budget / (law.mean + iterations))
     decoding = rate * iterations
     room = max(budget - decoding, 1.0)

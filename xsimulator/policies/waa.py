@@ -10,6 +10,7 @@ Where memory doesn't hold the fixed point's residents (its 99.9th percentile), t
 for a query when its encoding begins, so that waiting comes before its latency counts.
 """
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,8 +34,8 @@ MOST_JOINED = 4096
 _QUANTILES = 32
 _SHUFFLED = np.concatenate([np.random.default_rng(seed).permutation(_QUANTILES) for seed in range(8)])
 """Batches that are followed through the encoding side, by the quantile of their time."""
-_ROUNDS = 10
-"""After which a crowded decoding side's rate and residents agree."""
+_ROUNDS = 60
+"""After which at the latest a crowded decoding side's rate and residents agree."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,6 @@ class Encoding:
     """Of a batch's encoding time, for its lengths vary."""
     busy: Array
     """[stages]: seconds of work per batch."""
-
-    def towards(self, other: "Encoding", batch: float, full: int) -> "Encoding":
-        """Of batches of `batch` prompts, where this is of one prompt and the other of `full`: on a line between."""
-        share = (batch - 1) / max(full - 1, 1)
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Encoding(*((1 - share) * one + share * many for one, many in pairs))
 
 
 def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
@@ -83,6 +78,23 @@ def _encoding(scenario: Scenario, encode_batch: int) -> Encoding:
         drawn = side.each(lambda group: group.encode_parts(encode_batch, law, _QUANTILES))[_SHUFFLED]
         period, traversal, deviation = tandem(drawn, hops, most_underway(len(side.stages)))
     return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
+
+
+_BATCHES: list[int] = np.unique(np.rint(2.0 ** np.arange(0, 14, 0.5))).astype(int).tolist()
+"""Between which the encoding side is taken to be linear."""
+
+
+def between(scenario: Scenario, batch: float) -> tuple[Encoding, float]:
+    """The encoding side with `batch` prompts at once on average, on a line between some whole numbers of them; and the
+    seconds that one more takes.
+    """
+    place = min(bisect.bisect_right(_BATCHES, batch), len(_BATCHES) - 1)
+    low, high = _BATCHES[place - 1], _BATCHES[place]
+    few, many = encoding(scenario, low), encoding(scenario, high)
+    share = (batch - low) / (high - low)
+    pairs = zip(vars(few).values(), vars(many).values(), strict=True)
+    more = (many.alone - few.alone) / (high - low)
+    return Encoding(*((1 - share) * one + share * other for one, other in pairs)), more
 
 
 def iteration(
@@ -249,6 +261,10 @@ class Flow:
     """[stages]: busy fractions."""
     waits: bool
     """Whether the encoding side waits for the decoding side."""
+    crest: float = 0.0
+    """No smaller B_E gives more than this, where that may be more than `throughput`."""
+    falls: bool = False
+    """Whether larger B_E give no more."""
 
 
 def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
@@ -264,7 +280,7 @@ def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
     waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
     runs = room >= scenario.reservation(None).longest and scenario.iterations[0].any()
     if runs and (waits or (need > room and _crowds_anyway(scenario, micro_batches))):
-        return crowded(scenario, encode_batch, micro_batches, room, rate)
+        return crowded(scenario, encode_batch, micro_batches, room)
     busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
     return Flow(rate, encoder, decoder, resident, need, busy, waits)
 
@@ -294,38 +310,118 @@ def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
     return scenario.room(tokens, "decode")
 
 
-def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int, rate: float) -> Flow:
-    """Where the decoding side's memory is full: whoever finishes makes room for the next, so that it stays full on
-    average, prompts are encoded a few at a time, as many as find room until an iteration ends and the first stage is
-    free again, and the number of residents hardly changes.
+@dataclass(frozen=True)
+class Crowd:
+    """A decoding side whose memory is full, as far as encoding keeps up with it."""
+
+    rate: float
+    """Sequences per second that finish."""
+    resident: float
+    batch: float
+    """Prompts encoded together, as one of them finds it on average."""
+    encoder: Encoding
+    """With that batch."""
+    more: float
+    """Seconds that one more prompt takes."""
+    seconds: Array
+    """[1]: an iteration."""
+    work: Array
+    """[1, stages]: each stage's work in it."""
+
+
+def crowd(scenario: Scenario, most: int, micro_batches: int, room: int) -> Crowd:
+    """Whoever finishes makes room for the next, so that memory stays full on average, prompts are encoded a few at a
+    time, as many (up to `most`) as find room until an iteration ends and the first stage is free again, and the number
+    of residents hardly changes.
 
     n residents hold E[blocks | resident] each, the X · (encoding + handover + half an iteration) sequences on their
-    way E[blocks], and the next one that doesn't fit yet leaves half of its own free; X = n / (E[D] · T_D(n)).
+    way E[blocks], and the next one that doesn't fit yet leaves half of its own free; X = n / (E[D] · T_D(n)). The more
+    residents, the more are on their way: n is where both fill the room, found by false position (Illinois).
     """
-    need, p = scenario.iterations
-    mean = float(need @ p)
-    each, held = scenario.reservation(None).mean, scenario.reservation(1).mean / mean
-    few, many = encoding(scenario, 1), encoding(scenario, encode_batch)
+    each, held = scenario.reservation(None).mean, scenario.reservation(1).mean / mean_iterations(scenario)
+
+    def left(found: Crowd) -> float:
+        """Residents for whom there is room still."""
+        encoder = found.encoder
+        on_the_way = found.rate * (encoder.alone + encoder.handover + float(found.seconds[0]) / 2)
+        return (room - each * (0.5 + on_the_way)) / held - found.resident
+
+    few, many = (resident_crowd(scenario, n, most, micro_batches) for n in (1.0, max(room / held, 1.0)))
+    above, below = left(few), left(many)
+    if above <= 0:
+        return few
+    last = 0.0
+    for _ in range(_ROUNDS):
+        resident = (few.resident * -below + many.resident * above) / (above - below)
+        found = resident_crowd(scenario, resident, most, micro_batches)
+        rest = left(found)
+        if abs(rest) <= 1e-9 * resident:
+            break
+        if rest > 0:
+            few, above, below = found, rest, below / 2 if last > 0 else below
+        else:
+            many, below, above = found, rest, above / 2 if last < 0 else above
+        last = rest
+    return found
+
+
+def resident_crowd(scenario: Scenario, resident: float, most: int, micro_batches: int) -> Crowd:
+    """What so many residents make of the two sides, memory aside."""
+    mean = mean_iterations(scenario)
     context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
-    encoder, seconds, work, resident = few, np.zeros(1), np.zeros((1, 1)), 0.0
-    batch = others = 0.0
-    for _ in range(_ROUNDS):  # whoever joined last is taken over in the same iteration
-        others = rate * max(encoder.period, float(seconds[0]))  # whom a prompt finds in its batch: Poisson
-        batch = min(1.0 + others, encode_batch)
-        encoder = few.towards(many, batch, encode_batch)
-        on_the_way = rate * (encoder.alone + encoder.handover + float(seconds[0]) / 2)
-        resident = max((room - each * (0.5 + on_the_way)) / held, 1.0)
-        joined = side_work(scenario, max(rate * float(seconds[0]), 1.0))
-        seconds, work = iteration(scenario, np.array([resident]), context, micro_batches, joined[None])
-        rate = (rate + resident / (mean * float(seconds[0]))) / 2
-    rate = min(rate, encode_batch / many.period)
-    each_more = (many.alone - few.alone) / max(encode_batch - 1, 1)
-    deviation = float(np.hypot(encoder.deviation, each_more * others**0.5))
-    encoder = replace(encoder, traversal=encoder.alone, deviation=deviation)  # it seldom has two batches at once
-    steady = Cycle(batch / (rate * float(seconds[0])), seconds, np.ones(1), work[0])
-    busy = np.concatenate([encoder.busy * (rate / batch), work[0] / seconds[0]])
-    held_blocks = min(room, room_for(scenario, resident, micro_batches))
-    return Flow(rate, encoder, Decoding(steady, steady, 0.0), resident, held_blocks, busy, True)
+    joined = side_work(scenario, max(resident / mean, 1.0))  # who joined last is taken over meanwhile
+    seconds, work = iteration(scenario, np.array([resident]), context, micro_batches, joined[None])
+    one = float(seconds[0])
+    rate = resident / (mean * one)
+    batch = admitted_together(scenario, rate, one, most)
+    encoder, more = between(scenario, batch)
+    return Crowd(rate, resident, batch, encoder, more, seconds, work)
+
+
+def admitted_together(scenario: Scenario, rate: float, iteration_s: float, most: int) -> float:
+    """Prompts in a batch, as a prompt finds it, where they come one by one: itself and those (Poisson) that come until
+    the side's first stage is free and an iteration ends; at most `most`.
+    """
+
+    def more_come(batch: float) -> float:
+        return 1.0 + rate * max(between(scenario, batch)[0].period, iteration_s) - batch
+
+    low, above = 1.0, more_come(1.0)
+    for high in _BATCHES[1:]:
+        if low >= most:
+            break
+        below = more_come(high)
+        if below <= 0:
+            return min(low + (high - low) * above / (above - below), float(most))
+        low, above = float(high), below
+    return float(most)
+
+
+def mean_iterations(scenario: Scenario) -> float:
+    """E[D]"""
+    need, p = scenario.iterations
+    return float(need @ p)
+
+
+def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int) -> Flow:
+    """The steady state where the decoding side's memory is full.
+
+    B_E is then but the most that are encoded together: the more there are, the longer each is on its way and holds
+    room that it doesn't decode in. So throughput falls with B_E once encoding keeps up, from a crest at batches of one.
+    """
+    found = crowd(scenario, encode_batch, micro_batches, room)
+    key = ("crest", scenario.encode, scenario.decode, micro_batches, room)
+    crest = scenario.once(key, lambda: crowd(scenario, 1, micro_batches, room).rate)
+    rate = min(found.rate, encode_batch / encoding(scenario, encode_batch).period)
+    deviation = float(np.hypot(found.encoder.deviation, found.more * (found.batch - 1) ** 0.5))
+    # it seldom has two batches at once
+    encoder = replace(found.encoder, traversal=found.encoder.alone, deviation=deviation)
+    one = float(found.seconds[0])
+    steady = Cycle(found.batch / (rate * one), found.seconds, np.ones(1), found.work[0])
+    busy = np.concatenate([encoder.busy * (rate / found.batch), found.work[0] / one])
+    blocks_held = min(room, room_for(scenario, found.resident, micro_batches))
+    decoder = Decoding(steady, steady, 0.0)
+    return Flow(rate, encoder, decoder, found.resident, blocks_held, busy, True, max(crest, rate), rate == found.rate)
 
 
 def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
@@ -354,6 +450,8 @@ def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcom
         encode_demand=Demand(
             prompt_blocks(scenario, encode_batch, encoder.handover / encoder.period), encode_batch * law.mean
         ),
+        crest=found.crest,
+        falls=found.falls,
     )
 
 
