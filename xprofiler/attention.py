@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,8 +28,10 @@ class AttentionProbe:
         self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, dtype=dtype)
         self._values = torch.randn(self._blocks, model.kv_heads, BLOCK_SIZE, model.head_size, dtype=dtype)
 
-    def call(self, batch: int, new: int, past: int) -> Callable[[], torch.Tensor]:
-        """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones."""
+    def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
+        """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones, with options of
+        the kernel.
+        """
         width = -(-(past + new) // BLOCK_SIZE)
         tables = itertools.cycle(self._order[: self._blocks // (batch * width) * batch * width].split(batch * width))
         q = torch.randn(batch * new, self._heads, self._values.shape[-1], dtype=self._values.dtype)
@@ -38,6 +41,6 @@ class AttentionProbe:
 
         def attend() -> torch.Tensor:
             table = next(tables).view(batch, width)
-            return attention(q, self._keys, self._values, table, offsets, contexts, out)
+            return attention(q, self._keys, self._values, table, offsets, contexts, out, **options)
 
         return attend

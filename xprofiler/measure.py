@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from exegpt.cluster import LinkSpec, local_cluster
-from exegpt.errors import InputError
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
-from exegpt.models import Model, Shard, computed_rows, load_model, random_model
+from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -52,8 +52,10 @@ class Measured:
     inter: LinkSpec
 
 
-def grids(context: int, tp: int = 1) -> dict[str, Grid]:
-    """What is measured of a model of so many positions, at a tensor-parallel degree; what isn't cut, at degree 1."""
+def grids(context: int, tp: int = 1, encoder: bool = False) -> dict[str, Grid]:
+    """What is measured of a model of so many positions, with an encoder or not, at a tensor-parallel degree; what isn't
+    cut, at degree 1.
+    """
     lengths = tuple(n for n in _LENGTHS if n < context) + ((context,) if context <= _LENGTHS[-1] else ())
     chunks = tuple(n for n in lengths if n <= 512)
     pasts = tuple(n for n in _PASTS if n < context) or (0,)
@@ -63,13 +65,14 @@ def grids(context: int, tp: int = 1) -> dict[str, Grid]:
         Grid("chunk_attention", ("chunk", "past"), (chunks, pasts)),
         Grid("decode_attention", ("batch", "context"), (_BATCHES, lengths)),
     )
+    of_encoders = tuple(Grid(name, ("tokens",), (_TOKENS,)) for name in ("encoder_rest", "cross_projection"))
     uncut = (
         Grid("embedding", ("tokens",), (_TOKENS,)),
         Grid("head", ("rows",), (tuple(n for n in _TOKENS if n <= 512),)),
         Grid("overhead", ("batch",), (_ENGINE_BATCHES,)),
     )
     others = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (_TOKENS,)),)
-    return {grid.table: grid.of_degree(tp) for grid in (*layer, *others)}
+    return {grid.table: grid.of_degree(tp) for grid in (*layer, *(of_encoders if encoder else ()), *others)}
 
 
 def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progress | None = None) -> Profile:
@@ -91,7 +94,7 @@ def measure_job(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, progre
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
-    planned = [grid for tp in degrees for grid in grids(spec.context, tp).values()] + list(link_grids(ranks))
+    planned = [grid for tp in degrees for grid in _grids(spec, tp).values()] + list(link_grids(ranks))
     total = _PASSES * sum(map(len, planned))
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
@@ -109,6 +112,10 @@ def measure_job(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, progre
     return measured
 
 
+def _grids(spec: ModelSpec, tp: int = 1) -> dict[str, Grid]:
+    return grids(spec.context, tp, encoder=spec.encoder_layers > 0)
+
+
 def _spec(source: str | Path | ModelSpec) -> ModelSpec:
     return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
 
@@ -116,10 +123,6 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
 def _facts(source: str | Path | ModelSpec, dtype: str) -> dict[str, str]:
     """What must be the same on all ranks; InputError for what can't be measured on one."""
     spec = _spec(source)
-    if spec.encoder_layers:
-        raise InputError(
-            f"Model '{spec.name}' has an encoder, whose layers can't be measured yet: tune with --profile roofline."
-        )
     torch_dtype(dtype)
     return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance()
 
@@ -133,7 +136,7 @@ def _job_facts(ranks: Ranks) -> dict[str, str]:
         "ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}",
         "measured": "all ranks at once, the median rank",
         "transport": "MPI through host memory",
-        "rest": "at degrees above 1 with two all-reduces per layer, measured apart",
+        "rest": "at degrees above 1 with the layer's all-reduces, measured apart",
         "ends": "embedding and head whole on every device",
         "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
         + (", taken for the other kind too" if len(measured) == 1 else ""),
@@ -165,8 +168,8 @@ def _measure(
     tables = [whole]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp in degrees[1:]:
-        shard, reduced = _shard(load(tp), recorder, ranks.group(tp))
-        tables.append(DegreeTables(tp=tp, decoder=shard, embedding=whole.embedding, head=whole.head))
+        decoder, encoder, reduced = _shard(load(tp), recorder, ranks.group(tp))
+        tables.append(replace(whole, tp=tp, decoder=decoder, encoder=encoder))
         intra = link(reduced, share=2 * (tp - 1) / tp)
     profile = Profile(
         version=Profile.VERSION,
@@ -190,30 +193,47 @@ def _apart(partial: torch.Tensor) -> torch.Tensor:
 
 def _whole(model: Model, recorder: Recorder) -> tuple[DegreeTables, Table]:
     """The tables of degree 1, and the engine's overhead."""
-    points = grids(model.spec.context)
+    points = _grids(model.spec)
     tables = _parts(model, recorder, points)
-    degree = DegreeTables(tp=1, decoder=_layer_tables(tables), embedding=tables["embedding"], head=tables["head"])
+    decoder, encoder = _decoder_tables(tables), _encoder_tables(tables)
+    degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
     for turn, (batch,) in itertools.product(range(_PASSES), itertools.product(*points["overhead"].points)):
         recorder.record("overhead", (batch,), turn, lambda batch=batch: measure_overhead(model, degree, batch))
     return degree, recorder.compiled(points["overhead"])
 
 
-def _shard(model: Model, recorder: Recorder, group: object) -> tuple[LayerTables, Table]:
-    """The tables of a layer's shard, its two all-reduces included, and the seconds of one all-reduce over its bytes."""
-    tables = _parts(model, recorder, grids(model.spec.context, model.shard.of), group)
-    rest, reduce = tables["rest"], tables["all_reduce"]
-    values = tuple(a + 2 * b for a, b in zip(rest.values, reduce.values, strict=True))
-    assert rest.spread and reduce.spread, "measured tables have spreads"
-    weighed = zip(rest.values, rest.spread, reduce.values, reduce.spread, values, strict=True)
-    spread = tuple((a * s + 2 * b * t) / both for a, s, b, t, both in weighed)
+def _shard(model: Model, recorder: Recorder, group: object) -> tuple[LayerTables, LayerTables | None, Table]:
+    """The tables of a decoder layer's shard and of an encoder layer's, all-reduces included, one for each block of the
+    layer; and the seconds of one all-reduce over its bytes.
+    """
+    tables = _parts(model, recorder, _grids(model.spec, model.shard.of), group)
+    reduce = tables["all_reduce"]
     row_bytes = model.spec.hidden * torch_dtype(model.dtype).itemsize
     sizes = tuple(computed_rows(int(tokens)) * float(row_bytes) for tokens in reduce.points[0])
-    layer = replace(_layer_tables(tables), rest=replace(rest, values=values, spread=spread))
-    return layer, Table(("bytes",), (sizes,), reduce.values)
+    for name, blocks in (("rest", 3 if model.spec.encoder_layers else 2), ("encoder_rest", 2)):
+        if name in tables:
+            tables[name] = _with_reduces(tables[name], reduce, blocks)
+    return _decoder_tables(tables), _encoder_tables(tables), Table(("bytes",), (sizes,), reduce.values)
 
 
-def _layer_tables(tables: dict[str, Table]) -> LayerTables:
-    return LayerTables(**{name: tables[name] for name in ("rest", *_ATTENTION)})
+def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
+    """The sum of one and `blocks` times the other; its spread is the mean of theirs, each by its share."""
+    assert rest.spread and reduce.spread, "measured tables have spreads"
+    values = tuple(a + blocks * b for a, b in zip(rest.values, reduce.values, strict=True))
+    weighed = zip(rest.values, rest.spread, reduce.values, reduce.spread, values, strict=True)
+    spread = tuple((a * s + blocks * b * t) / both for a, s, b, t, both in weighed)
+    return replace(rest, values=values, spread=spread)
+
+
+def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
+    return LayerTables(**{name: tables.get(name) for name in ("rest", *_ATTENTION, "cross_projection")})
+
+
+def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
+    """Of an encoder-decoder: prompts' attention is the encoder's alone."""
+    if "encoder_rest" not in tables:
+        return None
+    return LayerTables(rest=tables["encoder_rest"], **{name: tables[name] for name in _ATTENTION})
 
 
 def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: object = None) -> dict[str, Table]:
@@ -222,41 +242,80 @@ def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: obj
     probe = AttentionProbe(
         model.share, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], dtype
     )
+    # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
+    whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {
         "rest": lambda tokens: timed(_layers(model, tokens)),
+        "encoder_rest": lambda tokens: timed(_layers(model, tokens, encoder=True)),
+        "cross_projection": lambda tokens: timed(_cross_projection(model, tokens)),
         "embedding": lambda tokens: timed(_embedding(model, tokens)),
         "head": lambda rows: timed(_head(model, rows)),
         "all_reduce": lambda tokens: time_all_reduce(group, computed_rows(tokens), model.spec.hidden, dtype),
-        "encode_attention": lambda batch, length: timed(probe.call(batch, length, 0)),
-        "chunk_attention": lambda chunk, past: timed(probe.call(1, chunk, past)),
-        "decode_attention": lambda batch, context: timed(probe.call(batch, 1, context - 1)),
+        "encode_attention": lambda batch, length: timed(probe.call(batch, length, 0, **whole)),
+        "chunk_attention": lambda chunk, past: timed(probe.call(1, chunk, past, **whole)),
+        "decode_attention": lambda batch, context: timed(_decoding(model, probe, batch, context)),
     }
+    turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
+    if isinstance(model, EncoderDecoder):
+        turns["encoder_rest"] = len(model.encoder)
     parts = {name: grid for name, grid in points.items() if name in calls}
     for turn, (name, grid) in itertools.product(range(_PASSES), parts.items()):
         for at in itertools.product(*grid.points):
             recorder.record(grid.table, at, turn, lambda call=calls[name], at=at: call(*at))
-    return {name: recorder.compiled(grid, len(model.layers) if name == "rest" else 1) for name, grid in parts.items()}
+    return {name: recorder.compiled(grid, turns.get(name, 1)) for name, grid in parts.items()}
 
 
-def _layers(model: Model, tokens: int) -> Callable[[], object]:
-    """All layers but for their attention kernel, on `tokens` tokens."""
+def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], object]:
+    """All decoder layers, or all encoder layers, but for their attention kernels, on `tokens` tokens."""
     rows = computed_rows(tokens)
     x = torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))
     _, positions = _ids(model, rows)
-    blocks = -(-tokens // BLOCK_SIZE)
-    cache = model.new_cache(blocks, BLOCK_SIZE)
-    slots = (
-        (torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens].contiguous()
-    )
+    cache, slots = _scattered(model, tokens)
     attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype)
+    layers: tuple[Any, ...] = model.layers
+    cross = {}
+    if isinstance(model, EncoderDecoder):
+        layers, cross = (model.encoder, {}) if encoder else (model.layers, {"cross": lambda q: attended})
+
+    def run() -> None:
+        for layer, keys, values in zip(layers, itertools.cycle(cache.keys), itertools.cycle(cache.values)):
+            _, k, v = layer.before_attention(x, positions)
+            kv_write(k[:tokens], v[:tokens], keys, values, slots)
+            layer.after_attention(x, attended, **cross)
+
+    return run
+
+
+def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
+    """All decoder layers' keys and values of `tokens` encoded tokens."""
+    assert isinstance(model, EncoderDecoder), "a decoder-only model has none"
+    encoded = torch.randn(tokens, model.spec.hidden, dtype=torch_dtype(model.dtype))
+    cache, slots = _scattered(model, tokens)
 
     def run() -> None:
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
-            _, k, v = layer.before_attention(x, positions)
-            kv_write(k[:tokens], v[:tokens], keys, values, slots)
-            layer.after_attention(x, attended)
+            kv_write(*layer.cross_keys_values(encoded), keys, values, slots)
 
     return run
+
+
+def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> Callable[[], object]:
+    """One layer's attention for one new token of each of `batch` sequences of `context` tokens; in an encoder-decoder
+    half of them are the input's, which cross-attention reads.
+    """
+    if not isinstance(model, EncoderDecoder):
+        return probe.call(batch, 1, context - 1)
+    inputs, own = max(1, context // 2), context - context // 2
+    cross = probe.call(batch, 1, inputs - 1, causal=False, scale=1.0)
+    itself = probe.call(batch, 1, own - 1, scale=1.0, bias=model.decoder_bias)
+    return lambda: (itself(), cross())
+
+
+def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
+    """A cache that holds `tokens` tokens, and their slots in blocks at random."""
+    blocks = -(-tokens // BLOCK_SIZE)
+    slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
+    return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous()
 
 
 def _ids(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,12 +3,14 @@
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
 from exegpt.models.decoder import Model
+from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.load import load_model, random_model
 from exegpt.models.shard import Shard
 
 __all__ = [
     "AttentionBatch",
     "Batch",
+    "EncoderDecoder",
     "KVCache",
     "Model",
     "Shard",

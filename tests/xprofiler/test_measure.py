@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
 from exegpt.document import read
-from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Shard, load_model
 from exegpt.models.create import create_model
@@ -73,7 +71,8 @@ def test_a_shards_layer_counts_two_all_reduces(directory, monkeypatch):
     model = load_model(directory, shard=Shard(1, 2, lambda x: x))
     monkeypatch.setattr(measure, "time_all_reduce", lambda group, rows, hidden, dtype: Timing(float(rows), 0.5))
     recorder = Recorder()
-    layer, reduced = measure._shard(model, recorder, None)
+    layer, encoder, reduced = measure._shard(model, recorder, None)
+    assert encoder is None
     computed = recorder.compiled(measure.grids(48, 2)["rest"], len(model.layers)).values
     assert layer.rest.values == tuple(c + 2 * rows for c, rows in zip(computed, (1, 4, 16), strict=True))
     assert layer.rest.spread == pytest.approx((0.5,) * 3, abs=0.05)  # nearly all of it
@@ -94,9 +93,18 @@ def test_sizes_alone_are_measured_with_random_weights(directory, monkeypatch):
     assert store.find(spec, "fp32", machine.provenance()) == found
 
 
-def test_an_encoder_is_refused():
-    with pytest.raises(InputError, match="'t5-11b' has an encoder, whose layers can't be measured yet"):
-        measure.measure_job(builtin_model("t5-11b"), "fp32", measure.Ranks())
+def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
+    create_model(tmp_path / "t5", "t5", layers=2, hidden=32, heads=2, ffn=64, vocab=300, context=48)
+    tables = measure.measure_profile(tmp_path / "t5").degree(1)
+    assert tables.encoder and tables.decoder.cross_projection
+    for table in (tables.encoder.rest, tables.decoder.rest, tables.decoder.cross_projection):
+        assert min(table.values) > 0 and len(table.spread) == len(table.values)
+    assert tables.encoder.encode_attention == tables.decoder.encode_attention
+    monkeypatch.setattr(measure, "time_all_reduce", lambda group, rows, hidden, dtype: Timing(100.0 * rows, 0.5))
+    shard = load_model(tmp_path / "t5", shard=Shard(0, 2, lambda x: x))
+    decoder, encoder, _ = measure._shard(shard, Recorder(), None)
+    assert [round(value / 100) for value in decoder.rest.values] == [3 * rows for rows in (1, 4, 16)]
+    assert [round(value / 100) for value in encoder.rest.values] == [2 * rows for rows in (1, 4, 16)]
 
 
 def test_the_machine_tells_what_it_is_and_what_it_can(monkeypatch):
