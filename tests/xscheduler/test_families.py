@@ -23,6 +23,7 @@ SCENARIOS = {
     "t5-3b": ("t5-3b", "2xA40", task("S")),
 }
 WAA = ("waa-c", "waa-m")
+PAIRS = [(name, policy) for name in SCENARIOS for policy in POLICIES if (name, policy) != ("t5-3b", "chunked")]
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +51,12 @@ def members(name, policy, profiles, limits):
 def some_point(name, policy, profiles):
     """A space and the values of a point in its midst, around which bounds are set."""
     made = all_spaces(members(name, policy, profiles, Limits()))
-    if not made:
-        pytest.skip("not a policy for this model")
     space = made[len(made) // 2]
     return space, space.values(tuple(at // 2 for at in space.highest))
 
 
 @pytest.mark.parametrize("bounded", ["nothing", "latency", "ttft", "tpot", "resident"])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(("name", "policy"), PAIRS)
 def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
     space, values = some_point(name, policy, profiles)
     where, outcome = space.where, space.outcome(values)
@@ -75,8 +73,7 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
     assert oracle.search.space == found.search.space == points == oracle.search.evaluations
     assert found.search.evaluations == sum(len(space.known) for space in made_spaces(own)) <= points
     assert oracle.space is not None
-    # a memory that is full is followed to a share only, and a batch that just fits may do a little better
-    assert found.throughput == pytest.approx(oracle.throughput, rel=0.01 if policy in WAA else 1e-12)
+    assert found.throughput == pytest.approx(oracle.throughput, rel=1e-6 if policy in WAA else 1e-12)
     assert found.space.meets(found.point)
     if bounded == "nothing" and policy not in WAA:  # so few batches of WAA are hardly worth skipping
         assert found.search.evaluations < 0.75 * points
@@ -99,13 +96,10 @@ def test_a_family_is_made_only_when_its_ceiling_is_the_best_bound_left():
     assert found.search.evaluations == 2  # the corners of one: the space of the lower ceiling is not looked at
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "t5-3b"])
+@pytest.mark.parametrize(("name", "policy"), [pair for pair in PAIRS if pair[0] != "opt-13b"])
 def test_figures_rise_along_every_variable_as_is_declared(name, policy, profiles):
     """But for steps of a percent or two: a prompt waits less for its first token where iterations are more alike."""
     made = all_spaces(members(name, policy, profiles, Limits(1e9, False, 1e9, 1e9)))
-    if not made:
-        pytest.skip("not a policy for this model")
     for space in (made[0], made[len(made) // 2], made[-1]):
         if len(space.variables) > 1:  # every n-th N_D
             space.variables = tuple(

@@ -122,6 +122,38 @@ def test_it_is_the_smallest_fixed_point(batch):
         assert cycles[0] == pytest.approx(period, rel=0.01)
 
 
+@pytest.mark.parametrize("period", [0.002, 0.02, 0.3, 0.9, 40.0])
+def test_the_bracket_is_what_looking_at_every_stride_finds(period):
+    scenario = scenario_of(waa_schedule(OPT, task("S"), 8))
+    longest = int(scenario.iterations[0].max())
+    cycles = {k: waa.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
+    found = waa.fixed_point(scenario, 8, 1, period)
+    within = [k for k, seconds in cycles.items() if seconds <= period]
+    if not within:
+        assert found.stride < 1
+        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / waa.MOST_JOINED
+    elif cycles[longest] <= period:
+        assert found.fast.stride == found.slow.stride == longest
+    else:
+        assert (found.fast.stride, found.slow.stride) == (max(within), max(within) + 1)
+        assert found.period == pytest.approx(period)
+
+
+@pytest.mark.parametrize("model", [OPT, T5])
+@pytest.mark.parametrize(
+    ("name", "split"), [("T", ((1, 2), (1, 2))), ("S", ((3, 1), (1, 1))), ("C1", ((2, 1), (2, 1)))]
+)
+def test_no_smaller_batch_is_above_the_crest_and_no_larger_one_better_where_throughput_falls(name, split, model):
+    batches = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 48, 64)
+    scenario = scenario_of(waa_schedule(model, task(name), 1, 1, split))
+    found = [waa.flow(scenario, batch, 1) for batch in batches]
+    for place, one in enumerate(found):
+        assert max(f.throughput for f in found[: place + 1]) <= max(one.throughput, one.crest) * (1 + 1e-6)
+        if one.falls:
+            assert max(f.throughput for f in found[place:]) <= one.throughput * (1 + 1e-6)
+    assert any(one.falls for one in found) == any(one.waits for one in found)
+
+
 @functools.cache
 def requests_of(name, n):
     """Drawn requests and their own empirical workload, so that the draw's luck is in both sides."""
