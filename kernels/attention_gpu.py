@@ -16,8 +16,8 @@ import triton.language as tl
 from exegpt.kernels.gpu import multiprocessors, operand, shared_memory
 
 _LOG2_E = math.log2(math.e)
-_PROGRAMS = 4
-"""Programs per multiprocessor that make splitting the keys any further useless."""
+_RESIDENT, _RESIDENT_LARGE = 4, 1
+"""Programs that a multiprocessor runs at a time: with small tiles of queries, and with those of 64 rows and more."""
 _LEAST_KEYS = 512
 """Keys that one split has at least: fewer cost more in combining than they gain."""
 
@@ -36,25 +36,29 @@ class Tile:
     """Tiles of keys that are read ahead."""
 
 
-def choose_tile(tokens: int, sequences: int, group: int, head_size: int, itemsize: int, shared: int) -> Tile:
+def choose_tile(
+    tokens: int, sequences: int, group: int, head_size: int, itemsize: int, biased: bool, shared: int
+) -> Tile:
     """The tile for so many new tokens of so many sequences, `group` query heads per KV head, elements of `itemsize`
-    bytes and `shared` bytes of shared memory."""
+    bytes, with or without a position bias (whose addresses take registers), and `shared` bytes of shared memory."""
     width = triton.next_power_of_2(head_size)
     decode = tokens == sequences
     wanted = group * (tokens // sequences)
     most = 128 if itemsize == 2 else 32
     rows = max(16, triton.next_power_of_2(group), min(most, triton.next_power_of_2(wanted)))
-    keys = 64 if itemsize == 2 and width <= 128 else 32
+    keys = 64 if itemsize == 2 and width <= 128 and not biased else 32
     fixed, per_stage = rows * width * itemsize, 2 * keys * width * itemsize
     stages = 3 if fixed + 3 * per_stage <= shared else 2
     return Tile(rows, 1 if decode else rows // group, keys, 8 if rows * width >= 128 * 128 else 4, stages)
 
 
-def choose_splits(programs: int, most_keys: int, keys: int, processors: int) -> tuple[int, int]:
-    """(splits, tiles of `keys` keys in each) for `programs` tiles of queries that see `most_keys` keys at most."""
-    wanted = min(-(-_PROGRAMS * processors // programs), -(-most_keys // _LEAST_KEYS))
-    tiles = -(-most_keys // keys)
-    each = -(-tiles // max(1, wanted))
+def choose_splits(programs: int, most_keys: int, tile: Tile, processors: int) -> tuple[int, int]:
+    """(splits, tiles of keys in each) for `programs` tiles of queries that see `most_keys` keys at most: so many that
+    they fill the device's `processors`."""
+    room = processors * (_RESIDENT if tile.rows < 64 else _RESIDENT_LARGE)
+    wanted = min(-(-room // programs), -(-most_keys // _LEAST_KEYS))
+    tiles = -(-most_keys // tile.keys)
+    each = -(-tiles // wanted)
     return -(-tiles // each), each
 
 
@@ -81,7 +85,7 @@ def attention_gpu(
     (tokens, heads, head_size), (sequences, blocks) = q.shape, tables.shape
     kv_heads, block_size = values.shape[1:3]
     group = heads // kv_heads
-    tile = choose_tile(tokens, sequences, group, head_size, q.element_size(), shared_memory(q.device))
+    tile = choose_tile(tokens, sequences, group, head_size, q.element_size(), bias is not None, shared_memory(q.device))
     decode = tile.queries == 1 and tokens == sequences
     tiles = tokens if decode else tokens // tile.queries + sequences
     windowed = causal and window is not None
@@ -89,7 +93,7 @@ def attention_gpu(
     if windowed:
         most_keys = min(most_keys, window + tile.queries + tile.keys)
     if splits is None:
-        splits, each = choose_splits(tiles * kv_heads, most_keys, tile.keys, multiprocessors(q.device))
+        splits, each = choose_splits(tiles * kv_heads, most_keys, tile, multiprocessors(q.device))
     else:
         each = -(-most_keys // (tile.keys * splits))
     if splits > 1:

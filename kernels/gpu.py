@@ -17,8 +17,8 @@ def _probe():  # type: ignore[no-untyped-def]
 INTERPRETED = isinstance(_probe, InterpretedFunction)
 """Whether kernels run in Triton's interpreter, on the processor: TRITON_INTERPRET was 1 when Triton was imported."""
 
-_PROCESSORS_INTERPRETED = 4
-_SHARED_INTERPRETED = 96 * 1024
+_H100_MULTIPROCESSORS, _H100_SHARED_BYTES = 132, 227 * 1024
+"""What is assumed where kernels are interpreted, or compiled for a GPU that isn't there."""
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -32,14 +32,15 @@ def operand(dtype: torch.dtype) -> Any:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU."""
-    return _PROCESSORS_INTERPRETED if device.type == "cpu" else _properties(device).multi_processor_count
+    if device.type == "cpu":
+        return _H100_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may use."""
-    return _SHARED_INTERPRETED if device.type == "cpu" else _properties(device).shared_memory_per_block_optin
-
-
-def _properties(device: torch.device) -> Any:
-    return torch.cuda.get_device_properties(device)
+    if device.type == "cpu":
+        return _H100_SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)

@@ -66,7 +66,7 @@ def _copy(  # type: ignore[no-untyped-def]
     if target_blocks is not None:
         target = tl.load(target_blocks + i)
     word = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    from_address = tl.multiple_of(tl.load(sources + tensor), ALIGNED).to(tl.pointer_type(WORD))
-    to_address = tl.multiple_of(tl.load(targets + tensor), ALIGNED).to(tl.pointer_type(WORD))
+    from_address = tl.multiple_of(tl.load(sources + tensor).to(tl.pointer_type(WORD)), ALIGNED)
+    to_address = tl.multiple_of(tl.load(targets + tensor).to(tl.pointer_type(WORD)), ALIGNED)
     held = tl.load(from_address + source * words + word, mask=word < words)
     tl.store(to_address + target * words + word, held, mask=word < words)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.kernels.attention import attention_reference
-from exegpt.kernels.attention_gpu import attention_gpu, choose_splits, choose_tile
+from exegpt.kernels.attention_gpu import Tile, attention_gpu, choose_splits, choose_tile
 
 from .gpu import DEVICE, needs_triton, there
 from .test_attention import paged
@@ -112,18 +112,31 @@ def test_scores_far_apart_stay_finite():
     torch.testing.assert_close(got.cpu(), want, atol=2e-4, rtol=1e-4)
 
 
-@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 71), st.integers(1, 256), st.sampled_from([2, 4]))
-def test_tiles_hold_whole_tokens(tokens, sequences, group, head_size, itemsize):
+@given(
+    st.integers(1, 4096),
+    st.integers(1, 64),
+    st.integers(1, 71),
+    st.integers(1, 256),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+)
+def test_tiles_hold_whole_tokens(tokens, sequences, group, head_size, itemsize, biased):
     tokens = max(tokens, sequences)
-    tile = choose_tile(tokens, sequences, group, head_size, itemsize, 100_000)
+    tile = choose_tile(tokens, sequences, group, head_size, itemsize, biased, 100_000)
     assert 1 <= tile.queries <= tile.rows // group
     assert tile.rows >= 16 and tile.keys >= 16 and tile.rows & (tile.rows - 1) == 0
     assert tile.stages >= 2
 
 
-@given(st.integers(1, 10_000), st.integers(1, 1_000_000), st.sampled_from([32, 64]), st.integers(1, 160))
-def test_splits_cover_the_keys(programs, most_keys, keys, processors):
-    splits, each = choose_splits(programs, most_keys, keys, processors)
+@given(
+    st.integers(1, 10_000),
+    st.integers(1, 1_000_000),
+    st.sampled_from([16, 128]),
+    st.sampled_from([32, 64]),
+    st.integers(1, 160),
+)
+def test_splits_cover_the_keys_and_fill_the_device(programs, most_keys, rows, keys, processors):
+    splits, each = choose_splits(programs, most_keys, Tile(rows, 1, keys, 4, 3), processors)
     assert splits >= 1 and each >= 1
     assert (splits - 1) * each * keys < most_keys <= splits * each * keys
     assert splits == 1 or programs * (splits - 1) < 4 * processors

@@ -1,0 +1,409 @@
+"""What is checked, timed and compiled: each kernel on some shapes, beside its reference and what else is public.
+
+A case's tensors are made when it is, and freed with it: go through them one at a time.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import peers
+from exegpt.kernels import attention, norm, rotary, sampling, swiglu
+from exegpt.kernels.attention_gpu import attention_gpu
+from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
+from exegpt.kernels.norm_gpu import norm_gpu
+from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
+from exegpt.kernels.sampling_gpu import sample_gpu
+from exegpt.kernels.swiglu_gpu import gated_gpu
+
+Make = Callable[[], Any]
+"""Gives a tensor, or several."""
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel on one shape."""
+
+    name: str
+    shape: str
+    dtype: str
+    run: Make
+    """The kernel; gives the tensors that it wrote."""
+    reference: Make
+    """The same in plain PyTorch."""
+    bytes: int
+    """That must be read and written at least."""
+    flops: int = 0
+    """That matrix units must do at least; the others' are not counted."""
+    peers: Callable[[], dict[str, Make]] = dict
+    """Makes what else does it, with tensors of its own where it needs other ones."""
+    prepare: Make = lambda: None
+    """Makes the tensors that are written in place what they were."""
+    exact: bool = False
+    """Whether the reference's result is to be met exactly."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """An attention layer's sizes."""
+
+    query: int
+    kv: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv} heads of {self.size}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes that cases are made of."""
+
+    heads: Heads
+    other_heads: tuple[Heads, ...]
+    """Further ones, for attention alone."""
+    prompts: tuple[int, int]
+    """Sequences, tokens of each."""
+    pieces: tuple[tuple[int, ...], tuple[int, ...]]
+    """New tokens and contexts of sequences whose prompts come in pieces, some decoding beside them."""
+    decoding: tuple[tuple[int, int], ...]
+    """Sequences, context of each."""
+    window: int
+    hidden: int
+    ffn: int
+    vocab: int
+    rows: int
+    """Rows of norms, gates and logits."""
+    layers: int
+    """Of whose cache blocks are copied."""
+    blocks: int
+    """That are copied."""
+
+
+REAL = Sizes(
+    heads=Heads(32, 8, 128),  # Llama-3.1-8B
+    other_heads=(Heads(40, 40, 128), Heads(32, 32, 80), Heads(32, 8, 96), Heads(28, 4, 64), Heads(16, 8, 256)),
+    prompts=(8, 2048),
+    pieces=((512, 37, 1, 1, 1, 300), (4096, 37, 1000, 8000, 3, 1111)),
+    decoding=(
+        (1, 1024),
+        (1, 16384),
+        (1, 262144),
+        (16, 1024),
+        (16, 16384),
+        (64, 1024),
+        (64, 4096),
+        (64, 32768),
+        (256, 1024),
+    ),
+    window=1024,
+    hidden=4096,
+    ffn=14336,
+    vocab=128256,
+    rows=256,
+    layers=32,
+    blocks=64,
+)
+SMALL = replace(REAL, prompts=(2, 600), decoding=((1, 1100),), window=64, rows=2, layers=2, blocks=2)
+"""With the heads and widths of REAL: the same kernels are compiled for it."""
+TINY = Sizes(
+    heads=Heads(4, 2, 16),
+    other_heads=(Heads(3, 3, 24),),
+    prompts=(2, 19),
+    pieces=((5, 1), (20, 37)),
+    decoding=((2, 40),),
+    window=7,
+    hidden=40,
+    ffn=24,
+    vocab=99,
+    rows=3,
+    layers=2,
+    blocks=3,
+)
+"""For the interpreter."""
+
+
+def fitting(sizes: Sizes, memory: int, itemsize: int) -> Sizes:
+    """Without decoding over caches that, twice for the peers, and with room to compute, exceed `memory` bytes."""
+    per_token = 2 * sizes.heads.kv * sizes.heads.size * itemsize
+    kept = tuple((n, context) for n, context in sizes.decoding if 3 * n * context * per_token < memory)
+    return replace(sizes, decoding=kept)
+
+
+def all_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """Every kernel on some shapes."""
+    for make in (row_cases, cache_cases, sampling_cases, attention_cases):
+        yield from make(sizes, dtype, device)
+
+
+def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """Prompts, pieces of prompts, decoding, windows, both-ways attention with a position bias; further head sizes."""
+
+    def case(name: str, heads: Heads, news: tuple[int, ...], contexts: tuple[int, ...], **options: Any) -> Case:
+        return _attention(name, heads, news, contexts, dtype, device, options)
+
+    heads, window = sizes.heads, {"window": sizes.window}
+    sequences, length = sizes.prompts
+    prompts = (length,) * sequences
+    yield case("prefill", heads, prompts, prompts)
+    yield case("prefill, window", heads, prompts, prompts, **window)
+    yield case("prefill, pieces", heads, *sizes.pieces)
+    bias = torch.randn(heads.query, 2 * 128 + 1, device=device)
+    yield case("encoder, bias", heads, prompts, prompts, causal=False, bias=bias, scale=1 / heads.size)
+    for number, context in sizes.decoding:
+        yield case("decoding", heads, (1,) * number, (context,) * number)
+    number, context = sizes.decoding[-1]
+    yield case("decoding, window", heads, (1,) * number, (context,) * number, **window)
+    few = prompts[: max(1, sequences // 4)]
+    for other in sizes.other_heads:
+        yield case("prefill", other, few, few)
+        yield case("decoding", other, (1,) * number, (context,) * number)
+
+
+def _attention(
+    name: str,
+    heads: Heads,
+    news: tuple[int, ...],
+    contexts: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    options: dict[str, Any],
+) -> Case:
+    sequences, tokens = len(news), sum(news)
+    q = torch.randn(tokens, heads.query, heads.size, dtype=dtype, device=device)
+    needed = [-(-context // BLOCK_SIZE) for context in contexts]
+    keys = torch.randn(sum(needed), heads.kv, heads.size, BLOCK_SIZE, dtype=dtype, device=device)
+    values = torch.randn(sum(needed), heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
+    order = torch.randperm(sum(needed)).int()
+    tables = torch.nn.utils.rnn.pad_sequence(order.split(needed), batch_first=True).to(device)
+    offsets = torch.tensor([0, *news]).cumsum(0).int().to(device)
+    batch = (q, keys, values, tables, offsets, torch.tensor(contexts, dtype=torch.int32, device=device))
+    out = torch.empty_like(q)
+    alike = len({*zip(news, contexts, strict=True)}) == 1
+
+    def others() -> dict[str, Make]:
+        """Of what reads plain tensors: sequences alike, and no option that it doesn't know."""
+        if options or not alike:
+            return {}
+        queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)
+        k, v = (torch.randn(sequences, heads.kv, contexts[0], heads.size, dtype=dtype, device=device) for _ in "kv")
+        return peers.attention(queries, k, v, flex=heads.query == REAL.heads.query)
+
+    pairs, read = 0, 0
+    for new, context in zip(news, contexts, strict=True):
+        pairs += seen_pairs(new, context, options.get("window"), options.get("causal", True))
+        read += min(context, options.get("window", context) + new)
+    shape = f"{sequences} × {news[0]} of {contexts[0]}" if alike else f"{sequences} ragged, {tokens} of {sum(contexts)}"
+    return Case(
+        name,
+        f"{shape}, {heads}",
+        str(dtype),
+        lambda: attention_gpu(*batch, out, **options),
+        lambda: attention.attention_reference(*batch, **options),
+        2 * q.element_size() * heads.size * (heads.query * tokens + heads.kv * read),
+        4 * heads.query * heads.size * pairs,
+        others,
+    )
+
+
+def seen_pairs(new: int, context: int, window: int | None, causal: bool) -> int:
+    """Pairs of one of a sequence's `new` last tokens and a token that it sees."""
+    if not causal:
+        return new * context
+    return sum(min(place + 1, window or context) for place in range(context - new, context))
+
+
+def row_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """Norms and gates."""
+    x, before = (torch.randn(sizes.rows, sizes.hidden, dtype=dtype, device=device) for _ in range(2))
+    weight, bias = (torch.randn(sizes.hidden, dtype=dtype, device=device) for _ in range(2))
+    residual = before.clone()
+    yield _norm("RMSNorm", norm.rms_norm_reference, x, (weight,), None, before)
+    yield _norm("RMSNorm, residual", norm.rms_norm_reference, x, (weight,), residual, before)
+    yield _norm("LayerNorm, residual", norm.layer_norm_reference, x, (weight, bias), residual, before)
+    wide = torch.randn(sizes.rows, 2 * sizes.ffn, dtype=dtype, device=device)
+    yield _gate("SwiGLU", swiglu.swiglu_reference, wide, 1.0, 0.0)
+    yield _gate("GEGLU", swiglu.geglu_reference, wide, swiglu.SLOPE, swiglu.BEND)
+
+
+def _norm(
+    name: str,
+    function: Make,
+    x: torch.Tensor,
+    weights: tuple[torch.Tensor, ...],
+    residual: torch.Tensor | None,
+    before: torch.Tensor,
+) -> Case:
+    weight, bias = (*weights, None)[:2]
+
+    def run() -> Any:
+        return norm_gpu(x, weight, bias, 1e-5, residual), residual
+
+    def reference() -> Any:
+        return function(x, *weights, 1e-5, residual), residual
+
+    def prepare() -> None:
+        if residual is not None:
+            residual.copy_(before)
+
+    moved = (2 if residual is None else 4) * x.numel() * x.element_size()
+    shape = f"{x.shape[0]} × {x.shape[1]}"
+    return Case(name, shape, str(x.dtype), run, reference, moved, peers=lambda: peers.plain(reference), prepare=prepare)
+
+
+def _gate(name: str, function: Make, wide: torch.Tensor, slope: float, bend: float) -> Case:
+    def reference() -> torch.Tensor:
+        return function(wide)
+
+    moved = wide.numel() * wide.element_size() * 3 // 2
+    shape = f"{wide.shape[0]} × {wide.shape[1] // 2}"
+    return Case(
+        name,
+        shape,
+        str(wide.dtype),
+        lambda: gated_gpu(wide, slope, bend),
+        reference,
+        moved,
+        peers=lambda: peers.plain(reference),
+    )
+
+
+def cache_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """Rotation with the cache's writing, for decoding and for prompts; blocks gathered, scattered and moved."""
+    for tokens in (sizes.rows, sizes.prompts[0] * sizes.prompts[1]):
+        yield _rotation(sizes.heads, tokens, dtype, device)
+    yield from _block_cases(sizes, dtype, device)
+
+
+def _rotation(heads: Heads, tokens: int, dtype: torch.dtype, device: torch.device) -> Case:
+    both = heads.query + heads.kv
+    before = torch.randn(tokens, both + heads.kv, heads.size, dtype=dtype, device=device)
+    qkv = before.clone()
+    blocks = -(-tokens // BLOCK_SIZE)
+    keys = torch.zeros(blocks, heads.kv, heads.size, BLOCK_SIZE, dtype=dtype, device=device)
+    values = torch.zeros(blocks, heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
+    positions = torch.arange(tokens, device=device) % 2048
+    angles = torch.outer(torch.arange(2048.0), 10000.0 ** -torch.linspace(0, 1, heads.size // 2)).to(device)
+    # One sequence's tokens side by side, its blocks anywhere.
+    slots = (torch.randperm(blocks)[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens].to(device)
+    q, k, v = qkv[:, : heads.query], qkv[:, heads.query : both], qkv[:, both:]
+    arguments = (q, k, v, positions, angles.cos(), angles.sin(), keys, values, slots)
+
+    def run() -> Any:
+        rotate_and_write_gpu(*arguments)
+        return q, keys, values
+
+    def reference() -> Any:
+        rotary.rotate_and_write_reference(*arguments)
+        return q, keys, values
+
+    moved = 2 * qkv.numel() * qkv.element_size() + 4 * tokens * heads.size
+    return Case(
+        "RoPE and cache",
+        f"{tokens} tokens, {heads}",
+        str(dtype),
+        run,
+        reference,
+        moved,
+        peers=lambda: peers.plain(reference),
+        prepare=lambda: qkv.copy_(before),
+    )
+
+
+def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    heads, count = sizes.heads, sizes.blocks
+    shapes = ((heads.size, BLOCK_SIZE), (BLOCK_SIZE, heads.size)) * sizes.layers
+    before = [torch.randn(3 * count, heads.kv, *shape, dtype=dtype, device=device) for shape in shapes]
+    cache = [tensor.clone() for tensor in before]
+    order = torch.randperm(3 * count, device=device)
+    sources, targets = order[:count], order[count : 2 * count]
+    buffer = torch.randn(len(cache), count, cache[0][0].numel(), device=device).to(dtype)
+    parts = list(buffer)
+
+    def prepare() -> None:
+        for tensor, old in zip(cache, before, strict=True):
+            tensor.copy_(old)
+
+    def case(name: str, copied: tuple[Any, ...], plain: Callable[[torch.Tensor, torch.Tensor], Any]) -> Case:
+        written = copied[1]
+
+        def run() -> Any:
+            copy_blocks_gpu(*copied)
+            return written
+
+        def reference() -> Any:
+            for tensor, part in zip(cache, buffer, strict=True):
+                plain(tensor, part)
+            return written
+
+        return Case(
+            name,
+            f"{count} blocks of {sizes.layers} layers",
+            str(dtype),
+            run,
+            reference,
+            2 * buffer.numel() * buffer.element_size(),
+            peers=lambda: {"PyTorch": reference},
+            prepare=prepare,
+            exact=True,
+        )
+
+    yield case(
+        "blocks, gather",
+        (cache, parts, sources, None),
+        lambda tensor, part: torch.index_select(tensor.flatten(1), 0, sources, out=part),
+    )
+    yield case(
+        "blocks, scatter",
+        (parts, cache, None, targets),
+        lambda tensor, part: tensor.flatten(1).index_copy_(0, targets, part),
+    )
+    yield case(
+        "blocks, move",
+        (cache, cache, sources, targets),
+        lambda tensor, part: tensor.index_copy_(0, targets, tensor.index_select(0, sources)),
+    )
+
+
+def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """Greedy choice, plain sampling, top-k and top-p, a repetition penalty."""
+    rows = sizes.rows
+    logits = (torch.randn(rows, sizes.vocab, device=device) * 3).to(dtype)
+    history = torch.randint(0, sizes.vocab, (rows, 64), device=device)
+    settings = {
+        "greedy": (0.0, 0, 1.0, 1.0),
+        "temperature": (0.8, 0, 1.0, 1.0),
+        "top-k 50, top-p 0.9": (0.8, 50, 0.9, 1.0),
+        "top-p 0.9, penalty 1.2": (1.0, 0, 0.9, 1.2),
+    }
+    for name, (temperature, top_k, top_p, penalty) in settings.items():
+        how = sampling.Sampling(
+            torch.full((rows,), temperature, device=device),
+            torch.full((rows,), top_k, dtype=torch.int32, device=device),
+            torch.full((rows,), top_p, device=device),
+            torch.full((rows,), penalty, device=device),
+            torch.arange(rows, device=device),
+            torch.full((rows,), 7, device=device),
+            history if penalty != 1 else history[:, :0],
+        )
+
+        def run(how: sampling.Sampling = how) -> torch.Tensor:
+            return sample_gpu(logits, how)
+
+        def reference(how: sampling.Sampling = how) -> torch.Tensor:
+            return sampling.sample_reference(logits, how)
+
+        peer = peers.sorted_sampling(logits, temperature, top_k, top_p)
+        yield Case(
+            f"sampling, {name}",
+            f"{rows} × {sizes.vocab}",
+            str(dtype),
+            run,
+            reference,
+            logits.numel() * logits.element_size(),
+            peers=lambda peer=peer: {"PyTorch, sorted": peer},
+        )

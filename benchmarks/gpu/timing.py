@@ -1,0 +1,95 @@
+"""Seconds of device time, and what this device reaches at most: its copy bandwidth and its matrix rate."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.cases import Case
+
+_RUNS = 21
+_FLUSH_BYTES = 256 * 2**20
+"""More than any GPU's cache: what a kernel reads lies in memory again before each run."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What was measured on this device."""
+
+    bandwidth: float
+    """Bytes/s read and written by a large copy."""
+    rate: dict[str, float]
+    """FLOP/s of a large matrix product by dtype."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel's time beside its peers'."""
+
+    name: str
+    shape: str
+    dtype: str
+    seconds: float
+    peers: dict[str, float | str]
+    """Seconds, or why there are none."""
+    bound_s: float
+    """What the roofline says for the least bytes and operations."""
+
+    @property
+    def share(self) -> float:
+        """Of the roofline."""
+        return self.bound_s / self.seconds
+
+
+def measure_roofline(dtypes: list[torch.dtype], device: torch.device) -> Roofline:
+    """Copy 2 GiB, and multiply square matrices of 8192."""
+    return Roofline(_bandwidth(device), {str(dtype): _matrix_rate(dtype, device) for dtype in dtypes})
+
+
+def _bandwidth(device: torch.device) -> float:
+    source = torch.empty(2**31, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / device_seconds(lambda: target.copy_(source))
+
+
+def _matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.randn(8192, 8192, dtype=dtype, device=device) for _ in range(2))
+    return 2 * 8192**3 / device_seconds(lambda: a @ b)
+
+
+def time_case(case: Case, roofline: Roofline) -> Timed:
+    """Time a case and its peers. A peer that fails says why; the kernel itself may not."""
+    seconds = device_seconds(case.run)
+    others: dict[str, float | str] = {}
+    for name, peer in case.peers().items():
+        try:
+            others[name] = device_seconds(peer)
+        except Exception as error:  # a peer's, whatever it is: reported in its place
+            others[name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
+    bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate[case.dtype])
+    return Timed(case.name, case.shape, case.dtype, seconds, others, bound)
+
+
+def device_seconds(function: Callable[[], Any]) -> float:
+    """Median time on the device, launched as a CUDA graph, so that Python's share is none, with a cold cache."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_RUNS)]
+    for begin, end in events:
+        flush.zero_()
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
