@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exegpt.noun import Noun
+from exegpt.workload import RequestLengths
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -18,6 +19,11 @@ class Request(Noun):
     ignore_eos: bool = False
     arrival_s: float = 0.0
     """Seconds since the run began."""
+
+    @property
+    def lengths(self) -> RequestLengths:
+        """What a simulator needs to know of it: an output as long as is allowed."""
+        return RequestLengths(len(self.prompt_ids), self.max_tokens, self.arrival_s)
 
 
 @dataclass(frozen=True)

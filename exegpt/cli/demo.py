@@ -48,6 +48,7 @@ def demo(
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import answer_document, infeasible_text, search_schedule
     from exegpt.cli.bench import compare_policies
+    from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
 
     inputs.set_threads(threads)
@@ -67,6 +68,8 @@ def demo(
     ranked = sorted((a for a in answer.alternatives if a.schedule), key=lambda a: -a.estimate.throughput_tok_s)
     schedules = [a.schedule for a in ranked]
     requests = _requests(setting, schedules, num, seed)
+    answer = for_these(answer, setting.profile, [request.lengths for request in requests])
+    schedules.sort(key=lambda schedule: schedule is not answer.schedule)
     done = compare_policies(model, schedules, setting, requests, repeats=1)
     document.write(directory / "schedule.json", answer.schedule)
     _leave(directory, setting, [*frontier, answer], done)

@@ -137,12 +137,11 @@ def run_setting(
     import xsimulator
     from exegpt.cli import inputs
     from exegpt.errors import InputError
-    from exegpt.workload import RequestLengths, Workload
+    from exegpt.workload import Workload
 
     if not requests:
         raise InputError("None of the requests can be run.")
-    rows = [RequestLengths(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in requests]
-    workload = Workload.from_requests("requests", rows)
+    workload = Workload.from_requests("requests", [request.lengths for request in requests])
     if given is None:
         return inputs.find_setting(str(directory), "local", workload, profile, dtype="fp32")
     spec = given.model.spec
@@ -153,9 +152,12 @@ def run_setting(
 
 
 def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, **fixed: int | None) -> "Schedule":
-    """The best schedule under the bound with the fixed variables as given; Infeasible where there is none."""
+    """The best schedule under the bound, for these very requests where they are few, with the fixed variables as given;
+    Infeasible where there is none.
+    """
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import infeasible_text, schedule_text, search_schedule
+    from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
     from exegpt.errors import Infeasible
 
@@ -166,6 +168,8 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     answer = search_schedule(setting, bound_s, policies=named, fixed=by_hand, most_resident=len(rows) or None)
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
+    answer = for_these(answer, setting.profile, rows)
+    assert answer.schedule
     output.note(f"schedule: {schedule_text(answer.schedule)}")
     return answer.schedule
 

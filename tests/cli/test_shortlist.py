@@ -1,0 +1,38 @@
+"""The schedule for a given list of requests, against the replay of each policy's."""
+
+from dataclasses import replace
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cli import shortlist
+from exegpt.cluster import parse_cluster
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.tune import tune
+from xsimulator.replay import replay
+
+MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("2xA40")
+PROFILE = roofline_profile(MODEL, CLUSTER, overhead_s=2e-3)
+
+
+@pytest.mark.parametrize("bound_s", [None, 12.0, 9.0])
+def test_it_is_the_soonest_of_those_that_hold_the_bound(bound_s):
+    requests = task("T").draw(40, seed=3)
+    answer = tune(MODEL, CLUSTER, Workload.from_requests("list", requests), PROFILE, latency_bound_s=bound_s)
+    chosen = shortlist.for_these(answer, PROFILE, requests)
+    runs = {a.policy: replay(a.schedule, PROFILE, requests) for a in answer.alternatives if a.schedule}
+    own = runs[chosen.schedule.policy]
+    late = {policy: max(0.0, run.estimate.latency_s - (bound_s or float("inf"))) for policy, run in runs.items()}
+    assert late[chosen.schedule.policy] == min(late.values())
+    assert own.seconds == min(run.seconds for policy, run in runs.items() if late[policy] == min(late.values()))
+    assert chosen.estimate is next(a.estimate for a in answer.alternatives if a.schedule is chosen.schedule)
+
+
+def test_a_long_list_is_left_to_the_steady_state(monkeypatch):
+    requests = task("T").draw(20, seed=3)
+    answer = tune(MODEL, CLUSTER, task("T"), PROFILE, policies=("static", "orca"))
+    monkeypatch.setattr(shortlist, "MOST", 19)
+    assert shortlist.for_these(answer, PROFILE, requests) is answer
+    nothing = replace(answer, schedule=None)
+    assert shortlist.for_these(nothing, PROFILE, requests[:5]) is nothing
