@@ -86,6 +86,8 @@ class Work:
     rows: Array | None
     gives: int
     """Tokens that it gives."""
+    handed: Array | None = None
+    """Blocks whose keys and values are sent to the decoding side afterwards, where that is another: int64 [n]"""
 
     def batch(self) -> Batch:
         """The tensors."""

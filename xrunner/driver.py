@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exegpt.policies import Cut, Ledger, Piece, Policy, Step
+from exegpt.policies import Cut, Ledger, Piece, Step
 from exegpt.request import FinishReason, Result
 from exegpt.served import Served
 from xrunner.assembly import Running, Work, assemble
@@ -52,6 +52,7 @@ class Driver:
         cancelled: set[str],
         on_finish: Callable[[Result], None],
         on_turn: Callable[[], object],
+        policy: Any,
     ):
         self.worker = worker
         self.ledger = ledger
@@ -60,17 +61,18 @@ class Driver:
         self.cancelled = cancelled
         self.on_finish = on_finish
         self.on_turn = on_turn
+        self.policy = policy
         self.now = worker.now
         self.served: list[Served] = []
         self._flying: deque[_Flight] = deque()
         self._stopped: list[Running] = []
         """Whose stop token has come, and whom the ledger doesn't know of yet."""
 
-    def finish(self, policy: Policy) -> None:
+    def finish(self) -> None:
         """Iterate until nobody waits, nobody is resident and every token is there."""
         while not self._idle():
             now = self.now()
-            step = policy.next_step(self.ledger, now)
+            step = self.policy.next_step(self.ledger, now)
             if step is None:
                 self._sleep(now)
             else:

@@ -15,13 +15,15 @@ from exegpt.models import Model, Shard, load_model
 from exegpt.models.cache import available_memory
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import BlockPool, Cut, Sequence, make_ledger, make_policy
+from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
+from xrunner.apart import ApartDriver
 from xrunner.assembly import Running
 from xrunner.driver import Driver
+from xrunner.handover import buffer_bytes
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
 from xrunner.requests import check_request
@@ -63,8 +65,9 @@ class Engine:
         self.transport = transport
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
-        self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes())
-        cache = model.new_cache(schedule.kv_blocks, schedule.block_size)
+        blocks = _cache_blocks(self.place, model.spec)
+        self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes(blocks))
+        cache = model.new_cache(blocks, schedule.block_size)
         self.worker = Worker(model, cache, self.place, transport)
         self._clock = self.ranks.clock()
         self._cancelled: set[str] = set()
@@ -82,7 +85,8 @@ class Engine:
         loaded = []
 
         def load() -> dict[str, str]:
-            ends = {"embedding": place.first, "head": place.samples}
+            encoder_decoder = bool(schedule.model.spec.encoder_layers)  # which isn't cut into stages
+            ends = {"embedding": place.first, "head": place.samples or encoder_decoder}
             loaded.append(load_model(directory, schedule.dtype, place.layers, shard, **ends))
             return {}
 
@@ -110,10 +114,8 @@ class Engine:
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        self._check_memory(
-            "A buffer", f"for the states of {extent.tokens} tokens on each rank", self._state_bytes(extent)
-        )
-        warm_up(self.model, self.worker.cache, extent, self.schedule.kv_blocks, self.schedule.block_size)
+        self._check_memory("A buffer", f"for {extent.tokens} tokens on each rank", self._buffer_bytes(extent))
+        warm_up(self.model, self.worker.cache, extent)
         self.worker.begin(self._clock, extent.tokens)
         zero = self.ranks.all(self._clock())[0]
         self.worker.now = lambda: self._clock() - zero
@@ -145,8 +147,9 @@ class Engine:
         cut = Cut(self.schedule.micro_batches or stages, self.schedule.encode_micro_batches, self.schedule.replicas)
         listener = _Listener(self.transport, self.schedule.replicas - 1, speak) if self.speaks else None
         tell = speak if listener else self._tell
-        driver = Driver(self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None))
-        driver.finish(policy)
+        given = self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None)
+        driver = ApartDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
+        driver.finish()
         if listener:
             listener.finish()
         else:
@@ -205,15 +208,22 @@ class Engine:
                     f"The schedule has {name} {dtype} and the model was loaded in {self.model.dtype}: load both alike."
                 )
         make_policy(self.schedule)  # refuses at once what can't be run
+        if ranks_needed(self.schedule) != self.ranks.size:
+            raise InputError(_how_to_start(self.schedule, self.ranks.size))
         return {}
 
-    def _cache_bytes(self) -> int:
-        tokens = self.schedule.kv_blocks * self.schedule.block_size
+    def _cache_bytes(self, blocks: int) -> int:
+        tokens = blocks * self.schedule.block_size
         return tokens * len(self.model.layers) * self.model.share.kv_bytes(1, self.model.dtype)
 
-    def _state_bytes(self, extent: Extent) -> int:
-        width = self.model.spec.hidden * torch_dtype(self.model.dtype).itemsize
-        return 0 if self.place.before is None else extent.tokens * width
+    def _buffer_bytes(self, extent: Extent) -> int:
+        """Bytes of what this rank gets from others, and of what it hands over, at once."""
+        spec, block_size = self.model.spec, self.schedule.block_size
+        states = extent.tokens * spec.hidden * torch_dtype(self.model.dtype).itemsize
+        handed = (
+            0 if self.place.line[0].phase == "both" else extent.tokens // block_size + (self.schedule.encode_batch or 0)
+        )
+        return (self.place.before is not None) * states + buffer_bytes(self.place, spec, handed)
 
     def _check_memory(self, what: str, how: str, need: int) -> None:
         """InputError, on all ranks, where what each of them is about to take is more than their machine has left."""
@@ -260,16 +270,29 @@ def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str,
     reason = why_not(schedule, spec)
     if reason:
         raise InputError(reason)
-    need = ranks_needed(schedule)
-    if need != ranks.size:
-        raise InputError(
-            f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and "
-            f"{'one process was' if ranks.size == 1 else f'{ranks.size} ranks were'} started: start it with mpirun -n "
-            f"{need} exegpt run."
-        )
+    if ranks_needed(schedule) != ranks.size:
+        raise InputError(_how_to_start(schedule, ranks.size))
     files = [(path.name, path.stat().st_size) for path in sorted(Path(directory).glob("*.safetensors"))]
     return {
         "exegpt": __version__,
         "model": f"{spec.name} ({fingerprint([spec.fingerprint, files])})",
         "schedule": fingerprint(to_dict(schedule)),
     }
+
+
+def _how_to_start(schedule: Schedule, started: int) -> str:
+    need = ranks_needed(schedule)
+    what = "one process was" if started == 1 else f"{started} ranks were"
+    return (
+        f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and {what} started: start "
+        f"mpirun -n {need} exegpt run."
+    )
+
+
+def _cache_blocks(place: Place, spec: ModelSpec) -> int:
+    """KV blocks of a rank. Where it only encodes, a batch has them for itself, and leaves them when it is encoded."""
+    schedule = place.schedule
+    if place.line[0].phase != "encode":
+        return schedule.kv_blocks
+    longest = -(-spec.context // schedule.block_size)
+    return min(schedule.kv_blocks, (schedule.encode_batch or 0) * longest)

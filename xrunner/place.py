@@ -18,11 +18,15 @@ class Place:
         """Which copy of the model it works for."""
         return self.rank // devices(self.schedule)
 
+    @property
+    def device(self) -> int:
+        """Its device's number in the schedule."""
+        return self.rank - self._first
+
     @cached_property
     def stage(self) -> int:
         """Its stage's place among the schedule's."""
-        device = self.rank - self._first
-        return next(i for i, stage in enumerate(self.schedule.stages) if device in stage.devices)
+        return next(i for i, stage in enumerate(self.schedule.stages) if self.device in stage.devices)
 
     @cached_property
     def part(self) -> int:
@@ -77,6 +81,12 @@ class Place:
             return ()
         ranks = self._ranks(self.line[self._step + 1])
         return tuple(rank for part, rank in enumerate(ranks) if part % self.tp == self.part)
+
+    @cached_property
+    def encoder(self) -> "Place":
+        """The first rank that encodes for its replica."""
+        encoding = next(stage for stage in self.schedule.stages if stage.phase != "decode")
+        return Place(self.schedule, self._ranks(encoding)[0])
 
     @cached_property
     def driver(self) -> int:

@@ -19,7 +19,7 @@ import torch
 
 from xrunner.ranks import Ranks
 
-ORDER, RESULT, STATES, TOKENS, CACHE = range(1, 6)
+ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE = range(1, 7)
 """What a message is: each kind arrives in the order in which it was sent."""
 _AWAKE_S = 2e-4
 """How long a rank that waits doesn't sleep: what comes at once shall not be late."""
@@ -40,7 +40,7 @@ class Transport:
             self._group = self._world.Create_group(self._world.group.Incl(group))
         self._sending: deque[tuple[Any, object]] = deque()
         self.meanwhile: Callable[[], object] | None = None
-        """Called between the layers of an iteration."""
+        """Called between the layers of an iteration, and while this rank waits."""
 
     def post(self, what: object, *to: int, tag: int = ORDER) -> None:
         """Send a small object to some ranks."""
@@ -78,6 +78,8 @@ class Transport:
         began, (nap, longest) = time.perf_counter(), _NAPS_S
         while (found := there()) is None or found is False:
             self.progress()
+            if self.meanwhile:
+                self.meanwhile()
             if time.perf_counter() - began < _AWAKE_S:
                 os.sched_yield()
             else:

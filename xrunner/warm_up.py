@@ -50,14 +50,15 @@ def _most_tokens(schedule: Schedule, prompts: Sequence[int]) -> int:
     return encoded + resident if schedule.policy == "orca" else max(encoded, resident)
 
 
-def warm_up(model: Model, cache: KVCache, extent: Extent, blocks: int, block_size: int) -> None:
-    """Do everything once that is slower the first time, on a cache of so many blocks that nobody holds. All ranks of a
-    tensor-parallel group call it at once.
+def warm_up(model: Model, cache: KVCache, extent: Extent) -> None:
+    """Do everything once that is slower the first time, on a cache that nobody holds. All ranks of a tensor-parallel
+    group call it at once.
 
     The attention kernels are compiled, the blocks that the run can come to use are mapped, and oneDNN's products, which
     are generated anew for every number of rows, see the numbers that iterations will have.
     """
     cache.touch(extent.blocks)
+    blocks, _, block_size, _ = cache.values[0].shape
     for new, context in ((2, 2), (1, 2)):
         if context <= min(block_size * blocks, model.spec.context):
             x = model.forward(one_sequence(new, context, block_size), cache, _states(model, new))

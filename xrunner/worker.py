@@ -9,11 +9,14 @@ from exegpt.models import KVCache, Model
 from exegpt.models.weights import torch_dtype
 from exegpt.timeline import Span
 from xrunner.assembly import Work
+from xrunner.handover import Arrival, Receiving, Sending
 from xrunner.place import Place
-from xrunner.transport import STATES, TOKENS, Transport
+from xrunner.transport import NOTICE, STATES, TOKENS, Transport
 
 END = "end"
 """The order after which a worker has nothing more to do."""
+FREE = "free"
+"""The notice that the first encoding stage can take the next batch."""
 
 
 class Worker:
@@ -30,6 +33,7 @@ class Worker:
         self.now: Callable[[], float] = lambda: 0.0
         """Seconds since the run began, on every rank alike."""
         self.spans: list[Span] = []
+        self.sending, self.receiving = self._handover()
         self._states = torch.empty(0)
 
     def begin(self, now: Callable[[], float], rows: int) -> None:
@@ -58,12 +62,43 @@ class Worker:
 
     def serve(self) -> None:
         """Do what the driver orders, until it says that this is the end."""
-        transport, driver = self.transport, self.place.driver
+        transport, place = self.transport, self.place
         assert transport, "a rank that is alone orders itself"
-        while (work := transport.wait(lambda: transport.poll(driver))) != END:
-            made = self.run(work)
-            if made is not None and work.gives:
-                transport.send(made, driver, TOKENS)
+        transport.meanwhile = self._tell_arrived if self.receiving else None
+        while (order := transport.wait(self._next)) != END:
+            if isinstance(order, Arrival):
+                assert self.receiving
+                self.receiving.expect(order)
+                continue
+            made = self.run(order)
+            if made is not None and order.gives:
+                transport.send(made, place.driver, TOKENS)
+            if self.sending and order.handed is not None:
+                self.sending.send(order.handed)
+            if self.sending and place.first and place.part == 0:
+                transport.post(FREE, place.driver, tag=NOTICE)
+        transport.meanwhile = None
+
+    def _next(self) -> Work | Arrival | str | None:
+        self._tell_arrived()
+        assert self.transport
+        order: Work | Arrival | str | None = self.transport.poll(self.place.driver)
+        return order
+
+    def _tell_arrived(self) -> None:
+        """Let the driver know of the keys and values that have come."""
+        if self.receiving and self.transport:
+            for number in self.receiving.arrived():
+                self.transport.post(number, self.place.driver, tag=NOTICE)
+
+    def _handover(self) -> tuple[Sending | None, Receiving | None]:
+        """This rank's side of the handover, where encoding and decoding have stages of their own."""
+        phase = self.place.line[0].phase
+        if phase == "both":
+            return None, None
+        assert self.transport
+        given = self.cache, self.place, self.model.spec, self.transport
+        return (Sending(*given), None) if phase == "encode" else (None, Receiving(*given))
 
     def _take(self, work: Work, before: int) -> torch.Tensor:
         """The states of a piece's rows, from the stage before: [rows, hidden]."""

@@ -79,8 +79,7 @@ def _follow(
     step_by_step: bool,
 ) -> tuple[Record, tuple[Pipeline, ...]]:
     """One replica's share of the requests to their ends, and the stages that they went through."""
-    apart = schedule.policy in ("waa-c", "waa-m")
-    policy = WAAPolicy(schedule.encode_batch or 0) if apart else make_policy(schedule)
+    policy = make_policy(schedule)
     ledger = make_ledger(schedule, policy, fcfs)
     own = itertools.islice(enumerate(requests), replica, None, schedule.replicas)
     ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in own)

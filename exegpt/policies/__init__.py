@@ -40,10 +40,10 @@ class Policy(Protocol):
         """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
 
 
-def make_policy(schedule: Schedule) -> Policy:
+def make_policy(schedule: Schedule) -> Policy | WAAPolicy:
     """The policy that a schedule names, with its control variables.
 
-    InputError for one whose sides are apart, and for chunked prompts where an encoder reads them whole.
+    InputError for chunked prompts where an encoder reads them whole.
     """
     spec = schedule.model.spec
     if schedule.policy == "chunked" and spec.encoder_layers:
@@ -62,10 +62,8 @@ def make_policy(schedule: Schedule) -> Policy:
             return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
         case "rra":
             return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0)
-    raise InputError(
-        f"Policy '{schedule.policy}' encodes and decodes on devices apart, which can be simulated but not run yet: "
-        "static, hybrid, orca, chunked and rra run."
-    )
+        case "waa-c" | "waa-m":
+            return WAAPolicy(schedule.encode_batch or 0)
 
 
 def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Callable[[Sequence], Any]) -> Ledger:

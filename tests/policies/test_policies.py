@@ -16,7 +16,6 @@ from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
-from exegpt.schedule import Stage
 from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
@@ -134,12 +133,6 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
 def test_an_encoder_takes_no_chunks():
     with pytest.raises(InputError, match="'t5-small', whose encoder reads them whole"):
         make_policy(schedule("chunked", builtin_model("t5-small")))
-
-
-def test_a_policy_whose_sides_are_apart_is_not_run_as_one():
-    sides = tuple(Stage((rank,), 1, phase, None, (0, 12)) for rank, phase in enumerate(("encode", "decode")))
-    with pytest.raises(InputError, match="'waa-m' encodes and decodes on devices apart"):
-        make_policy(schedule("waa-m", stages=sides))
 
 
 @settings(max_examples=60, deadline=None)

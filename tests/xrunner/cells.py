@@ -21,6 +21,20 @@ POLICIES = {
     "chunked": {"max_num_seqs": 6, "max_num_batched_tokens": 13},
     "rra": {"encode_batch": 3, "decode_batch": 6, "decode_iterations": 4},
 }
+WAA = {"encode_batch": 3, "decode_batch": 6, "micro_batches": 1}
+SIDES = {  # the degrees of the encoding and of the decoding side's stages, and replicas
+    2: [((1,), (1,), 1)],
+    3: [((1, 1), (1,), 1), ((1,), (1, 1), 1), ((2,), (1,), 1), ((1,), (2,), 1)],
+    4: [
+        ((1, 1), (1, 1), 1),
+        ((2,), (2,), 1),
+        ((2,), (1, 1), 1),
+        ((1, 1), (2,), 1),
+        ((1,), (1, 2), 1),
+        ((2, 1), (1,), 1),
+        ((1,), (1,), 2),
+    ],
+}
 LAYOUTS = {  # the degree of every stage, and replicas
     2: [((1, 1), 1), ((2,), 1), ((1,), 2)],
     4: [((1, 1, 1, 1), 1), ((2, 2), 1), ((2, 1, 1), 1), ((1, 2, 1), 1), ((4,), 1), ((1, 1), 2), ((2,), 2)],
@@ -66,7 +80,13 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    return Schedule(**(given | POLICIES[policy] | variables))
+    return Schedule(**(given | POLICIES.get(policy, {}) | variables))
+
+
+def apart(spec, encode, decode, **variables):
+    """A WAA schedule whose sides have stages of these degrees."""
+    own = stages(encode, spec.layers, "encode") + stages(decode, spec.layers, "decode", sum(encode))
+    return schedule(spec, "waa-m", **(WAA | {"stages": own} | variables))
 
 
 def requests(lengths=LENGTHS, seed=0, **options):

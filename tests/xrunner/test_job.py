@@ -1,5 +1,6 @@
 """The engine on the ranks of a job: the tokens of transformers, and the decisions of the simulator."""
 
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -14,7 +15,7 @@ from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
 from xsimulator.replay import replay
 
-from .cells import LAYOUTS, LENGTHS, POLICIES, generate, requests, schedule
+from .cells import LAYOUTS, LENGTHS, POLICIES, SIDES, apart, generate, requests, schedule
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +109,51 @@ def check_decisions(found, plan):
 
 
 def rates():
-    import dataclasses
-
     local = local_cluster()
     device = dataclasses.replace(local.device, flops_s={"fp32": 1e11}, bandwidth_bytes_s=2e10)
     return dataclasses.replace(local, device=device, devices_per_node=4)
 
 
 ROOF = rates()
+
+
+def check_apart(found, plan):
+    """Batches are as large as they may be and encoded in order, by every stage; every token is decoded once."""
+    line = [stage for stage in plan.stages if stage.phase == "encode"]
+    per_replica = sum(len(stage.devices) for stage in plan.stages)
+    for replica in range(plan.replicas):
+        lengths = LENGTHS[replica :: plan.replicas]
+        device = replica * per_replica + line[0].devices[0]
+        batches = work_of(found["spans"], device)
+        assert all(phase == "encode" and count <= plan.encode_batch for phase, _, count, _ in batches)
+        assert [sum(column) for column in list(zip(*batches, strict=True))[2:]] == [
+            len(lengths),
+            sum(n for n, _ in lengths),
+        ]
+        for stage in plan.stages:
+            want = sum(n for n, _ in lengths) if stage.phase == "encode" else sum(m - 1 for _, m in lengths)
+            for place in stage.devices:
+                assert sum(tokens for *_, tokens in work_of(found["spans"], replica * per_replica + place)) == want
+
+
+def check_sides(found, cells, theirs):
+    for name, (arch, plan) in cells.items():
+        try:
+            check_tokens(found[name], theirs[arch])
+            check_times(found[name])
+            check_apart(found[name], plan)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def sides(directories, ranks, archs, micro_batches=(1, 3), layouts=None, **variables):
+    """WAA's cells by name."""
+    cells = {}
+    for arch, parts, (encode, decode, copies) in itertools.product(archs, micro_batches, layouts or SIDES[ranks]):
+        plan = apart(ModelSpec.from_directory(directories[arch]), encode, decode, replicas=copies, **variables)
+        name = f"{arch}-{'.'.join(map(str, encode))}-{'.'.join(map(str, decode))}-x{copies}-{parts}"
+        cells[name] = (arch, dataclasses.replace(plan, micro_batches=parts))
+    return cells
 
 
 def check_all(found, cells, theirs):
@@ -136,6 +174,26 @@ def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(j
 def test_four_ranks_with_groups_of_different_degrees(job, tmp_path, directories, theirs):
     cells = matrix(directories, 4, ["gpt2"], ["rra", "chunked"], [((2, 1, 1), 1), ((1, 2, 1), 1), ((1, 1), 2)])
     check_all(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
+
+
+def test_sides_apart_on_two_ranks(job, tmp_path, directories, theirs):
+    """With room for few residents, too, where encoding waits for decoding to free blocks that it hands over into."""
+    cells = sides(directories, 2, ["llama"])
+    cells |= {f"full-{name}": cell for name, cell in sides(directories, 2, ["gpt2"], kv_blocks=9).items()}
+    check_sides(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
+
+
+def test_sides_apart_that_cut_layers_and_heads_otherwise(job, tmp_path, directories, theirs):
+    layouts = [((2,), (1, 1), 1), ((1, 1), (2,), 1), ((1,), (1,), 2)]
+    cells = sides(directories, 4, ["gpt2"], (2,), layouts)
+    check_sides(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "ranks"), [("llama", 3), ("llama", 4), ("gpt2", 4)])
+def test_all_sides_apart(job, tmp_path, directories, theirs, arch, ranks):
+    cells = sides(directories, ranks, [arch])
+    check_sides(run_cells(job, tmp_path, directories, ranks, cells, timeout=600), cells, theirs)
 
 
 @pytest.mark.slow
@@ -164,7 +222,7 @@ def cut_at(tokens, ends):
 def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, directories, theirs, ranks):
     made = Counter(token for tokens, _ in theirs["llama"].values() for token in tokens)
     ends = [token for token, _ in made.most_common(3)]
-    cells = matrix(directories, ranks, ["llama"], layouts=[((1, 1), 1)])
+    cells = matrix(directories, ranks, ["llama"], layouts=[((1, 1), 1)]) | sides(directories, ranks, ["llama"])
     found = run_cells(job, tmp_path, directories, ranks, cells, eos=ends)
     want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs["llama"].items()}
     assert any(len(tokens) < len(theirs["llama"][name][0]) for name, tokens in want.items())
