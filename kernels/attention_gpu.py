@@ -36,12 +36,17 @@ class Tile:
     """Tiles of keys that are read ahead."""
 
 
+def padded(head_size: int) -> int:
+    """Columns that a tile has for a head: a power of two, and no fewer than matrix units take."""
+    return max(16, triton.next_power_of_2(head_size))
+
+
 def choose_tile(
     tokens: int, sequences: int, group: int, head_size: int, itemsize: int, biased: bool, shared: int
 ) -> Tile:
     """The tile for so many new tokens of so many sequences, `group` query heads per KV head, elements of `itemsize`
     bytes, with or without a position bias (whose addresses take registers), and `shared` bytes of shared memory."""
-    width = triton.next_power_of_2(head_size)
+    width = padded(head_size)
     decode = tokens == sequences
     wanted = group * (tokens // sequences)
     most = 128 if itemsize == 2 else 32
@@ -101,7 +106,7 @@ def attention_gpu(
         sums = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
     else:
         parts, sums = out, None
-    width = triton.next_power_of_2(head_size)
+    width = padded(head_size)
     _attend[(tiles, kv_heads, splits)](
         q,
         keys,
@@ -256,18 +261,21 @@ def _attend(  # type: ignore[no-untyped-def]
     sum_of = tl.zeros([ROWS, WIDTH], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if WINDOWED or starts is not None:
+    if DECODE:  # limited by memory, where a mask costs nothing and beginning a second loop does
+        tail = from_tile
+    else:
+        if WINDOWED or starts is not None:
+            sum_of, top, total = _see(
+                sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window,
+                high, scale, reach, from_tile, body, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
+            )  # fmt: skip
         sum_of, top, total = _see(
-            sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
-            scale, reach, from_tile, body, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
+            sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window,
+            high, scale, reach, body, tail, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, False, DTYPE,
         )  # fmt: skip
     sum_of, top, total = _see(
-        sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
-        scale, reach, body, tail, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, False, DTYPE,
-    )  # fmt: skip
-    sum_of, top, total = _see(
-        sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window, high,
-        scale, reach, tail, to_tile, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
+        sum_of, top, total, tile_q, keys, values, table, kv_heads * size, bias, head, place, start, window,
+        high, scale, reach, tail, to_tile, HEAD_SIZE, WIDTH, BLOCK_SIZE, KEYS, CAUSAL, WINDOWED, True, DTYPE,
     )  # fmt: skip
 
     total = tl.where(total > 0, total, 1.0)  # no keys: zeros, weighted with 2 to the -inf
