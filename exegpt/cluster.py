@@ -5,7 +5,6 @@ import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from exegpt.errors import InputError
 from exegpt.noun import Noun
@@ -194,16 +193,9 @@ def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpe
 
 
 def _from_yaml(path: Path) -> ClusterSpec:
-    import yaml
+    from exegpt.document import from_dict, read_yaml
 
-    from exegpt.document import from_dict
-
-    if not path.is_file():
-        raise InputError(f"There is no cluster file '{path}'.")
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    data = read_yaml(path, "cluster")
     if not isinstance(data, dict):
         raise InputError(f"'{path}' does not describe a cluster: it needs nodes, devices_per_node, and kind or device.")
     known = _KINDS[device_kind(str(data.pop("kind"))).kind] if "kind" in data else None

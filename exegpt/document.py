@@ -93,6 +93,18 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"'{path}' is not valid JSON: {error}.") from None
 
 
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file; InputError where there is none ("There is no `what` file") or it isn't YAML."""
+    import yaml
+
+    if not path.is_file():
+        raise InputError(f"There is no {what} file '{path}'.")
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+
+
 def read(cls: type[Noun], path: str | Path) -> Noun:
     """Read a noun from a JSON file; InputError says what is wrong with it."""
     return from_dict(cls, read_json(path), f"'{path}'")

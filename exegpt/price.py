@@ -13,14 +13,9 @@ Prices = dict[str, float]
 
 def read_prices(path: Path) -> Prices:
     """Prices from a YAML file, `A40: 0.79` on a line; InputError where there is none or a price isn't positive."""
-    import yaml
+    from exegpt.document import read_yaml
 
-    if not path.is_file():
-        raise InputError(f"There is no price file '{path}'.")
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    data = read_yaml(path, "price")
     if not isinstance(data, dict) or not data:
         raise InputError(
             f"'{path}' has no prices: write a line like 'A40: 0.79' per device kind, the price of an hour."

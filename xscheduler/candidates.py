@@ -70,6 +70,9 @@ def candidates(
     bounds: Bounds,
     **constants: int,
 ) -> Candidates:
+    """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
+    is asked for only when a point is.
+    """
     limits, widest = question.limits, question.widest
 
     def simulate(values: Values) -> Evaluation:

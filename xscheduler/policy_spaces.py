@@ -127,16 +127,17 @@ def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bou
     return question.once(("mixed", layout), make)
 
 
+def _line(
+    policy: str, question: Question, layout: Layout, batches: Variable, bounds: Bounds, **constants: int
+) -> Candidates:
+    """The space of batches alone, on stages that encode and decode."""
+    return candidates(policy, question, functools.partial(question.both, layout), (batches,), bounds, **constants)
+
+
 def _static(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
-        yield candidates(
-            "static",
-            question,
-            functools.partial(question.both, layout),
-            (_batches(question, scenario),),
-            _bounds(question, scenario, layout),
-        )
+        yield _line("static", question, layout, _batches(question, scenario), _bounds(question, scenario, layout))
 
 
 def _hybrid(question: Question) -> Iterator[Candidates]:
@@ -144,29 +145,18 @@ def _hybrid(question: Question) -> Iterator[Candidates]:
         scenario, stages = question.both(layout), len(layout.degrees)
         for pieces in _encode_pieces(question, layout):
             for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
-                yield candidates(
-                    "hybrid",
-                    question,
-                    functools.partial(question.both, layout),
-                    (_batches(question, scenario),),
-                    _bounds(question, scenario, layout),
-                    encode_micro_batches=pieces,
-                    micro_batches=parts,
-                )
+                bounds = _bounds(question, scenario, layout)
+                counts = {"encode_micro_batches": pieces, "micro_batches": parts}
+                yield _line("hybrid", question, layout, _batches(question, scenario), bounds, **counts)
 
 
 def _orca(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
         for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            yield candidates(
-                "orca",
-                question,
-                functools.partial(question.both, layout),
-                (_batches(question, scenario, "max_num_seqs"),),
-                _mixed_bounds(question, scenario, layout),
-                prefills_per_step=prefills,
-            )
+            batches = _batches(question, scenario, "max_num_seqs")
+            bounds = _mixed_bounds(question, scenario, layout)
+            yield _line("orca", question, layout, batches, bounds, prefills_per_step=prefills)
 
 
 def _chunked(question: Question) -> Iterator[Candidates]:
@@ -175,14 +165,9 @@ def _chunked(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
         for budget in _enumerated(question, "max_num_batched_tokens", TOKEN_BUDGETS):
-            yield candidates(
-                "chunked",
-                question,
-                functools.partial(question.both, layout),
-                (_within(_batches(question, scenario, "max_num_seqs"), budget),),
-                _mixed_bounds(question, scenario, layout),
-                max_num_batched_tokens=budget,
-            )
+            batches = _within(_batches(question, scenario, "max_num_seqs"), budget)
+            bounds = _mixed_bounds(question, scenario, layout)
+            yield _line("chunked", question, layout, batches, bounds, max_num_batched_tokens=budget)
 
 
 def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:

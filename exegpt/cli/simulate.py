@@ -10,6 +10,7 @@ from exegpt.cli import options
 if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
+    from exegpt.profile import Profile
     from exegpt.schedule import Schedule
 
 
@@ -50,7 +51,6 @@ def simulate(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
-    from exegpt.schedule import BLOCK_SIZE
     from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)
@@ -67,37 +67,10 @@ def simulate(
     }
     if schedule:
         others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
-        for option, value in (settings | others).items():
-            if value is not None:
-                raise InputError(
-                    f"A schedule file says all that {option} does: leave {option} {value} or --schedule out."
-                )
-        given = inputs.read_schedule(schedule)
-        found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
-        assumptions: tuple[str, ...] = (which,)
+        given, found, assumptions = _of_file(schedule, profile, settings | others)
     elif model and max_num_seqs:
-        policy = policy or "chunked"
-        inputs.check_choice(policy, ("orca", "chunked"), "--policy")
-        foreign = {"orca": "--max-num-batched-tokens", "chunked": "--prefills-per-step"}[policy]
-        if settings[foreign] is not None:
-            raise InputError(f"Policy {policy} has no {foreign}: leave {foreign} {settings[foreign]} out.")
         setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
-        found, assumptions = setting.profile, setting.assumptions
-        own = (
-            {"max_num_batched_tokens": max_num_batched_tokens or 2048}
-            if policy == "chunked"
-            else {"prefills_per_step": prefills_per_step or 1}
-        )
-        given = engine_schedule(
-            setting,
-            policy,
-            tp_degree or 1,
-            kv_blocks,
-            block_size or BLOCK_SIZE,
-            replicas or 1,
-            max_num_seqs=max_num_seqs,
-            **own,
-        )
+        given, found, assumptions = _of_engine(setting, settings), setting.profile, setting.assumptions
     else:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
@@ -114,6 +87,49 @@ def simulate(
     for text in assumptions:
         output.note(f"· {text}")
     output.table([given.policy, ""], [[key, _text(value)] for key, value in facts.items() if value not in (None, [])])
+
+
+def _of_file(
+    schedule: Path, profile: str | None, settings: dict[str, Any]
+) -> "tuple[Schedule, Profile, tuple[str, ...]]":
+    """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
+    from exegpt.cli import inputs
+    from exegpt.errors import InputError
+
+    for option, value in settings.items():
+        if value is not None:
+            raise InputError(f"A schedule file says all that {option} does: leave {option} {value} or --schedule out.")
+    given = inputs.read_schedule(schedule)
+    found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
+    return given, found, (which,)
+
+
+def _of_engine(setting: "Setting", settings: dict[str, Any]) -> "Schedule":
+    """The schedule that a running engine with these settings follows; InputError for one of another policy."""
+    from exegpt.cli import inputs
+    from exegpt.errors import InputError
+    from exegpt.schedule import BLOCK_SIZE
+
+    policy = settings["--policy"] or "chunked"
+    inputs.check_choice(policy, ("orca", "chunked"), "--policy")
+    foreign = {"orca": "--max-num-batched-tokens", "chunked": "--prefills-per-step"}[policy]
+    if settings[foreign] is not None:
+        raise InputError(f"Policy {policy} has no {foreign}: leave {foreign} {settings[foreign]} out.")
+    own = (
+        {"max_num_batched_tokens": settings["--max-num-batched-tokens"] or 2048}
+        if policy == "chunked"
+        else {"prefills_per_step": settings["--prefills-per-step"] or 1}
+    )
+    return engine_schedule(
+        setting,
+        policy,
+        settings["--tp-degree"] or 1,
+        settings["--kv-blocks"],
+        settings["--block-size"] or BLOCK_SIZE,
+        settings["--replicas"] or 1,
+        max_num_seqs=settings["--max-num-seqs"],
+        **own,
+    )
 
 
 def engine_schedule(
