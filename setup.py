@@ -23,14 +23,16 @@ REQUIRED = [
     "rich>=13.7",  # its tables and progress bars
 ]
 
+GPU = ["triton>=3.4; platform_system == 'Linux'"]
 MPI = ["mpi4py>=4.0", "openmpi>=5.0; platform_system != 'Windows'"]
 
 EXTRAS = {
     "mpi": MPI,  # profiling a cluster; where there is an MPI already, mpi4py alone
-    "gpu": ["triton>=3.4; platform_system == 'Linux'"],
+    "gpu": GPU,  # what builds of torch for GPUs bring themselves
     "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20"],
     "gpu-data": ["aiconfigurator==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"],
     "dev": [
+        *GPU,  # its interpreter runs the kernels in tests
         *MPI,
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
         "pytest>=8",

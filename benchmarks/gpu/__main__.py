@@ -8,51 +8,57 @@ python -m benchmarks.gpu --compile 80,90      # no GPU: compiles every kernel fo
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import time
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, check, time, write. 0 where all is right, 1 where a kernel is wrong, 2 for a bad input."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    """Check and time, or compile; print, write. 0 where all is right, 1 where a kernel isn't, 2 for a bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", help="write the results to this JSON file")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="time no further kernel after so long (540)")
-    parser.add_argument("--interpret", action="store_true", help="tiny shapes in Triton's interpreter, without a GPU")
-    parser.add_argument("--compile", metavar="CC[,CC]", help="compile only, for compute capabilities such as 80,90")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="begin to time no kernel after so long (540)")
+    parser.add_argument("--interpret", action="store_true", help="tiny shapes in Triton's interpreter")
+    parser.add_argument("--compile", metavar="CC[,CC]", help="compile for compute capabilities such as 80,90")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
-    os.environ["TRITON_INTERPRET"] = "1" if options.interpret else "0"  # read when Triton is imported: from here on
     try:
         capabilities = [int(cc) for cc in options.compile.split(",")] if options.compile else []
     except ValueError:
         return _refuse(f"--compile '{options.compile}' isn't a list of compute capabilities such as 80,90.")
+    if options.interpret:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    elif os.environ.get("TRITON_INTERPRET") == "1":
+        return _refuse("TRITON_INTERPRET=1 is set, so that kernels would be interpreted: unset it, or add --interpret.")
 
     import torch
 
-    if not (options.interpret or capabilities or torch.cuda.is_available()):
+    report: dict[str, Any] = {"provenance": _provenance()}
+    if capabilities:
+        report["compiled"] = _compile(capabilities)
+    elif options.interpret:
+        from benchmarks.gpu.cases import TINY
+
+        report["checks"] = _check(TINY, torch.device("cpu"))
+    elif torch.cuda.is_available():
+        sizes, device = _real_sizes(), torch.device("cuda")
+        report["checks"] = _check(sizes, device)
+        _write(options.out, report)  # whatever comes of the rest
+        report |= _time(sizes, device, began + options.limit_s)
+    else:
         return _refuse(
             "This machine has no CUDA device that torch sees: run it where there is one, or with --interpret (tiny "
             "shapes, correctness alone) or --compile 90 (compiles for a GPU that isn't there)."
         )
-    torch.manual_seed(0)
-    report: dict[str, Any] = {"provenance": _provenance()}
-    if capabilities:
-        report["compiled"] = _compile(capabilities)
-        failed = 0
-    else:
-        report["checks"] = _check(options.interpret)
-        failed = sum(not row["passed"] for row in report["checks"])
-        print(f"{len(report['checks'])} comparisons, {failed} wrong.")
-    if not (options.interpret or capabilities):
-        report |= _time(began + options.limit_s)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-    return 1 if failed else 0
+    _write(options.out, report)
+    return 1 if any("failed" in row for part in ("checks", "times") for row in report.get(part, [])) else 0
 
 
 def _refuse(sentence: str) -> int:
@@ -60,37 +66,22 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
+def _write(out: str | None, report: dict[str, Any]) -> None:
+    if out:
+        Path(out).write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
 def _provenance() -> dict[str, Any]:
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
     return {
-        "device": device,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
-        **versions,
+        **{name: importlib.metadata.version(name) for name in ("torch", "triton")},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
     }
-
-
-def _check(interpret: bool) -> list[dict[str, Any]]:
-    import torch
-
-    from benchmarks.gpu.cases import TINY, all_cases
-    from benchmarks.gpu.check import check
-
-    device = torch.device("cpu" if interpret else "cuda")
-    sizes = TINY if interpret else _real_sizes()
-    rows = []
-    for dtype in (torch.float16, torch.bfloat16):
-        for case in all_cases(sizes, dtype, device):
-            verdict = check(case)
-            rows.append({**asdict(verdict), "passed": verdict.passed})
-            mark = "ok   " if verdict.passed else "WRONG"
-            print(f"{mark} {verdict.error:8.1e} of {verdict.allowed:7.1e}  {_title(case)}", flush=True)
-    return rows
 
 
 def _real_sizes() -> Any:
@@ -106,30 +97,56 @@ def _real_sizes() -> Any:
     return sizes
 
 
-def _time(deadline: float) -> dict[str, Any]:
+def _check(sizes: Any, device: Any) -> list[dict[str, Any]]:
+    import torch
+
+    from benchmarks.gpu.cases import all_cases
+    from benchmarks.gpu.check import check
+
+    rows = []
+    for dtype in (torch.float16, torch.bfloat16):
+        for case in all_cases(sizes, dtype, device):
+            row = _row(case)
+            try:
+                verdict = check(case)
+            except Exception as error:  # the others are still worth knowing
+                row["failed"] = _why(error)
+            else:
+                row |= {"error": verdict.error if math.isfinite(verdict.error) else None, "allowed": verdict.allowed}
+                if not verdict.passed:
+                    row["failed"] = f"the error is {verdict.error:.1e} and {verdict.allowed:.1e} is allowed"
+            rows.append(row)
+            print(row.get("failed") or f"ok, error {row['error']:.1e}", f" {_title(row)}", flush=True)
+    print(f"{len(rows)} comparisons, {sum('failed' in row for row in rows)} wrong.")
+    return rows
+
+
+def _time(sizes: Any, device: Any, deadline: float) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu.cases import all_cases
     from benchmarks.gpu.timing import measure_roofline, time_case
 
-    device, dtype = torch.device("cuda"), torch.bfloat16
-    roofline = measure_roofline([dtype], device)
-    print(f"Roofline: {roofline.bandwidth / 1e9:.0f} GB/s, {roofline.rate[str(dtype)] / 1e12:.0f} TFLOP/s")
-    rows, left_out = [], []
-    for case in all_cases(_real_sizes(), dtype, device):
+    roofline = measure_roofline(torch.bfloat16, device)
+    print(f"Roofline: {roofline.bandwidth / 1e9:.0f} GB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
+    rows = []
+    for case in all_cases(sizes, torch.bfloat16, device):
+        row = _row(case)
+        rows.append(row)
         if time.perf_counter() > deadline:
-            left_out.append(_title(case))
+            row["left_out"] = "no time left"
+            print(f"left out for lack of time  {_title(row)}")
             continue
-        timed = time_case(case, roofline)
-        rows.append({**asdict(timed), "share": timed.share})
-        others = "".join(
-            f"  {name} {seconds if isinstance(seconds, str) else f'{seconds * 1e6:.1f} µs'}"
-            for name, seconds in timed.peers.items()
-        )
-        print(f"{timed.seconds * 1e6:9.1f} µs {timed.share:6.1%} of the roofline  {_title(case)} |{others}", flush=True)
-    for title in left_out:
-        print(f"left out for lack of time: {title}")
-    return {"roofline": asdict(roofline), "times": rows, "left_out": left_out}
+        try:
+            timed = time_case(case, roofline)
+        except Exception as error:
+            row["failed"] = _why(error)
+            print(f"{row['failed']}  {_title(row)}")
+            continue
+        row |= asdict(timed)
+        others = (f"{name} {_seconds(seconds)}" for name, seconds in timed.peers.items())
+        print(f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline  {_title(row)}:", *others, flush=True)
+    return {"roofline": asdict(roofline), "times": rows}
 
 
 def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
@@ -147,19 +164,31 @@ def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
                 for kernel in [kernel for kernel in made if kernel.hash not in seen]:
                     seen.add(kernel.hash)
                     one = examine(kernel, capability)
-                    rows.append({"capability": capability, "case": _title(case), **asdict(one)})
+                    rows.append(_row(case) | {"capability": capability, **asdict(one)})
                     print(
-                        f"sm_{capability} {one.name:9} {one.warps:2} warps, {one.registers:3} registers, "
+                        f"sm_{capability} {one.kernel:9} {one.warps:2} warps, {one.registers:3} registers, "
                         f"{one.spilled_bytes:4} B spilled, {one.shared_bytes:6} B shared, {one.matrix_instructions:3} "
-                        f"matrix instructions, {one.async_copies:3} copies ahead  {_title(case)}",
+                        f"matrix instructions, {one.async_copies:3} copies ahead  {_title(rows[-1])}",
                         flush=True,
                     )
                 made.clear()
     return rows
 
 
-def _title(case: Any) -> str:
-    return f"{case.name}, {case.shape}, {case.dtype.removeprefix('torch.')}"
+def _row(case: Any) -> dict[str, Any]:
+    return {"case": case.name, "shape": case.shape, "dtype": case.dtype}
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['case']}, {row['shape']}, {row['dtype'].removeprefix('torch.')}"
+
+
+def _seconds(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value * 1e6:.1f} µs"
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> I
     """Prompts, pieces of prompts, decoding, windows, both-ways attention with a position bias; further head sizes."""
 
     def case(name: str, heads: Heads, news: tuple[int, ...], contexts: tuple[int, ...], **options: Any) -> Case:
-        return _attention(name, heads, news, contexts, dtype, device, options)
+        return _attention(name, heads, news, contexts, dtype, device, options, flex=heads == sizes.heads)
 
     heads, window = sizes.heads, {"window": sizes.window}
     sequences, length = sizes.prompts
@@ -172,6 +172,7 @@ def _attention(
     dtype: torch.dtype,
     device: torch.device,
     options: dict[str, Any],
+    flex: bool,
 ) -> Case:
     sequences, tokens = len(news), sum(news)
     q = torch.randn(tokens, heads.query, heads.size, dtype=dtype, device=device)
@@ -191,7 +192,7 @@ def _attention(
             return {}
         queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)
         k, v = (torch.randn(sequences, heads.kv, contexts[0], heads.size, dtype=dtype, device=device) for _ in "kv")
-        return peers.attention(queries, k, v, flex=heads.query == REAL.heads.query)
+        return peers.attention(queries, k, v, flex)
 
     pairs, read = 0, 0
     for new, context in zip(news, contexts, strict=True):

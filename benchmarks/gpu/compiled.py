@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 class Compiled:
     """One kernel as it was compiled."""
 
-    name: str
+    kernel: str
     warps: int
     registers: int
     """Per thread."""

@@ -20,32 +20,24 @@ class Roofline:
 
     bandwidth: float
     """Bytes/s read and written by a large copy."""
-    rate: dict[str, float]
-    """FLOP/s of a large matrix product by dtype."""
+    rate: float
+    """FLOP/s of a large matrix product."""
 
 
 @dataclass(frozen=True)
 class Timed:
     """A kernel's time beside its peers'."""
 
-    name: str
-    shape: str
-    dtype: str
     seconds: float
     peers: dict[str, float | str]
     """Seconds, or why there are none."""
-    bound_s: float
-    """What the roofline says for the least bytes and operations."""
-
-    @property
-    def share(self) -> float:
-        """Of the roofline."""
-        return self.bound_s / self.seconds
+    share: float
+    """Of the roofline: what it says for the least bytes and operations, over the kernel's time."""
 
 
-def measure_roofline(dtypes: list[torch.dtype], device: torch.device) -> Roofline:
+def measure_roofline(dtype: torch.dtype, device: torch.device) -> Roofline:
     """Copy 2 GiB, and multiply square matrices of 8192."""
-    return Roofline(_bandwidth(device), {str(dtype): _matrix_rate(dtype, device) for dtype in dtypes})
+    return Roofline(_bandwidth(device), _matrix_rate(dtype, device))
 
 
 def _bandwidth(device: torch.device) -> float:
@@ -68,8 +60,8 @@ def time_case(case: Case, roofline: Roofline) -> Timed:
             others[name] = device_seconds(peer)
         except Exception as error:  # a peer's, whatever it is: reported in its place
             others[name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
-    bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate[case.dtype])
-    return Timed(case.name, case.shape, case.dtype, seconds, others, bound)
+    bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate)
+    return Timed(seconds, others, bound / seconds)
 
 
 def device_seconds(function: Callable[[], Any]) -> float:

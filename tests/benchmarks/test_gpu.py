@@ -1,0 +1,147 @@
+"""The GPU check, where there is no GPU: interpreted, compiled, and its timing with another clock."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import timing
+from benchmarks.gpu.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
+from benchmarks.gpu.check import check
+from exegpt.kernels.gpu import INTERPRETED
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1 was not set when it began")
+
+
+def command(*arguments):
+    """The command in a process of its own, without the interpreter."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    called = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    return subprocess.run(called, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110)
+
+
+@interpreted
+def test_every_kernel_is_right_in_the_interpreter(tmp_path, capsys):
+    assert gpu.main(["--interpret", "--out", str(tmp_path / "gpu.json")]) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert all(row["error"] <= row["allowed"] for row in report["checks"])
+    names = [case.name for case in all_cases(TINY, torch.float16, CPU)]
+    assert [row["case"] for row in report["checks"]] == names * 2
+    assert f"{2 * len(names)} comparisons, 0 wrong." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x + 0.1, lambda x: x * float("nan"), lambda x: x[1:], lambda x: x.float()])
+def test_a_wrong_kernel_is_found(wrong):
+    x = torch.randn(4, 4).half()
+    good = Case("one", "4 × 4", "torch.float16", lambda: x.clone(), lambda: x, bytes=1)
+    assert check(good).passed and check(good).error == 0
+    assert not check(replace(good, run=lambda: (wrong(x),), reference=lambda: (x,))).passed
+
+
+@interpreted
+def test_a_kernel_that_fails_is_told_beside_the_others(monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("out of resources\nand more")
+
+    monkeypatch.setattr("benchmarks.gpu.cases.gated_gpu", broken)
+    monkeypatch.setattr("benchmarks.gpu.cases.all_cases", row_cases)
+    rows = gpu._check(TINY, CPU)
+    failed = [row for row in rows if "failed" in row]
+    assert [row["case"] for row in failed] == ["SwiGLU", "GEGLU"] * 2
+    assert {row["failed"] for row in failed} == {"RuntimeError: out of resources"}
+    assert f"{len(rows)} comparisons, 4 wrong." in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@interpreted
+def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
+    """With a clock that needs no GPU, peers uncompiled, and PyTorch's attention by whatever backend there is."""
+
+    def clock(function):
+        begin = time.perf_counter()
+        function()
+        return time.perf_counter() - begin
+
+    monkeypatch.setattr(timing, "device_seconds", clock)
+    monkeypatch.setattr(timing, "measure_roofline", lambda dtype, device: timing.Roofline(1e10, 1e11))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr("benchmarks.gpu.peers.sdpa_kernel", lambda backend: torch.no_grad())
+    report = gpu._time(TINY, CPU, time.perf_counter() + 1e6)
+    assert len(report["times"]) == len(list(all_cases(TINY, torch.float16, CPU)))
+    for row in report["times"]:
+        assert row["seconds"] > 0 and row["share"] > 0
+        assert all(isinstance(seconds, float) for seconds in row["peers"].values()), row
+    assert "of the roofline" in capsys.readouterr().out
+    with_peers = {row["case"] for row in report["times"] if row["peers"]}
+    assert {"prefill", "decoding", "RMSNorm", "SwiGLU", "RoPE and cache", "blocks, gather"} <= with_peers
+    assert any("FlexAttention" in row["peers"] for row in report["times"])
+    late = gpu._time(TINY, CPU, time.perf_counter() - 1)["times"]
+    assert all(row["left_out"] for row in late)
+
+
+def test_a_peer_that_fails_says_why(monkeypatch):
+    def broken():
+        raise ValueError("no such backend\nat all")
+
+    monkeypatch.setattr(timing, "device_seconds", lambda function: function() or 0.5)
+    case = Case("one", "1", "torch.float16", lambda: None, lambda: None, 10, peers=lambda: {"theirs": broken})
+    timed = timing.time_case(case, timing.Roofline(100.0, 1.0))
+    assert timed.peers == {"theirs": "ValueError: no such backend"} and timed.share == pytest.approx(0.2)
+
+
+def test_caches_that_do_not_fit_are_left_out():
+    assert fitting(REAL, 10**15, 2) == REAL
+    small = fitting(REAL, 24 * 2**30, 2).decoding
+    assert (1, 262144) in small and (64, 32768) not in small
+
+
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (3, True), (None, False)])
+def test_pairs_are_counted(window, causal):
+    new, context = 5, 9
+    pairs = 0
+    for place in range(context - new, context):
+        for key in range(context):
+            pairs += not causal or (key <= place and (window is None or key > place - window))
+    assert seen_pairs(new, context, window, causal) == pairs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("arguments", "said"), [([], "no CUDA device"), (["--compile", "ninety"], "'ninety' isn't a list")]
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, said):
+    done = command(*arguments)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+@interpreted
+def test_real_shapes_are_not_interpreted(capsys):
+    assert gpu.main([]) == 2
+    assert "unset it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
+    done = command("--compile", str(capability), "--out", str(tmp_path / "compiled.json"))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "compiled.json").read_text())["compiled"]
+    assert {"_attend", "_combine", "_norm", "_gate", "_prepare", "_copy", "_scale", "_penalise", "_choose"} == {
+        row["kernel"] for row in rows
+    }
+    for row in rows:
+        assert row["spilled_bytes"] <= (0 if capability >= 90 else 400), row
+        if row["kernel"] == "_attend":
+            assert row["matrix_instructions"] and row["async_copies"], row
