@@ -81,6 +81,10 @@ class Schedule(Noun):
     """Prompts encoded in one iteration; 1 is the paper's Orca."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
+    adjustment: float | None = None
+    """RRA and WAA: the share by which a batch's input tokens, and the decoding batch, may miss their targets before
+    the next batch is picked to mend it (paper section 5.2); None: first come, first served.
+    """
 
     VERSION = 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from exegpt.errors import InputError
+from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.blocks import BlockPool
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
@@ -61,9 +62,16 @@ def make_policy(schedule: Schedule) -> Policy | WAAPolicy:
         case "chunked":
             return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
         case "rra":
-            return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0)
+            return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0, _adjustment(schedule))
         case "waa-c" | "waa-m":
-            return WAAPolicy(schedule.encode_batch or 0)
+            return WAAPolicy(schedule.encode_batch or 0, _adjustment(schedule))
+
+
+def _adjustment(schedule: Schedule) -> Adjustment | None:
+    if schedule.adjustment is None:
+        return None
+    targets = schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0
+    return Adjustment(schedule.adjustment, *targets)
 
 
 def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Callable[[Sequence], Any]) -> Ledger:

@@ -149,15 +149,35 @@ class Ledger:
         admitted: list[Sequence] = []
         while self._queue and len(admitted) < most:
             sequence = self._queue[0][-1]
-            need = self.blocks_needed(sequence)
-            if need > self.pool.free or sequence.input_tokens > tokens:
+            if self.blocks_needed(sequence) > self.pool.free or sequence.input_tokens > tokens:
                 break
             heapq.heappop(self._queue)
-            sequence.blocks = self.pool.take(need)
+            self._take_in(sequence)
             tokens -= sequence.input_tokens
             admitted.append(sequence)
-        self.encoding += admitted
         return admitted
+
+    def front(self, most: int, now: float) -> list[Sequence]:
+        """Up to `most` of the waiting sequences that have arrived, in order."""
+        self._arrive(now)
+        return [entry[-1] for entry in heapq.nsmallest(most, self._queue)]
+
+    def admit_these(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Make sequences that wait resident, in the order given, until one's blocks aren't free."""
+        admitted: list[Sequence] = []
+        for sequence in sequences:
+            if self.blocks_needed(sequence) > self.pool.free:
+                break
+            self._take_in(sequence)
+            admitted.append(sequence)
+        gone = set(map(id, admitted))
+        self._queue = [entry for entry in self._queue if id(entry[-1]) not in gone]
+        heapq.heapify(self._queue)
+        return admitted
+
+    def _take_in(self, sequence: Sequence) -> None:
+        sequence.blocks = self.pool.take(self.blocks_needed(sequence))
+        self.encoding.append(sequence)
 
     def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
         """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.

@@ -1,18 +1,20 @@
 """RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
 
-from exegpt.policies.ledger import Ledger, Step
+from exegpt.policies.adjustment import FRONT, Adjustment
+from exegpt.policies.ledger import Ledger, Sequence, Step
 
 
 class RRAPolicy:
     """`encode_batch` (B_E) sequences join before every `decode_iterations` (N_D) decoding iterations; finished ones
-    leave at once.
+    leave at once. With an `adjustment`, about as many, picked for their lengths.
     """
 
     early_termination = True
 
-    def __init__(self, encode_batch: int, decode_iterations: int):
+    def __init__(self, encode_batch: int, decode_iterations: int, adjustment: Adjustment | None = None):
         self.encode_batch = encode_batch
         self.decode_iterations = decode_iterations
+        self.adjustment = adjustment
         self._phase_ends = 0
         """The ledger's count of iterations at which this phase is over."""
 
@@ -20,9 +22,16 @@ class RRAPolicy:
         """The next iteration, or None while nothing can run."""
         if ledger.iterations >= self._phase_ends or not ledger.decoding:
             self._phase_ends = ledger.iterations + self.decode_iterations
-            admitted = ledger.admit(self.encode_batch, now)
+            admitted = self._admit(ledger, now)
             if admitted:
                 return Step(encode=tuple((s, s.input_tokens) for s in admitted))
         if not ledger.decoding:
             return None
         return Step(decode=tuple(ledger.decoding), repeats=self._phase_ends - ledger.iterations)
+
+    def _admit(self, ledger: Ledger, now: float) -> list[Sequence]:
+        if self.adjustment is None:
+            return ledger.admit(self.encode_batch, now)
+        count = self.adjustment.count(ledger.residents)
+        front = ledger.front(count * FRONT, now)
+        return ledger.admit_these(self.adjustment.pick(front, count))

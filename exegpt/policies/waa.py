@@ -1,5 +1,6 @@
 """WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
 
+from exegpt.policies.adjustment import FRONT, Adjustment
 from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
@@ -16,17 +17,22 @@ class WAAPolicy:
 
     The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; from then
     on they hold them. The decoding side gives a token to everybody whose keys and values have arrived (`ready_s`), so
-    an iteration's end is when encoded sequences join.
+    an iteration's end is when encoded sequences join. With an `adjustment`, prompts are picked for their lengths.
     """
 
     early_termination = True
 
-    def __init__(self, encode_batch: int):
+    def __init__(self, encode_batch: int, adjustment: Adjustment | None = None):
         self.encode_batch = encode_batch
+        self.adjustment = adjustment
 
     def next_encode(self, ledger: Ledger, now: float) -> Step | None:
         """The next batch to encode, or None while nobody waits or no blocks are free."""
-        admitted = ledger.admit(self.encode_batch, now)
+        if self.adjustment is None:
+            admitted = ledger.admit(self.encode_batch, now)
+        else:
+            front = ledger.front(self.encode_batch * FRONT, now)
+            admitted = ledger.admit_these(self.adjustment.pick(front, self.encode_batch))
         return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
 
     def next_decode(self, ledger: Ledger, now: float) -> Step | None:

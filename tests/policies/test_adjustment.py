@@ -1,0 +1,92 @@
+"""Dynamic adjustment: batches near their targets, and nobody waits for ever."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.policies import BlockPool, Ledger, Sequence
+from exegpt.policies.adjustment import Adjustment
+from exegpt.policies.rra import RRAPolicy
+from exegpt.policies.waa import WAAPolicy
+
+lengths = st.lists(st.integers(1, 400), min_size=1, max_size=24)
+
+
+def adjustment(threshold=0.05, mean=100.0, encode_batch=4, decode_batch=12):
+    return Adjustment(threshold, mean, encode_batch, decode_batch)
+
+
+def sequences(inputs, outputs=5):
+    return [Sequence(i, n, outputs) for i, n in enumerate(inputs)]
+
+
+def miss(chosen, mean=100.0):
+    return abs(sum(one.input_tokens for one in chosen) - mean * len(chosen))
+
+
+@given(lengths, st.integers(1, 8), st.floats(0.0, 0.5))
+def test_a_batch_has_its_size_and_the_first_in_the_queue_and_misses_its_target_by_no_more_than_without(
+    inputs, count, threshold
+):
+    front = sequences(inputs)
+    chosen = adjustment(threshold).pick(front, count)
+    assert len(chosen) == min(count, len(front))
+    assert chosen[0] is front[0]
+    assert [one.index for one in chosen] == sorted({one.index for one in chosen})
+    assert miss(chosen) <= miss(front[:count])
+
+
+@given(lengths, st.integers(2, 6))
+def test_no_exchange_of_two_brings_it_nearer(inputs, count):
+    front = sequences(inputs)
+    chosen = adjustment(0.0).pick(front, count)
+    others = [one for one in front if one not in chosen]
+    for leaves, comes in itertools.product(chosen[1:], others):
+        assert miss([*(one for one in chosen if one is not leaves), comes]) >= miss(chosen)
+
+
+def test_a_batch_within_the_threshold_is_taken_as_it_comes():
+    front = sequences([104, 104, 104, 104, 100, 96, 92])
+    assert adjustment(0.05).pick(front, 4) == front[:4]
+    assert miss(adjustment(0.01).pick(front, 4)) == 4
+    assert miss(adjustment(0.0).pick(front, 4)) == 0
+
+
+@pytest.mark.parametrize(
+    ("residents", "count"),
+    [(8, 4), (9, 4), (7, 4), (6, 4), (11, 3), (5, 5), (40, 3), (0, 5)],
+)
+def test_more_or_fewer_are_encoded_where_the_decoding_batch_misses_its_target(residents, count):
+    assert adjustment(0.2).count(residents) == count
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 30)), min_size=1, max_size=40),
+    st.integers(1, 6),
+    st.floats(0.0, 0.3),
+    st.integers(20, 200),
+)
+def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, threshold, blocks):
+    ledger = Ledger(BlockPool(blocks, 16), lambda one: one.index)
+    waiting = [Sequence(i, n, m) for i, (n, m) in enumerate(pairs)]
+    ledger.submit(waiting)
+    policy = RRAPolicy(encode_batch, 5, Adjustment(threshold, 150.0, encode_batch, 3 * encode_batch))
+    for _ in range(100_000):
+        if ledger.idle:
+            break
+        step = policy.next_step(ledger, 0.0)
+        assert step is not None
+        ledger.advance(step)
+        ledger.check()
+    assert all(one.finished for one in waiting)
+    assert ledger.pool.free == blocks
+
+
+def test_waa_picks_too():
+    ledger = Ledger(BlockPool(1000, 16), lambda one: one.index)
+    ledger.submit(sequences([200, 200, 100, 30, 70, 10]))
+    step = WAAPolicy(3, adjustment(0.01, encode_batch=3)).next_encode(ledger, 0.0)
+    assert [one.input_tokens for one, _ in step.encode] == [200, 100, 10]
+    assert [one.input_tokens for one in ledger.front(9, 0.0)] == [200, 30, 70]
