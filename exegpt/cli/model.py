@@ -13,7 +13,7 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def create(
     directory: Annotated[Path, typer.Argument(help="Where to: a folder that doesn't exist yet.")],
-    arch: Annotated[str, typer.Option(help="llama, mistral, qwen2, qwen3, gpt2 or opt")] = "llama",
+    arch: Annotated[str, typer.Option(help="llama, mistral, qwen2, qwen3, gpt2, opt or t5")] = "llama",
     layers: Annotated[int, typer.Option(min=1)] = 8,
     hidden: Annotated[int, typer.Option(min=1)] = 512,
     heads: Annotated[int, typer.Option(min=1)] = 8,

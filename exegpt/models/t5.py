@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from exegpt.errors import InputError
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
+from exegpt.kernels.swiglu import geglu
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
@@ -161,10 +162,7 @@ class T5Layer:
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up(rms_norm(x, self.feed_forward_norm, self.epsilon))
-        if self.spec.gated:
-            gate, inner = inner.chunk(2, dim=-1)
-            inner = F.gelu(gate, approximate="tanh") * inner
-        return self.down(inner, residual=self.shard.once(x))
+        return self.down(geglu(inner) if self.spec.gated else inner, residual=self.shard.once(x))
 
     def _heads(self, x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
         """[tokens, parts · heads · head_size] → so many of [tokens, heads, head_size]."""
