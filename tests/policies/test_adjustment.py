@@ -66,7 +66,7 @@ def test_more_or_fewer_are_encoded_where_the_decoding_batch_misses_its_target(re
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 30)), min_size=1, max_size=40),
     st.integers(1, 6),
     st.floats(0.0, 0.3),
-    st.integers(20, 200),
+    st.integers(21, 200),
 )
 def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, threshold, blocks):
     ledger = Ledger(BlockPool(blocks, 16), lambda one: one.index)
