@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from exegpt.cli import peers
 from exegpt.cli.answer import schedule_text, search_schedule
 from exegpt.cli.demo import create_demo_model
 from exegpt.cli.inputs import Setting, find_setting

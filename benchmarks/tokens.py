@@ -106,7 +106,7 @@ def schedule(model: Model, policy: str, workload: Workload) -> Schedule:
 
 def run(number: int, seed: int = 0) -> list[Row]:
     """Compare `number` requests of task T's lengths, scaled to a context of 256, under every policy."""
-    from benchmarks.peers import load
+    from exegpt.cli.peers import load
 
     workload, _, _ = task("T").scaled_to(256)
     rows = []

@@ -24,6 +24,7 @@ def bench(
     policy: Annotated[
         str | None, typer.Option("--policy", help="Run these policies' best schedules too, or `all`.")
     ] = None,
+    peers: Annotated[str | None, typer.Option(help="Serve them with these, too: transformers.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median one is reported.")] = 3,
     columns: options.COLUMNS = None,
     rate: options.RATE = None,
@@ -34,6 +35,9 @@ def bench(
 ) -> None:
     """Run requests under a schedule, and under other policies' best ones, beside what was predicted for them.
 
+    Peers serve the same requests unbounded: --peers transformers is its `generate` in static batches and its continuous
+    batching.
+
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
     """
     from exegpt.cli import inputs, output
@@ -42,6 +46,7 @@ def bench(
     from exegpt.model import ModelSpec
 
     directory = inputs.model_directory(model)
+    named = peer_names(peers)
     output.check_output(report)
     inputs.set_threads(threads)
     given = inputs.read_schedule(schedule)
@@ -51,12 +56,14 @@ def bench(
     setting = inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype)
     schedules = [given, *other_schedules(setting, given, policy)]
     done = compare_policies(directory, schedules, setting, wanted, repeats)
+    others = [row for name in named for row in serve_with(name, directory, wanted, done, repeats)]
     if report:
         write_report(report, f"{spec.name}: predicted beside measured", setting, done)
     if json:
         return output.emit(
             {
                 "policies": [{"policy": c.schedule.policy, **c.document()} for c in done],
+                "peers": others,
                 "assumptions": [*setting.assumptions, *notes],
                 "provenance": output.provenance(setting.profile, seed),
             }
@@ -64,7 +71,52 @@ def bench(
     for text in (*setting.assumptions, *notes):
         output.note(f"· {text}")
     output.table(COMPARISON_COLUMNS, comparison_rows(done))
+    if others:
+        rows = [
+            [row["peer"], row["setting"], output.number(row["tokens_s"]), f"{row['ratio']:.2f}", f"{row['alike']:.1%}"]
+            for row in others
+        ]
+        output.table(["peer", "setting", "tok/s", f"{done[0].schedule.policy} over it", "tokens alike"], rows)
     print(f"{len(wanted)} requests, the median of {repeats} runs each.")
+
+
+def peer_names(text: str | None) -> tuple[str, ...]:
+    """The peers in a comma-separated list; InputError for one that isn't known or installed."""
+    import importlib.util
+
+    from exegpt.cli import inputs
+    from exegpt.errors import InputError
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
+    for name in names:
+        inputs.check_choice(name, ("transformers",), "Peer")
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"Peer '{name}' is not installed: pip install {name}.")
+    return names
+
+
+def serve_with(
+    name: str, directory: Path, requests: "list[Request]", done: "list[Comparison]", repeats: int
+) -> list[dict[str, Any]]:
+    """What a peer does with the same weights and requests, the median of as many runs: its useful output tokens per
+    second, how many times that the first schedule gave, and the share of the tokens that are the same.
+    """
+    import statistics
+
+    from exegpt.cli import output, peers
+
+    ours = {result.id: list(result.output_ids) for result in done[0].results}
+    tokens = sum(map(len, ours.values()))
+    model, rows = peers.load(directory), []
+    for way, serve in peers.WAYS.items():
+        output.note(f"{name}: {way} …")
+        runs = [serve(model, requests) for _ in range(repeats)]
+        outputs = {request.id: made for request, made in zip(requests, runs[0][1], strict=True)}
+        same = sum(a == b for key, own in ours.items() for a, b in zip(own, outputs[key], strict=False))
+        rate = tokens / statistics.median(seconds for seconds, _ in runs)
+        ratio = done[0].measured.throughput_tok_s / rate
+        rows.append({"peer": name, "setting": way, "tokens_s": rate, "ratio": ratio, "alike": same / tokens})
+    return rows
 
 
 def _requests(

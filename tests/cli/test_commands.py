@@ -179,6 +179,19 @@ def test_invalid_requests_are_skipped_on_demand(exegpt, tiny, tiny_schedule, tin
     assert reasons["a"] == "error" and reasons["b"] in ("length", "stop")
 
 
+def test_peers_serve_the_same_requests(exegpt, tiny, tiny_schedule, tiny_profile):
+    asked = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 5, "--repeats", 1)
+    done = exegpt(*asked, "--peers", "transformers", "--json").json
+    assert len(done["peers"]) == 3
+    for row in done["peers"]:
+        ours = done["policies"][0]["throughput_tok_s"]
+        assert row["ratio"] == pytest.approx(ours / row["tokens_s"])
+        assert row["alike"] == 1.0
+    refused = exegpt(*asked, "--peers", "hearsay")
+    assert refused.code == 2
+    assert "Peer 'hearsay' is not known: use one of transformers." in refused.err
+
+
 def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     report = tmp_path / "r.html"
     asked = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 6, "--repeats", 1, "--policy", "all")

@@ -5,7 +5,7 @@ Useful output tokens per second: each request counts the tokens it asked for, no
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +83,11 @@ def continuous(
                 outputs[result.request_id] = list(result.generated_tokens)
         seconds = time.perf_counter() - start
     return seconds, [outputs[str(number)] for number in range(len(requests))]
+
+
+WAYS: dict[str, Callable[[Any, Sequence[Request]], tuple[float, list[list[int]]]]] = {
+    "generate, batches of 16": lambda model, requests: generate_static(model, requests, 16),
+    "continuous batching, at most 16": lambda model, requests: continuous(model, requests, 16),
+    "continuous batching, at most 64": lambda model, requests: continuous(model, requests, 64),
+}
+"""What `bench` runs."""
