@@ -42,6 +42,9 @@ class ResultFile:
         self._file.close()
         if kind is None:
             self._complete()
+        elif not self._partial.stat().st_size:  # nothing to go on with
+            self._partial.unlink()
+            self._run.unlink()
 
     def append(self, result: Result) -> None:
         """Write one result so that it survives whatever comes next."""

@@ -70,6 +70,8 @@ def run(
         return _Asked(directory, chosen, setting, wanted, rejected)
 
     with job() as ranks:
+        typed = {"model": model, "schedule": schedule, "requests": requests, "out": out, "resume": resume}
+        ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
         asked = ranks.share(ask)
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))

@@ -26,37 +26,51 @@ def directories(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def start():
-    """Starts Python as the ranks of a job, and gives its process; skips where there is no MPI."""
+def mpi():
+    """Skips where there is no MPI."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
     if not MPIRUN:
         pytest.skip("there is no mpirun: pip install -e '.[mpi]'")
 
-    def run(ranks, *arguments, **environment):
-        given = {
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        }
-        line = [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(line, cwd=ROOT, env=os.environ | given | environment, **pipes)
 
-    return run
+def launch(programs, environment):
+    """Starts Python as the ranks of a job: pairs of how many, and their arguments."""
+    given = {
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    line = [MPIRUN]
+    for ranks, arguments in programs:
+        line += [":"] * (len(line) > 1) + ["-n", str(ranks), sys.executable, *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, cwd=ROOT, env=os.environ | given | environment, **pipes)
+
+
+def finish(process, timeout):
+    """What a job said, and its exit code."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def start(mpi):
+    """Starts Python as the ranks of a job, and gives its process."""
+    return lambda ranks, *arguments, **environment: launch([(ranks, arguments)], environment)
 
 
 @pytest.fixture(scope="session")
 def job(start):
     """Runs Python as the ranks of a job to its end."""
+    return lambda *given, timeout=110, **environment: finish(start(*given, **environment), timeout)
 
-    def run(ranks, *arguments, timeout=110, **environment):
-        process = start(ranks, *arguments, **environment)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    return run
+@pytest.fixture(scope="session")
+def start_apart(mpi):
+    """Runs a job of two ranks with arguments for each."""
+    return lambda first, second: finish(launch([(1, first), (1, second)], {}), 110)

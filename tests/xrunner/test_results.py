@@ -45,6 +45,12 @@ def test_an_interrupted_run_goes_on(tmp_path, torn):
     assert [r.id for r in read_results(path)] == ["a", "b", "c"]
 
 
+def test_a_run_that_ends_before_its_first_result_leaves_nothing(tmp_path):
+    interrupted(tmp_path / "r.jsonl")
+    (tmp_path / "r.jsonl.partial").unlink()  # made anew to be torn
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_runs_results_are_not_mixed_in(tmp_path):
     path = tmp_path / "r.jsonl"
     interrupted(path, "a")

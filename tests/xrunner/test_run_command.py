@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ from exegpt import document
 from exegpt.cli import main
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
+from exegpt.models.cache import available_memory
 from xrunner.engine import Engine
 
 from .cells import requests, schedule
@@ -68,3 +70,79 @@ def test_a_schedule_of_several_devices_says_how_to_start_it(asked, capsys, tmp_p
     said = capsys.readouterr().err
     assert "for 3 devices" in sentence(said) and "mpirun -n 3 exegpt run" in sentence(said)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_ranks_with_different_command_lines_are_refused(start_apart, asked, tmp_path):
+    asked("orca")
+    other = [str(a).replace("schedule.json", "other.json") for a in asked()]
+    done = start_apart(["-m", "exegpt", *asked()], ["-m", "exegpt", *other])
+    assert done.returncode == 2
+    assert "Rank 1 (" in done.stderr and "other.json' and rank 0 '" in done.stderr
+    assert sentence(done.stderr).endswith("start all ranks alike.")
+
+
+EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("rank", EITHER)
+def test_a_rank_of_another_version_is_refused(job, asked, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:version")
+    assert done.returncode == 2
+    assert re.search("Rank 1 .* has exegpt '.*' and rank 0 '.*': start all ranks alike", sentence(done.stderr))
+
+
+def test_as_many_ranks_as_devices(job, asked, tmp_path):
+    done = job(2, "-m", "exegpt", *asked("rra", (1, 1), replicas=2))
+    assert done.returncode == 2
+    assert "for 4 devices (2 x 2), and 2 ranks were started: start mpirun -n 4" in sentence(done.stderr)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_job_without_a_schedule_is_refused(job, asked):
+    arguments = [str(a) for a in asked()]
+    place = arguments.index("--schedule")
+    done = job(2, "-m", "exegpt", *arguments[:place], *arguments[place + 2 :])
+    assert done.returncode == 2 and "pass --schedule" in sentence(done.stderr)
+
+
+def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job, asked, llama, tmp_path):
+    model = tmp_path / "torn"
+    shutil.copytree(llama, model)
+    (last,) = model.glob("model-00002-*")
+    last.write_bytes(last.read_bytes()[:-1000])
+    arguments = [model if a == llama else a for a in asked()]
+    done = job(2, "-m", "exegpt", *arguments)
+    assert done.returncode == 2
+    assert re.search(r"On rank \d \(.*model-00002.*not a whole safetensors file", sentence(done.stderr))
+    shutil.copy(llama / last.name, last)
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    del index["weight_map"]["model.layers.4.mlp.up_proj.weight"]
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = job(2, "-m", "exegpt", *arguments)
+    assert done.returncode == 2
+    assert re.search(r"On rank 1 \(.*lack the tensor 'model.layers.4.mlp.up_proj.weight'", sentence(done.stderr))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_caches_that_only_together_exceed_the_memory_are_refused(job, asked, llama, tmp_path):
+    spec = ModelSpec.from_directory(llama)
+    each = 16 * 3 * spec.kv_bytes(1, "fp32")
+    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.6 * available_memory() / each)))
+    assert done.returncode == 2
+    assert re.search(r"A KV cache of \d+ blocks on each rank needs .* GiB, and .* are available", sentence(done.stderr))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("rank", EITHER)
+def test_too_little_memory_for_buffers_is_refused_before_any_work(job, asked, tmp_path, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:memory")
+    assert done.returncode == 2
+    assert re.search(rf"rank {rank} \(.*A buffer for \d+ tokens on each rank", sentence(done.stderr))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("rank", EITHER)
+def test_an_exception_in_one_rank_ends_the_job_and_names_it(job, asked, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:midst", timeout=60)
+    assert done.returncode == 1
+    assert f"exegpt: rank {rank} (" in done.stderr and "broken in the midst" in done.stderr
