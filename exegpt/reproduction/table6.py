@@ -14,7 +14,7 @@ from exegpt.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation,
 from xsimulator.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
 from xsimulator.outcome import latencies
-from xsimulator.policies import rra, waa
+from xsimulator.policies import rra, waa_encoding
 from xsimulator.scenario import Scenario
 
 
@@ -93,7 +93,7 @@ def simulate(where: Setup, row: Published) -> Simulated:
     else:
         longest = float(where.workload.p99_output)
         first, last = found.lifetime(np.array([1.0, longest])).seconds
-        encode_s, decode_s = waa.encoding(at, batch).period, float(last - first) / (longest - 1)
+        encode_s, decode_s = waa_encoding.encoding(at, batch).period, float(last - first) / (longest - 1)
     return Simulated(latencies(at, found)[0], found.throughput, encode_s, decode_s)
 
 

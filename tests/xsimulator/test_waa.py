@@ -16,7 +16,7 @@ from tests.xsimulator.test_saturation import side
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.pipeline import iteration_times
-from xsimulator.policies import waa
+from xsimulator.policies import waa, waa_decoding, waa_encoding
 from xsimulator.replay import replay
 from xsimulator.scenario import Scenario
 
@@ -81,12 +81,12 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     """Mean residents, and number and blocks of those there after a handover, under the same seconds per iteration."""
     workload, rng, handovers = task("S"), np.random.default_rng(3), 8000
     scenario = scenario_of(waa_schedule(OPT, workload, batch, split=split))
-    period = waa.encoding(scenario, batch).period
-    found = waa.fixed_point(scenario, batch, 1, period)
+    period = waa_encoding.encoding(scenario, batch).period
+    found = waa_decoding.fixed_point(scenario, batch, 1, period)
     assert found.period == pytest.approx(period)
     numbers = np.arange(200.0)
     context = np.full(200, workload.input.mean + workload.output.mean / 2)
-    seconds, _ = waa.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
+    seconds, _ = waa_decoding.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
     inputs, outputs = (
         law.sample(handovers * batch, rng).reshape(-1, batch) for law in (workload.input, workload.output)
     )
@@ -112,10 +112,10 @@ def test_the_peak_after_a_handover_is_b_e_times_the_handovers_that_a_query_stays
 def test_it_is_the_smallest_fixed_point(batch):
     """No quicker cycle lasts as long as the encoding side takes for a batch."""
     scenario = scenario_of(waa_schedule(OPT, task("S"), batch))
-    period = waa.encoding(scenario, batch).period
-    found = waa.fixed_point(scenario, batch, 1, period)
+    period = waa_encoding.encoding(scenario, batch).period
+    found = waa_decoding.fixed_point(scenario, batch, 1, period)
     strides = np.arange(1, int(found.fast.stride)) if found.fast.stride >= 1 else np.geomspace(found.fast.stride, 1, 40)
-    cycles = [waa.cycle(scenario, batch, 1, float(k)).period for k in strides]
+    cycles = [waa_decoding.cycle(scenario, batch, 1, float(k)).period for k in strides]
     if found.fast.stride >= 1:
         assert all(one < period for one in cycles)
     else:
@@ -126,12 +126,12 @@ def test_it_is_the_smallest_fixed_point(batch):
 def test_the_bracket_is_what_looking_at_every_stride_finds(period):
     scenario = scenario_of(waa_schedule(OPT, task("S"), 8))
     longest = int(scenario.iterations[0].max())
-    cycles = {k: waa.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
-    found = waa.fixed_point(scenario, 8, 1, period)
+    cycles = {k: waa_decoding.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
+    found = waa_decoding.fixed_point(scenario, 8, 1, period)
     within = [k for k, seconds in cycles.items() if seconds <= period]
     if not within:
         assert found.stride < 1
-        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / waa.MOST_JOINED
+        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / waa_decoding.MOST_JOINED
     elif cycles[longest] <= period:
         assert found.fast.stride == found.slow.stride == longest
     else:
@@ -236,7 +236,7 @@ def test_more_micro_batches_than_stages_never_shorten_an_iteration(stages):
     made = waa_schedule(model, task("S"), 4, split=((1, 1), (stages, 1)), cluster=parse_cluster("8xA40"))
     scenario = scenario_of(made)
     batch, context, none = np.array([1.0, 24.0, 200.0]), np.full(3, 270.0), np.zeros((3, stages))
-    seconds = [waa.iteration(scenario, batch, context, n, none)[0] for n in (stages, stages + 1, 2 * stages)]
+    seconds = [waa_decoding.iteration(scenario, batch, context, n, none)[0] for n in (stages, stages + 1, 2 * stages)]
     assert (seconds[1] >= seconds[0]).all()
     assert (seconds[2] >= seconds[1]).all()
 
@@ -246,7 +246,7 @@ def test_an_iteration_with_equal_micro_batches_is_the_pipelines_recurrence():
     scenario = scenario_of(made)
     for parts in (1, 2, 3, 5):
         batch = np.array([30.0])
-        (seconds,), (work,) = waa.iteration(scenario, batch, np.array([270.0]), parts, np.zeros((1, 3)))
+        (seconds,), (work,) = waa_decoding.iteration(scenario, batch, np.array([270.0]), parts, np.zeros((1, 3)))
         cells = np.broadcast_to(work / parts, (200, parts, 3))
         _, ends = iteration_times(cells, scenario.hops(scenario.decode, 30 / parts))
         assert seconds == pytest.approx((ends[-1, -1, -1] - ends[100, -1, -1]) / 99, rel=1e-6)

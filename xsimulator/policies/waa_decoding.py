@@ -1,0 +1,159 @@
+"""WAA's decoding side under a handover every so often: its cycles of iterations, and their fixed point."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.scenario import Scenario
+from xsimulator.steady_state import length_biased_context
+
+Array = NDArray[np.float64]
+
+MOST_JOINED = 4096
+"""Handovers that join one iteration at most."""
+
+
+def iteration(
+    scenario: Scenario, batch: Array, context: Array, micro_batches: int, joined: Array
+) -> tuple[Array, Array]:
+    """Seconds of decoding iterations of `batch` sequences with these mean contexts [iterations], and of each stage's
+    work in them [iterations, stages]; `joined` of that is for those who join.
+
+    With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
+    has micro-batches to do, or as a micro-batch needs to come around.
+    """
+    side = scenario.decode
+    share = batch / micro_batches
+    cells = side.decode(share, context) + joined / micro_batches
+    around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
+    return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """The decoding side from one handover to the next; whole iterations, or one that several handovers join."""
+
+    stride: float
+    """k: iterations per handover; 1/m where m handovers join one."""
+    seconds: Array
+    """[max(k, 1)]: each iteration."""
+    runs: Array
+    """[max(k, 1)]: whether there is one, for it takes somebody to decode; how often, on average."""
+    busy: Array
+    """[stages]: seconds of work per handover."""
+
+    @property
+    def period(self) -> float:
+        """Seconds per handover."""
+        return float(self.seconds @ self.runs) * min(self.stride, 1.0)
+
+    def lived(self, need: Array) -> Array:
+        """Seconds of the first `need` iterations after a handover, for somebody who is there for all of them."""
+        before = np.concatenate([[0.0], np.cumsum(self.seconds)])
+        cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
+        seconds: Array = cycles * before[-1] + before[rest]
+        return seconds
+
+
+def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: float) -> Cycle:
+    """The decoding side at a given stride: whole numbers, or any number below one."""
+    if stride >= 1:
+        steady = scenario.steady(int(stride))
+        batch, context = encode_batch * steady.active, steady.context
+    else:
+        need, p = scenario.iterations
+        batch = np.array([encode_batch / stride * float(need @ p)])
+        context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
+    share = min(stride, 1.0)
+    joined = np.zeros((len(batch), len(scenario.decode.stages)))
+    joined[0] = side_work(scenario, encode_batch / share)
+    seconds, work = iteration(scenario, batch, context, micro_batches, joined)
+    runs = np.minimum(1.0, batch)
+    return Cycle(stride, seconds, runs, share * runs @ work)
+
+
+def side_work(scenario: Scenario, encode_batch: float) -> Array:
+    """[decoding stages]: seconds in which an encoder-decoder's decoders take over a batch of encoded prompts."""
+    tokens = encode_batch * scenario.workload.input.mean
+    return scenario.decode.handover(tokens)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The decoding side at its fixed point: between two cycles, `share` of the slower one."""
+
+    fast: Cycle
+    slow: Cycle
+    share: float
+
+    @property
+    def stride(self) -> float:
+        """k: iterations per handover, on average."""
+        return (1 - self.share) * self.fast.stride + self.share * self.slow.stride
+
+    @property
+    def period(self) -> float:
+        """Seconds per handover."""
+        return (1 - self.share) * self.fast.period + self.share * self.slow.period
+
+    @property
+    def busy(self) -> Array:
+        """[stages]: seconds of work per handover."""
+        return (1 - self.share) * self.fast.busy + self.share * self.slow.busy
+
+    def lived(self, need: Array) -> Array:
+        """Seconds of the first `need` iterations after a handover."""
+        return (1 - self.share) * self.fast.lived(need) + self.share * self.slow.lived(need)
+
+
+def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float) -> Decoding:
+    """The decoding side under a handover every `period` seconds, memory aside; its quickest cycle where even that one
+    lasts longer.
+    """
+
+    def at(stride: float) -> Cycle:
+        return cycle(scenario, encode_batch, micro_batches, stride)
+
+    fast = at(1.0)
+    if fast.period > period:
+        joined = at(1.0 / MOST_JOINED)
+        if joined.period < period:
+            joined, _ = bracket(at, period, joined, fast, ratio=1.001)
+        return Decoding(joined, joined, 0.0)
+    slow = at(max(1, int(scenario.iterations[0].max())))
+    if slow.period <= period:  # everybody has left before the next handover
+        return Decoding(slow, slow, 0.0)
+    fast, slow = bracket(at, period, fast, slow)
+    return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
+
+
+def bracket(
+    at: Callable[[float], Cycle], period: float, fast: Cycle, slow: Cycle, ratio: float | None = None
+) -> tuple[Cycle, Cycle]:
+    """The slowest cycle that takes `period` at most, and the next one: at whole strides, or (`ratio`) at any that are
+    so close. `fast` takes no longer than that, `slow` does.
+
+    Periods grow almost in proportion to the stride, so the next stride tried is where the line between the two would
+    be, as long as that halves what lies between them; else the middle.
+    """
+    halved = True
+    while (slow.stride > ratio * fast.stride) if ratio else (slow.stride - fast.stride > 1):
+        low, high = fast.stride, slow.stride
+        share = (period - fast.period) / (slow.period - fast.period) if halved else 0.5
+        if ratio:
+            nearest = (ratio**0.5, 1 / ratio**0.5)
+            stride = min(max(low + share * (high - low), low * nearest[0]), high * nearest[1])
+        else:
+            stride = min(max(int(low + share * (high - low)), low + 1), high - 1)
+        tried = at(stride)
+        fast, slow = (tried, slow) if tried.period <= period else (fast, tried)
+        halved = slow.stride - fast.stride <= (high - low) / 2
+    return fast, slow
+
+
+def mean_iterations(scenario: Scenario) -> float:
+    """E[D]"""
+    need, p = scenario.iterations
+    return float(need @ p)
