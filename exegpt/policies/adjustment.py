@@ -4,10 +4,10 @@ A batch's encoding time varies with the sum of its inputs, and the decoding batc
 stay near their targets where the next batch is picked from the front of the queue with that in mind.
 """
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-
-import numpy as np
 
 from exegpt.policies.ledger import Sequence
 
@@ -41,16 +41,29 @@ class Adjustment:
         """`count` sequences of the front, in its order, whose inputs' sum is within the threshold of its mean, if a few
         exchanges get there: the first in the queue always goes, so that nobody waits for ever.
         """
-        tokens = np.array([one.input_tokens for one in front], dtype=np.float64)
-        chosen, others = np.arange(len(front))[:count], np.arange(len(front))[count:]
+        chosen, others = list(range(len(front)))[:count], list(range(len(front)))[count:]
+        others.sort(key=lambda i: front[i].input_tokens)
         target = self.input_mean * len(chosen)
-        excess = tokens[chosen].sum() - target
-        while abs(excess) > self.threshold * target and len(chosen) > 1 and len(others):
-            # the exchange of two that brings the sum nearest to its target
-            missed = np.abs(excess + tokens[others][None, :] - tokens[chosen[1:]][:, None])
-            leaves, comes = np.unravel_index(missed.argmin(), missed.shape)
-            if missed[leaves, comes] >= abs(excess):
+        excess = sum(front[i].input_tokens for i in chosen) - target
+        while abs(excess) > self.threshold * target and len(chosen) > 1 and others:
+            missed, leaves, comes = min(_exchanges(front, chosen, others, excess))
+            if missed >= abs(excess):
                 break
-            chosen[1 + leaves], others[comes] = others[comes], chosen[1 + leaves]
-            excess = tokens[chosen].sum() - target
+            excess += front[others[comes]].input_tokens - front[chosen[leaves]].input_tokens
+            gone, chosen[leaves] = chosen[leaves], others.pop(comes)
+            insort(others, gone, key=lambda i: front[i].input_tokens)
         return [front[i] for i in sorted(chosen)]
+
+
+def _exchanges(
+    front: Items[Sequence], chosen: list[int], others: list[int], excess: float
+) -> Iterator[tuple[float, int, int]]:
+    """For each of the chosen but the first, the exchange with one of the others, in order of their lengths, that brings
+    the sum nearest to its target: by how much that is missed then, and the places of both.
+    """
+    for leaves in range(1, len(chosen)):
+        wanted = front[chosen[leaves]].input_tokens - excess
+        above = bisect_left(others, wanted, key=lambda i: front[i].input_tokens)
+        for comes in (above - 1, above):
+            if 0 <= comes < len(others):
+                yield abs(front[others[comes]].input_tokens - wanted), leaves, comes
