@@ -123,7 +123,7 @@ def test_tokens_are_those_of_transformers(cases, name, policy):
 def test_outputs_differ(cases, name):
     """Models whose every token were the same would prove nothing."""
     _, _, want = cases[name]
-    assert len({token for tokens, _ in want for token in tokens}) > 10
+    assert len({token for tokens, _ in want for token in tokens}) > 5
 
 
 def test_an_encoder_decoders_blocks_are_enough_to_the_last(cases):
