@@ -48,12 +48,14 @@ def choose_tile(
     bytes, with or without a position bias (whose addresses take registers), and `shared` bytes of shared memory."""
     width = padded(head_size)
     decode = tokens == sequences
-    wanted = group * (tokens // sequences)
-    most = 128 if itemsize == 2 else 32
-    rows = max(16, triton.next_power_of_2(group), min(most, triton.next_power_of_2(wanted)))
-    keys = 64 if itemsize == 2 and width <= 128 and not biased else 32
-    fixed, per_stage = rows * width * itemsize, 2 * keys * width * itemsize
-    stages = 3 if fixed + 3 * per_stage <= shared else 2
+    narrow = width <= 128
+    most, keys = (128, 64 if narrow and not biased else 32) if itemsize == 2 else (32, 32) if narrow else (16, 16)
+    two_stages = 4 * keys * width * itemsize
+    if most * width * itemsize + two_stages > shared:
+        most //= 2
+    wanted = min(most, triton.next_power_of_2(group * (tokens // sequences)))
+    rows = max(16, triton.next_power_of_2(group), wanted)
+    stages = 3 if rows * width * itemsize + two_stages * 3 // 2 <= shared else 2
     return Tile(rows, 1 if decode else rows // group, keys, 8 if rows * width >= 128 * 128 else 4, stages)
 
 

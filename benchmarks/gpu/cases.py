@@ -128,9 +128,11 @@ TINY = Sizes(
 
 
 def fitting(sizes: Sizes, memory: int, itemsize: int) -> Sizes:
-    """Without decoding over caches that, twice for the peers, and with room to compute, exceed `memory` bytes."""
-    per_token = 2 * sizes.heads.kv * sizes.heads.size * itemsize
-    kept = tuple((n, context) for n, context in sizes.decoding if 3 * n * context * per_token < memory)
+    """Without decoding for which `memory` bytes are too few: over caches, twice for the peers and with room to compute,
+    or contexts, whose keys and values the reference spreads to all heads in float32."""
+    heads = sizes.heads
+    cached, spread = 3 * 2 * heads.kv * heads.size * itemsize, 4 * 4 * heads.query * heads.size
+    kept = tuple((n, context) for n, context in sizes.decoding if context * max(n * cached, spread) < memory)
     return replace(sizes, decoding=kept)
 
 

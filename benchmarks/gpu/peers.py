@@ -45,13 +45,18 @@ def sorted_sampling(logits: torch.Tensor, temperature: float, top_k: int, top_p:
             return logits.argmax(-1)
         x = logits.float() / temperature
         if not top_k and top_p == 1:
-            return torch.multinomial(x.softmax(-1), 1)
+            return _draw(x.softmax(-1))
         best, order = x.topk(top_k) if top_k else x.sort(descending=True)
         chances = best.softmax(-1)
         chances = chances.where(chances.cumsum(-1) - chances < top_p, 0)
-        return order.gather(1, torch.multinomial(chances, 1))
+        return order.gather(1, _draw(chances).unsqueeze(1))
 
     return choose
+
+
+def _draw(chances: torch.Tensor) -> torch.Tensor:
+    """As torch.multinomial draws one, which may wait for the device."""
+    return (chances / torch.empty_like(chances).exponential_()).argmax(-1)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.kernels.attention import attention_reference
-from exegpt.kernels.attention_gpu import Tile, attention_gpu, choose_splits, choose_tile
+from exegpt.kernels.attention_gpu import Tile, attention_gpu, choose_splits, choose_tile, padded
 
 from .gpu import DEVICE, needs_triton, there
 from .test_attention import paged
@@ -61,7 +61,7 @@ def test_variants(sizes, splits, options):
     assert_equal(sizes, 6, 2, 24, splits=splits, **options)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(1, 70)),
@@ -122,10 +122,12 @@ def test_scores_far_apart_stay_finite():
 )
 def test_tiles_hold_whole_tokens(tokens, sequences, group, head_size, itemsize, biased):
     tokens = max(tokens, sequences)
-    tile = choose_tile(tokens, sequences, group, head_size, itemsize, biased, 100_000)
+    tile = choose_tile(tokens, sequences, group, head_size, itemsize, biased, 101_376)
     assert 1 <= tile.queries <= tile.rows // group
     assert tile.rows >= 16 and tile.keys >= 16 and tile.rows & (tile.rows - 1) == 0
-    assert tile.stages >= 2
+    width = padded(head_size)
+    if group <= 16:  # what two stages take is within a small GPU's memory
+        assert (tile.rows + 4 * tile.keys) * width * itemsize <= 101_376
 
 
 @given(
