@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numba import njit, prange
 
+from exegpt.kernels.exponential import exp
+from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import follow_torch
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -112,24 +114,31 @@ def philox(
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
 _W0, _W1 = (np.uint64(w) for w in WEYL)
 _MASK, _HALF = np.uint64(_LOW), np.uint64(32)
+_SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32(_MOST)
+_GROUPS = 256
+_MARGIN = np.float32(1 + 1e-4)
+"""More than the relative error of `exponential.exp`."""
 
 
 @njit(error_model="numpy")
-def _words(seed, group, position, out):  # type: ignore[no-untyped-def]
-    """Four words of Philox for tokens 4·group to 4·group + 3."""
-    k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF
-    c0, c1, c2, c3 = np.uint64(group), np.uint64(position) & _MASK, np.uint64(0), np.uint64(0)
-    for _ in range(ROUNDS):
-        a, b = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (b >> _HALF) ^ c1 ^ k0, b & _MASK, (a >> _HALF) ^ c3 ^ k1, a & _MASK
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    out[0], out[1], out[2], out[3] = c0, c1, c2, c3
+def _uniform(seed, position, first, out):  # type: ignore[no-untyped-def]
+    """The v of `arrival_times` of four times as many tokens as out's rows are long, from group `first` on: out[j, g] is
+    token 4 · (first + g) + j's. Written so that LLVM takes several groups at a time."""
+    for g in range(out.shape[1]):
+        k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF
+        c0, c1, c2, c3 = np.uint64(first + g), np.uint64(position) & _MASK, np.uint64(0), np.uint64(0)
+        for _ in range(ROUNDS):
+            a, b = c0 * _M0, c2 * _M1
+            c0, c1, c2, c3 = (b >> _HALF) ^ c1 ^ k0, b & _MASK, (a >> _HALF) ^ c3 ^ k1, a & _MASK
+            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        out[0, g] = min(np.float32(c0) * _SCALE + _SHIFT, _MOST32)
+        out[1, g] = min(np.float32(c1) * _SCALE + _SHIFT, _MOST32)
+        out[2, g] = min(np.float32(c2) * _SCALE + _SHIFT, _MOST32)
+        out[3, g] = min(np.float32(c3) * _SCALE + _SHIFT, _MOST32)
 
 
 @njit(error_model="numpy")
-def _arrival_time(word):  # type: ignore[no-untyped-def]
-    v = np.float32(word) * np.float32(2.0**-32) + np.float32(2.0**-33)
-    v = min(v, np.float32(_MOST))
+def _arrival_time(v):  # type: ignore[no-untyped-def]
     if v < np.float32(_NEAR):
         third, quarter = np.float32(1 / 3), np.float32(1 / 4)
         return v * (np.float32(1) + v * (np.float32(1 / 2) + v * (third + v * quarter)))
@@ -137,37 +146,52 @@ def _arrival_time(word):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
+def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
+    """The token of x, from `least` on, that arrives first."""
+    v = np.empty((4, _GROUPS), np.float32)
+    best, token = np.float32(-np.inf), 0
+    for first in range(0, len(x), 4 * _GROUPS):
+        _uniform(seed, position, first // 4, v)
+        for t in range(first, min(first + 4 * _GROUPS, len(x))):
+            # The time is above v: most tokens are too late whatever its logarithm is.
+            if x[t] >= least and v[t & 3, (t - first) >> 2] < exp(x[t] - best) * _MARGIN:
+                score = x[t] - np.log(_arrival_time(v[t & 3, (t - first) >> 2]))
+                if score > best:
+                    best, token = score, t
+    return token
+
+
+@njit(error_model="numpy")
 def _least_kept(x, top, least, k, wanted):  # type: ignore[no-untyped-def]
     """The greatest of x for which it and all above are at least k and have the mass `wanted`, in units of `top`'s.
 
-    By bisection between values of x; `least` is known to do.
+    By bisection between values of x, of which only those that are still in question are looked at; `least` is known to
+    do.
     """
+    open_values = x[(x >= least) & (x <= top)]
     low, high = least, top
+    above, mass_above = 0, np.float64(0)
     while low < high:
         pivot = low + (high - low) * np.float32(0.5)
         if not pivot > low:
             pivot = high
-        count, mass, lowest, below = 0, np.float64(0), top, low
-        for value in x:
-            if value >= pivot:
-                count += 1
-                mass += np.exp(value - top)
-                lowest = min(lowest, value)
-            else:
-                below = max(below, value)
-        if count >= k and mass >= wanted:
-            low = lowest
+        kept = open_values[open_values >= pivot]
+        mass = mass_above
+        for value in kept:
+            mass += exp(value - top)
+        if above + len(kept) >= k and mass >= wanted:
+            open_values, low = kept, kept.min()
         else:
-            high = below
+            open_values = open_values[open_values < pivot]
+            above, mass_above, high = above + len(kept), mass, open_values.max()
     return low
 
 
 @njit(error_model="numpy")
 def _mass(x, top, least):  # type: ignore[no-untyped-def]
     total = np.float64(0)
-    for value in x:
-        if value >= least:
-            total += np.exp(value - top)
+    for value in x[x >= least]:
+        total += exp(value - top)
     return total
 
 
@@ -192,24 +216,11 @@ def _sample(logits, temperature, top_k, top_p, penalty, seed, position, history,
             out[row] = np.argmax(x)
             continue
         x /= temperature[row]
-        top, least = x[0], np.float32(np.inf)
-        for value in x:
-            top = max(top, value)
-            if value > -np.inf:
-                least = min(least, value)
+        top, least = greatest(x), -greatest(-x)
+        if least == -np.inf and top > least:
+            least = x[x > -np.inf].min()
         if 0 < top_k[row] < vocab:
             least = _least_kept(x, top, least, top_k[row], 0.0)
         if top_p[row] < 1:
             least = _least_kept(x, top, least, 0, top_p[row] * _mass(x, top, least))
-        words = np.empty(4, np.uint64)
-        made = -1
-        best, first = np.float32(-np.inf), 0
-        for token in range(vocab):
-            if x[token] >= least:
-                if token // 4 != made:
-                    made = token // 4
-                    _words(seed[row], made, position[row], words)
-                score = x[token] - np.log(_arrival_time(words[token % 4]))
-                if score > best:
-                    best, first = score, token
-        out[row] = first
+        out[row] = _draw(x, least, seed[row], position[row])
