@@ -105,7 +105,8 @@ class ApartDriver(Driver):
         running = [self.running[sequence.index] for sequence, _ in step.encode]
         pool, taken, theirs, ours = self.ledger.pool, 0, [], []
         for one in running:
-            one.start_s, one.sequence.ready_s = now, inf
+            self._begin(one, now)
+            one.sequence.ready_s = inf
             count = pool.blocks_for(one.sequence.input_tokens)
             one.table = np.arange(taken, taken + count, dtype=np.int32)  # over there a batch has the cache for itself
             if one.sequence.max_output > 1:

@@ -11,14 +11,15 @@ again at once, since every stage does its work in the order in which it was give
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from exegpt.policies import Cut, Ledger, Piece, Step
+from exegpt.policies import Cut, Ledger, Piece, Step, make_policy
 from exegpt.request import FinishReason, Result
 from exegpt.served import Served
+from xrunner.adaptation import Adaptation, Change, takes_over_in_place
 from xrunner.assembly import Running, Work, assemble
 from xrunner.transport import TOKENS
 from xrunner.worker import END, Worker, read_made
@@ -64,6 +65,12 @@ class Driver:
         self.policy = policy
         self.now = worker.now
         self.served: list[Served] = []
+        self.adaptation: Adaptation | None = None
+        self.changes: list[Change] = []
+        self.left: list[int] = []
+        """Places of the requests that are left to another engine."""
+        self.moving: Change | None = None
+        """To which schedule."""
         self._flying: deque[_Flight] = deque()
         self._stopped: list[Running] = []
         """Whose stop token has come, and whom the ledger doesn't know of yet."""
@@ -85,18 +92,43 @@ class Driver:
         self._hear()
         self._book_stops()
         self._drop_cancelled()
+        self._adapt()
         return self.ledger.idle
+
+    def _adapt(self) -> None:
+        """Let another schedule take over, where one has been found for lengths that have drifted."""
+        if self.adaptation is None or self.moving:
+            return
+        old = self.adaptation.schedule
+        change = self.adaptation.look(self.now())
+        if change is None:
+            return
+        new = change.schedule
+        if takes_over_in_place(new, old):
+            self.policy = make_policy(new)
+            parts = new.micro_batches or len(self.worker.place.line)
+            self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
+            self.changes.append(change)
+        elif new.replicas == old.replicas == 1:
+            self.moving = replace(change, moved=True)
+            self.left = [sequence.index for sequence in self.ledger.withdraw()]
 
     def _do(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, and book it."""
         for sequence, _ in step.encode:
-            one = self.running[sequence.index]
-            one.start_s = now if one.start_s is None else one.start_s
+            self._begin(self.running[sequence.index], now)
         for number, piece in enumerate(self.cut.pieces(step)):
             self._await_tokens(piece)
             self._order(*assemble(piece, self.running, self.ledger.pool.block_size), self.now() if number else now)
         self.ledger.advance(step)
         self._book_stops()
+
+    def _begin(self, one: Running, now: float) -> None:
+        """A request's encoding begins, unless it had begun."""
+        if one.start_s is None:
+            one.start_s = now
+            if self.adaptation:
+                self.adaptation.drift.begin(one.sequence.index)
 
     def _await_tokens(self, piece: Piece) -> None:
         """Wait until the tokens that a piece takes are there."""
@@ -155,6 +187,9 @@ class Driver:
     def _report(self, one: Running, reason: FinishReason, moment: float) -> None:
         one.ended = True
         request = one.request
+        if self.adaptation and one.start_s is not None:
+            made = None if reason == "cancelled" else len(one.output)
+            self.adaptation.drift.end(one.sequence.index, len(request.prompt_ids), made)
         times = (request.arrival_s, one.start_s, one.first_token_s, moment)
         self.on_finish(Result(request.id, len(request.prompt_ids), tuple(one.output), reason, *times))
 

@@ -20,6 +20,7 @@ from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
+from xrunner.adaptation import Adaptation, Change, Reschedule
 from xrunner.apart import ApartDriver
 from xrunner.assembly import Running
 from xrunner.driver import Driver
@@ -47,6 +48,12 @@ class RunReport:
     timeline: Timeline
     seconds: float
     """From the beginning to the end of the last iteration."""
+    changes: tuple[Change, ...] = ()
+    """Schedules that took over while it ran."""
+    left: tuple[int, ...] = ()
+    """Places of the requests that are to go on under another engine."""
+    moving: Change | None = None
+    """The schedule of that engine."""
 
 
 class Engine:
@@ -57,7 +64,12 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, schedule: Schedule, ranks: Ranks | None = None, transport: Transport | None = None
+        self,
+        model: Model,
+        schedule: Schedule,
+        ranks: Ranks | None = None,
+        transport: Transport | None = None,
+        since: float | None = None,
     ):
         self.model = model
         self.schedule = schedule
@@ -70,11 +82,15 @@ class Engine:
         cache = model.new_cache(blocks, schedule.block_size)
         self.worker = Worker(model, cache, self.place, transport)
         self._clock = self.ranks.clock()
+        self._since = since
+        self.began = 0.0
+        """When the latest run began, by the ranks' clock."""
         self._cancelled: set[str] = set()
 
     @staticmethod
-    def load(directory: str | Path, schedule: Schedule, ranks: Ranks) -> "Engine":
-        """This rank's engine, with its own part of the model in a directory. All ranks of a job call it alike.
+    def load(directory: str | Path, schedule: Schedule, ranks: Ranks, since: float | None = None) -> "Engine":
+        """This rank's engine, with its own part of the model in a directory. All ranks of a job call it alike. It goes
+        on with a run that began at `since`, by the ranks' clock; None: it begins its own.
 
         InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
         """
@@ -91,7 +107,7 @@ class Engine:
             return {}
 
         ranks.agree(load)
-        return Engine(loaded[0], schedule, ranks, transport)
+        return Engine(loaded[0], schedule, ranks, transport, since)
 
     @property
     def speaks(self) -> bool:
@@ -107,9 +123,17 @@ class Engine:
         if self.transport:
             self.transport.close()
 
-    def run(self, requests: Rows[Request], on_finish: Callable[[Result], None] | None = None) -> RunReport:
+    def run(
+        self,
+        requests: Rows[Request],
+        on_finish: Callable[[Result], None] | None = None,
+        reschedule: Reschedule | None = None,
+    ) -> RunReport:
         """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
         comes, on the rank that speaks; the other ranks' reports are of no use.
+
+        With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine, those
+        who haven't begun are left to it (`changes.run_adapting`).
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
@@ -117,7 +141,7 @@ class Engine:
         self._check_memory("A buffer", f"for {extent.tokens} tokens on each rank", self._buffer_bytes(extent))
         warm_up(self.model, self.worker.cache, extent)
         self.worker.begin(self._clock, extent.tokens)
-        zero = self.ranks.all(self._clock())[0]
+        zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         self.worker.now = lambda: self._clock() - zero
         results: list[Result] = []
 
@@ -126,14 +150,12 @@ class Engine:
             if on_finish:
                 on_finish(result)
 
-        served = self._drive(share, speak) if self.place.rank == self.place.driver else self._follow()
-        return self._gather(results, served)
+        if self.place.rank != self.place.driver:
+            self.worker.serve()
+            return self._gather(results, None)
+        return self._gather(results, self._drive(share, speak, reschedule))
 
-    def _follow(self) -> list[Served]:
-        self.worker.serve()
-        return []
-
-    def _drive(self, share: Share, speak: Callable[[Result], None]) -> list[Served]:
+    def _drive(self, share: Share, speak: Callable[[Result], None], reschedule: Reschedule | None) -> Driver:
         """Run this replica's requests. Results go to the rank that speaks, which listens to the others' meanwhile."""
         policy = make_policy(self.schedule)
         ledger = make_ledger(self.schedule, policy, fcfs)
@@ -149,25 +171,28 @@ class Engine:
         tell = speak if listener else self._tell
         given = self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None)
         driver = ApartDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
+        driver.adaptation = Adaptation(self.schedule, reschedule) if reschedule else None
         driver.finish()
         if listener:
             listener.finish()
         else:
             self._tell(END)
-        return driver.served
+        return driver
 
     def _tell(self, what: Result | str) -> None:
         """Send a result, or that no more will come, to the rank that speaks."""
         assert self.transport, "who is alone speaks"
         self.transport.post(what, Place(self.schedule, 0).driver, tag=RESULT)
 
-    def _gather(self, results: list[Result], served: list[Served]) -> RunReport:
-        """What all ranks did, on the one that speaks."""
+    def _gather(self, results: list[Result], driver: Driver | None) -> RunReport:
+        """What all ranks did, on the one that speaks; and on those that drive, what they leave."""
+        served = driver.served if driver else []
         parts = self.ranks.gather((self.worker.spans, served), Place(self.schedule, 0).driver)
         spans: list[Span] = sorted((s for part, _ in parts for s in part), key=lambda span: span.start_s)
         everyone = sorted((s for _, part in parts for s in part), key=lambda s: s.finish_s)
         timeline = Timeline("measured", tuple(spans))
-        return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds)
+        changed = (tuple(driver.changes), tuple(driver.left), driver.moving) if driver else ()
+        return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds, *changed)
 
     def _deal(self, requests: Rows[Request]) -> tuple[Share, Extent]:
         """This rank's share of rank 0's requests, which replicas get in turn, and how much any of them comes to use."""

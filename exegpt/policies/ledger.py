@@ -238,6 +238,12 @@ class Ledger:
             heapq.heapify(self._queue)
             heapq.heapify(self._coming)
 
+    def withdraw(self) -> list[Sequence]:
+        """Forget all who wait, in the order of their indices; residents stay."""
+        waiting = sorted(self.waiting, key=lambda sequence: sequence.index)
+        self._queue, self._coming = [], []
+        return waiting
+
     @property
     def idle(self) -> bool:
         """Whether nobody waits and nobody is resident."""

@@ -1,0 +1,54 @@
+"""A run through several schedules: one engine after the other, where layers move."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from exegpt.request import Request, Result
+from exegpt.served import Served
+from exegpt.timeline import Span, Timeline
+from xrunner.adaptation import Change, Reschedule
+from xrunner.engine import Engine, RunReport
+
+
+def run_adapting(
+    engine: Engine,
+    directory: str | Path,
+    requests: Sequence[Request],
+    reschedule: Reschedule,
+    on_finish: Callable[[Result], None] | None = None,
+) -> tuple[Engine, RunReport]:
+    """Run requests to their ends, under another schedule whenever their lengths have drifted; all ranks call it.
+
+    Returns the engine that ended the run and, of use on the rank that speaks, the report of all of it. Times count from
+    the beginning of the first engine's run.
+    """
+    places = list(range(len(requests)))
+    results: list[Result] = []
+    served: list[Served] = []
+    spans: list[Span] = []
+    changes: list[Change] = []
+    moving: Change | None = None
+    while True:
+        report = engine.run([requests[place] for place in places], on_finish, reschedule)
+        if moving:
+            changes.append(_with_pause(moving, spans, report.timeline.spans))
+        results += report.results
+        served += (replace(one, index=places[one.index]) for one in report.served)
+        spans += report.timeline.spans
+        changes += report.changes
+        left, moving = next((told for told in engine.ranks.all((report.left, report.moving)) if told[1]), ((), None))
+        if moving is None:
+            break
+        places = [places[place] for place in left]
+        engine.close()
+        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began)
+    timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
+    whole = RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
+    return engine, whole
+
+
+def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:
+    """A move, with the moment at which the new layers began to compute and the time without any work."""
+    begins = min((span.start_s for span in after), default=0.0)
+    return replace(change, changed_s=begins, pause_s=begins - max((span.end_s for span in before), default=begins))
