@@ -44,7 +44,7 @@ class _Absent:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.target.arch  # Triton keeps a target with its number
 
     def get_current_stream(self, device: int) -> int:
         return 0
