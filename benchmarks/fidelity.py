@@ -4,13 +4,17 @@ For the demo and for several (workload, bound) pairs, the best schedule is tuned
 very requests that the replay predicts, several times over. Run it when the machine is quiet.
 
     python -m benchmarks.fidelity --runs 3
+    python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding apart
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,9 +69,9 @@ class Row:
         return self.latency_s <= self.bound_s
 
 
-def bound_between(setting: Setting, place: float, policies: tuple[str, ...]) -> float:
+def bound_between(setting: Setting, place: float, **asked: Any) -> float:
     """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
-    free = search_schedule(setting, math.inf, policies=policies)
+    free = search_schedule(setting, math.inf, **asked)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
     bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
@@ -89,7 +93,7 @@ def run_case(
     """Tune one case and run it `runs` times."""
     from exegpt.cli.answer import schedule_text
 
-    bound = bound_between(setting, place, policies)
+    bound = bound_between(setting, place, policies=policies)
     answer = search_schedule(setting, bound, policies=policies)
     if answer.schedule is None:
         raise SystemExit(f"nothing meets {bound} s for workload {setting.workload.name}")
@@ -111,6 +115,84 @@ def run_case(
         worst_latency_s=max(latencies),
         predicted_latency_s=done[0].predicted.latency_s or math.nan,
     )
+
+
+@dataclass(frozen=True)
+class RanksRow:
+    """One schedule on the ranks of a job: `run --json`'s figures, of the median run."""
+
+    workload: str
+    schedule: str
+    requests: int
+    seconds: tuple[float, ...]
+    """Of each run."""
+    figures: dict[str, tuple[float | None, float | None, float | None]]
+    """Figure → predicted, measured, (measured - predicted) / measured."""
+
+
+FIGURES = ("throughput_tok_s", "latency_s", "latency_p50_s", "ttft_s", "tpot_s")
+
+
+def mpirun(ranks: int, *arguments: object) -> str:
+    """What `exegpt` prints, run by so many ranks of this machine."""
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if not beside:
+        raise SystemExit("there is no mpirun: pip install 'exegpt[mpi]'")
+    line = [beside, "-n", str(ranks), sys.executable, "-m", "exegpt", *map(str, arguments)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, env=os.environ | root)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout
+
+
+def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int, only: str | None) -> list[RanksRow]:
+    """RRA on a pipeline of all ranks, and WAA with the ranks dealt to its sides, tasks T and S: a profile that these
+    ranks measured, schedules under a middling bound, and about `seconds` of requests.
+    """
+    from exegpt import document
+    from exegpt.cli.answer import schedule_text
+
+    made = directory / f"ranks-{ranks}"
+    made.mkdir(exist_ok=True)
+    profile, cluster = made / "profile.json", made / "cluster.yaml"
+    mpirun(ranks, "profile", "--model", directory, "--out", profile, "--cluster-out", cluster)
+    rows = []
+    for workload, policy in itertools.product(("T", "S"), ("rra", "waa-c,waa-m")):
+        if only and only != workload:
+            continue
+        setting = find_setting(str(directory), str(cluster), workload, str(profile))
+        asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
+        answer = search_schedule(setting, bound_between(setting, 0.5, **asked), **asked)
+        if answer.schedule is None or answer.estimate is None:
+            raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
+        number = max(32, round(seconds * answer.estimate.throughput_seq_s))
+        lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
+        document.write(made / "schedule.json", answer.schedule)
+        text = "input,output\n" + "".join(f"{r.input},{r.output}\n" for r in lengths)
+        (made / "requests.csv").write_text(text, encoding="utf-8")
+        files = ["--schedule", made / "schedule.json", "--requests", made / "requests.csv", "--profile", profile]
+        done = [json.loads(mpirun(ranks, "run", "--model", directory, *files, "--json")) for _ in range(runs)]
+        middle = sorted(done, key=lambda one: one["seconds"])[(runs - 1) // 2]
+        figures = {key: (middle["predicted"][key], middle[key], middle["error"][key]) for key in FIGURES}
+        times = tuple(one["seconds"] for one in done)
+        rows.append(RanksRow(workload, schedule_text(answer.schedule), number, times, figures))
+        print(f"{workload} {policy}: {figures}", file=sys.stderr)
+    return rows
+
+
+def show_ranks(rows: list[RanksRow], ranks: int) -> None:
+    """Print the table."""
+    from exegpt.cli import output
+
+    lines = []
+    for row in rows:
+        for key, (predicted, measured, error) in row.figures.items():
+            text = output.number if key == "throughput_tok_s" else output.seconds
+            lines.append([row.workload, row.schedule, key, text(predicted), text(measured), output.share(error)])
+        lines.append(["", f"{row.requests} requests", "seconds", "", " ".join(f"{t:.1f}" for t in row.seconds), ""])
+    columns = ("task", "schedule", "figure", "predicted", "measured", "deviation")
+    output.table(columns, lines, f"Predicted and measured on {ranks} ranks, the median run")
 
 
 def document(rows: list[Row]) -> dict[str, Any]:
@@ -163,6 +245,8 @@ def _errors(errors: tuple[float, ...]) -> str:
 def main() -> None:
     """Run all cases and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, help="instead, schedules of so many devices, under mpirun")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of requests in a run on several ranks")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--policy", default="static,orca,chunked,rra", help="policies to choose from")
@@ -177,6 +261,13 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     directory = create_demo_model(args.dir, 0)
+    if args.ranks:
+        found = run_ranks(args.ranks, directory, args.seconds, args.runs, args.seed, args.only)
+        if args.json:
+            print(json.dumps({"rows": [row.__dict__ for row in found]}, indent=2))
+        else:
+            show_ranks(found, args.ranks)
+        return
     model = load_model(directory)
     if store.find(model.spec, "fp32", machine.provenance()) is None:
         print("measuring the model's layers", file=sys.stderr)

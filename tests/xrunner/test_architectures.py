@@ -42,29 +42,32 @@ def short_warm_up(monkeypatch):
     monkeypatch.setattr("xrunner.warm_up._SHAPES_S", 0.0)
 
 
+def make(root, name):
+    """The directory of a model of an architecture, requests, and transformers' tokens for them."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    g = torch.Generator().manual_seed(0)
+    pairs = [(torch.randint(2, 300, (lengths[0],), generator=g), lengths) for lengths in LENGTHS]
+    torch.manual_seed(1)
+    kind = name.split("-")[0]
+    config = AutoConfig.for_model(kind, vocab_size=300, pad_token_id=0, eos_token_id=1, **CONFIGS[name])
+    of = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
+    theirs = of.from_config(config, dtype=torch.float32).eval()
+    if name == "t5":
+        with torch.no_grad():  # else a tied head's best token is the one that went in
+            theirs.shared.weight *= 0.05
+    theirs.save_pretrained(root / name)
+    theirs.generation_config.eos_token_id = None
+    want = [_generate(theirs, p, most) for p, (_, most) in pairs]
+    return root / name, [Request(str(i), tuple(p.tolist()), most, True) for i, (p, (_, most)) in enumerate(pairs)], want
+
+
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     """Of each architecture a model, the requests, and transformers' tokens for them."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    root, found = tmp_path_factory.mktemp("models"), {}
-    g = torch.Generator().manual_seed(0)
-    pairs = [(torch.randint(2, 300, (lengths[0],), generator=g), lengths) for lengths in LENGTHS]
-    for name, options in CONFIGS.items():
-        torch.manual_seed(1)
-        kind = name.split("-")[0]
-        config = AutoConfig.for_model(kind, vocab_size=300, pad_token_id=0, eos_token_id=1, **options)
-        of = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
-        theirs = of.from_config(config, dtype=torch.float32).eval()
-        if name == "t5":
-            with torch.no_grad():  # else a tied head's best token is the one that went in
-                theirs.shared.weight *= 0.05
-        theirs.save_pretrained(root / name)
-        theirs.generation_config.eos_token_id = None
-        want = [_generate(theirs, p, most) for p, (_, most) in pairs]
-        todo = [Request(str(i), tuple(p.tolist()), most, True) for i, (p, (_, most)) in enumerate(pairs)]
-        found[name] = load_model(root / name), todo, want
-    return found
+    root = tmp_path_factory.mktemp("models")
+    made = {name: make(root, name) for name in CONFIGS}
+    return {name: (load_model(path), todo, want) for name, (path, todo, want) in made.items()}
 
 
 def _generate(model, prompt, most):

@@ -11,10 +11,12 @@ import torch
 from exegpt.cluster import local_cluster
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
+from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
 from xsimulator.replay import replay
 
+from . import test_architectures as architectures
 from .cells import LAYOUTS, LENGTHS, POLICIES, SIDES, apart, generate, requests, schedule
 
 
@@ -47,13 +49,14 @@ def matrix(directories, ranks, archs, policies=tuple(POLICIES), layouts=None):
     return cells
 
 
-def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110):
+def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110, todo=None):
     """What came of every cell, all of them run by one job."""
+    todo = todo or requests(ignore_eos=eos is None)
     given = {
         name: {
             "model": str(directories[arch]),
             "schedule": to_dict(plan),
-            "requests": [to_dict(one) for one in requests(ignore_eos=eos is None)],
+            "requests": [to_dict(one) for one in todo],
         }
         | ({"eos": eos} if eos else {})
         for name, (arch, plan) in cells.items()
@@ -211,6 +214,26 @@ def test_micro_batches_of_any_number(job, tmp_path, directories, theirs):
         plan = schedule(spec, policy, (1, 1), micro_batches=parts, encode_micro_batches=pieces)
         cells[name_of("llama", policy, (1, 1), 1, f"-{parts}-{pieces}")] = ("llama", plan)
     check_all(run_cells(job, tmp_path, directories, 2, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+def test_every_architecture_in_stages_in_shards_and_with_sides_apart(job, tmp_path):
+    made = {name: architectures.make(tmp_path, name) for name in architectures.CONFIGS}
+    cells, paths = {}, {name: path for name, (path, _, _) in made.items()}
+    for name, path in paths.items():
+        spec = ModelSpec.from_directory(path)
+        if spec.encoder_layers:
+            both = Stage((0, 1), 2, "both", (0, spec.encoder_layers), (0, spec.layers))
+            cells[f"{name}-shards"] = (name, schedule(spec, "rra", stages=(both,)))
+            continue
+        cells[f"{name}-stages"] = (name, schedule(spec, "chunked", (1, 1)))
+        cells[f"{name}-shards"] = (name, schedule(spec, "orca", (2,)))
+        cells[f"{name}-apart"] = (name, apart(spec, (1,), (1,)))
+    todo = made["llama"][1]
+    found = run_cells(job, tmp_path, paths, 2, cells, timeout=600, todo=todo)
+    for cell, (name, _) in cells.items():
+        want = {request.id: pair for request, pair in zip(todo, made[name][2], strict=True)}
+        check_tokens(found[cell], want)
 
 
 def cut_at(tokens, ends):
