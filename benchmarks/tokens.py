@@ -1,4 +1,4 @@
-"""Greedy tokens of every policy beside transformers' `generate`, request by request, for both architectures.
+"""Greedy tokens of every policy beside transformers' `generate`, request by request, for every architecture.
 
 Where transformers' two largest logits differ by less than 10⁻⁴ of their standard deviation, either token is right: such
 a near-tie is counted apart, and the request's later tokens are not compared. Any other difference is an error.
@@ -20,6 +20,7 @@ import torch
 from exegpt.cluster import local_cluster
 from exegpt.models import Model, load_model
 from exegpt.models.create import create_model
+from exegpt.models.families import FAMILIES
 from exegpt.request import Request, Result
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload, task
@@ -69,7 +70,17 @@ def reference(model: Any, request: Request) -> tuple[list[int], list[float]]:
     for logits in made.logits:
         first, second = logits[0].topk(2).values
         gaps.append(float((first - second) / logits[0].std()))
-    return made.sequences[0, len(request.prompt_ids) :].tolist(), gaps
+    return made.sequences[0, -request.max_tokens :].tolist(), gaps
+
+
+def load(path: Path, arch: str) -> Any:
+    """transformers' model of a directory."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForSeq2SeqLM if arch == "t5" else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return model
 
 
 def compare(arch: str, policy: str, results: Sequence[Result], wanted: dict[str, tuple[list[int], list[float]]]) -> Row:
@@ -105,31 +116,24 @@ def schedule(model: Model, policy: str, workload: Workload) -> Schedule:
 
 
 def run(number: int, seed: int = 0) -> list[Row]:
-    """Compare `number` requests of task T's lengths, scaled to a context of 256, under every policy."""
-    from exegpt.cli.peers import load
-
+    """Compare `number` requests of task T's lengths, scaled to a context of 256, under every policy that can run."""
     workload, _, _ = task("T").scaled_to(256)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for arch, kv_heads in (("llama", 2), ("gpt2", 4)):
+        for arch in FAMILIES:
             path = Path(folder) / arch
-            create_model(
-                path,
-                arch,
-                layers=4,
-                hidden=256,
-                heads=4,
-                kv_heads=kv_heads,
-                ffn=704,
-                vocab=8000,
-                context=256,
-                seed=seed,
-            )
+            grouped = 2 if arch in ("llama", "mistral", "qwen2", "qwen3") else 4
+            sizes = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": grouped, "ffn": 704, "vocab": 8000}
+            create_model(path, arch, context=256, seed=seed, **sizes)
+            if arch == "mistral":
+                config = json.loads((path / "config.json").read_text())
+                (path / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
             requests = random_requests(workload.draw(number, seed, 256), 8000, seed)
-            theirs = load(path)
+            model, theirs = load_model(path), load(path, arch)
             wanted = {r.id: reference(theirs, r) for r in requests}
-            model = load_model(path)
             for policy in POLICIES:
+                if model.spec.encoder_layers and policy == "chunked":
+                    continue  # an encoder reads its prompts whole
                 results = Engine(model, schedule(model, policy, workload)).run(requests).results
                 rows.append(compare(arch, policy, results, wanted))
     return rows
@@ -150,7 +154,7 @@ def main() -> int:
     else:
         for row in rows:
             print(
-                f"{row.arch:6} {row.policy:8} {row.requests} requests, {row.tokens} tokens: "
+                f"{row.arch:7} {row.policy:8} {row.requests} requests, {row.tokens} tokens: "
                 f"{row.near_ties} near-ties, {row.differences} differences"
             )
         print(f"{tokens} tokens, {ties} near-ties, {differences} differences")
