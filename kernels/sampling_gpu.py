@@ -1,4 +1,5 @@
-"""Sampling on a GPU. No sorting: the least logit that top-k and top-p keep is found by bisection between logits."""
+"""Sampling on a GPU. No sorting: the least logit that top-k and top-p keep is found by bisection between logits, over
+the whole row until few enough are in question to be held in registers."""
 
 import torch
 import triton
@@ -10,12 +11,12 @@ _COLUMNS = 8192
 """Logits of a row that are looked at together."""
 
 
-def sample_gpu(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """`sampling.sample` by Triton."""
+def sample_gpu(logits: torch.Tensor, sampling: Sampling, columns: int = _COLUMNS) -> torch.Tensor:
+    """`sampling.sample` by Triton, `columns` logits of a row at a time."""
     rows, vocab = logits.shape
     scaled = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    columns = min(_COLUMNS, max(16, triton.next_power_of_2(vocab)))
+    columns = min(columns, max(16, triton.next_power_of_2(vocab)))
     grid = (rows, triton.cdiv(vocab, columns))
     _scale[grid](logits, scaled, sampling.temperature, vocab, logits.stride(0), COLUMNS=columns, num_warps=4)
     most = sampling.history.shape[1]
@@ -35,6 +36,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         )
     _choose[(rows,)](
         scaled,
+        torch.empty(rows, columns, dtype=torch.float32, device=logits.device),
         sampling.temperature,
         sampling.top_k,
         sampling.top_p,
@@ -77,6 +79,7 @@ def _penalise(  # type: ignore[no-untyped-def]
 @triton.jit
 def _choose(  # type: ignore[no-untyped-def]
     scaled,
+    scratch,
     temperature,
     top_k,
     top_p,
@@ -87,9 +90,10 @@ def _choose(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
-    """One row's token."""
+    """One row's token. `scratch` is float32 [rows, COLUMNS]."""
     row = tl.program_id(0).to(tl.int64)
     line = scaled + row * vocab
+    few = scratch + row * COLUMNS
     if tl.load(temperature + row) == 0:
         token = _first(line, vocab, float("-inf"), 0, 0, COLUMNS, ROUNDS, False)
     else:
@@ -97,11 +101,12 @@ def _choose(  # type: ignore[no-untyped-def]
         least = float("-inf")
         if ((k > 0) & (k < vocab)) | (p < 1):
             top, least = _extremes(line, vocab, COLUMNS)
+            held = vocab
             if (k > 0) & (k < vocab):
-                least = _least_kept(line, vocab, top, least, k, 0.0, COLUMNS)
+                least, held = _least_kept(line, few, vocab, top, least, held, k, 0.0, COLUMNS)
             if p < 1:
                 _, mass, _, _ = _above(line, vocab, top, least, COLUMNS)
-                least = _least_kept(line, vocab, top, least, 0, p * mass, COLUMNS)
+                least, held = _least_kept(line, few, vocab, top, least, held, 0, p * mass, COLUMNS)
         token = _first(line, vocab, least, tl.load(seed + row), tl.load(position + row), COLUMNS, ROUNDS, True)
     tl.store(out + row, token.to(tl.int64))
 
@@ -138,21 +143,62 @@ def _above(line, vocab, top, pivot, COLUMNS: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _least_kept(line, vocab, top, least, k, wanted, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The greatest logit for which it and all above are at least k and have the mass `wanted`; `least` is known to do.
+def _least_kept(line, few, vocab, top, least, held, k, wanted, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The greatest logit for which it and all above are at least k and have the mass `wanted`, and how many they are.
 
-    Both ends are logits all the time, so that it ends with one.
+    `least`, with `held` logits from it on at most, is known to do. Both ends of what is in question are logits all the
+    time, so that it ends with one.
     """
     low = least
     high = top
-    while low < high:
-        pivot = low + (high - low) * 0.5
-        pivot = tl.where(pivot > low, pivot, high)
+    above = 0
+    mass_above = 0.0
+    while (low < high) & (held - above > COLUMNS):
+        pivot = _between(low, high)
         count, mass, lowest, below = _above(line, vocab, top, pivot, COLUMNS)
         enough = (count >= k) & (mass >= wanted)
         low = tl.where(enough, lowest, low)
+        held = tl.where(enough, count, held)
         high = tl.where(enough, high, below)
-    return low
+        above = tl.where(enough, above, count)
+        mass_above = tl.where(enough, mass_above, mass)
+    if low < high:
+        x = _gather(line, few, vocab, low, high, COLUMNS)
+        weight = tl.exp2((x - top) * 1.4426950408889634)
+        while low < high:
+            pivot = _between(low, high)
+            kept = x >= pivot
+            count = above + tl.sum(kept.to(tl.int32), 0)
+            mass = mass_above + tl.sum(tl.where(kept, weight, 0.0), 0)
+            enough = (count >= k) & (mass >= wanted)
+            low = tl.where(enough, tl.min(tl.where(kept, x, float("inf")), 0), low)
+            held = tl.where(enough, count, held)
+            high = tl.where(enough, high, tl.max(tl.where(kept, float("-inf"), x), 0))
+    return low, held
+
+
+@triton.jit
+def _between(low, high):  # type: ignore[no-untyped-def]
+    """A number above low, and not above high."""
+    middle = low + (high - low) * 0.5
+    return tl.where(middle > low, middle, high)
+
+
+@triton.jit
+def _gather(line, few, vocab, low, high, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The logits from `low` to `high`, no more than COLUMNS, then -inf."""
+    tl.debug_barrier()  # what the other search wrote there has been read
+    held = 0
+    for first in range(0, vocab, COLUMNS):
+        i = first + tl.arange(0, COLUMNS)
+        x = tl.load(line + i, mask=i < vocab, other=float("-inf"))
+        asked = (x >= low) & (x <= high)
+        place = held + tl.cumsum(asked.to(tl.int32), 0) - 1
+        tl.store(few + place, x, mask=asked)
+        held += tl.sum(asked.to(tl.int32), 0)
+    tl.debug_barrier()  # all have written
+    i = tl.arange(0, COLUMNS)
+    return tl.load(few + i, mask=i < held, other=float("-inf"))
 
 
 @triton.jit

@@ -77,8 +77,9 @@ def test_kernel_and_reference_choose_alike(rows, vocab, seed):
     assert sample(logits, how).tolist() == sample_reference(logits, how).tolist()
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 130, 9001])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("vocab", "dtype"), [(1, torch.float32), (130, torch.bfloat16), (130, torch.float16), (9001, torch.float32)]
+)
 @needs_triton
 def test_the_triton_kernel_chooses_alike(vocab, dtype):
     from exegpt.kernels.sampling_gpu import sample_gpu
@@ -87,6 +88,17 @@ def test_the_triton_kernel_chooses_alike(vocab, dtype):
     logits = logits.to(dtype)
     on_gpu = Sampling(*there(*vars(how).values()))
     assert sample_gpu(there(logits), on_gpu).tolist() == sample_reference(logits, how).tolist()
+
+
+@settings(max_examples=5)
+@given(st.integers(1, 1000), st.integers(0, 1000))
+@needs_triton
+def test_the_triton_kernel_with_many_pieces_of_a_row(vocab, seed):
+    from exegpt.kernels.sampling_gpu import sample_gpu
+
+    logits, how = mixed(3, vocab, seed)
+    on_gpu = Sampling(*there(*vars(how).values()))
+    assert sample_gpu(there(logits), on_gpu, columns=64).tolist() == sample_reference(logits, how).tolist()
 
 
 @needs_triton
