@@ -90,6 +90,8 @@ def attention_gpu(
     `keys` and `values` are contiguous, and so are the vectors of `q` and `out`.
     """
     (tokens, heads, head_size), (sequences, blocks) = q.shape, tables.shape
+    if not tokens:
+        return out
     kv_heads, block_size = values.shape[1:3]
     group = heads // kv_heads
     tile = choose_tile(tokens, sequences, group, head_size, q.element_size(), bias is not None, shared_memory(q.device))
@@ -137,7 +139,7 @@ def attention_gpu(
         ROWS=tile.rows,
         QUERIES=tile.queries,
         KEYS=tile.keys,
-        SEQUENCES=triton.next_power_of_2(sequences),
+        SEQUENCES=1 if decode else max(64, triton.next_power_of_2(sequences)),  # few kernels to compile
         DECODE=decode,
         CAUSAL=causal,
         WINDOWED=windowed,

@@ -9,6 +9,8 @@ from exegpt.kernels.sampling import ROUNDS, Sampling
 
 _COLUMNS = 8192
 """Logits of a row that are looked at together."""
+_TOKENS = 256
+"""Tokens of a row's history that one program takes."""
 
 
 def sample_gpu(logits: torch.Tensor, sampling: Sampling, columns: int = _COLUMNS) -> torch.Tensor:
@@ -21,8 +23,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, columns: int = _COLUMNS
     _scale[grid](logits, scaled, sampling.temperature, vocab, logits.stride(0), COLUMNS=columns, num_warps=4)
     most = sampling.history.shape[1]
     if most:
-        tokens = min(1024, triton.next_power_of_2(most))
-        _penalise[(rows, triton.cdiv(most, tokens))](
+        _penalise[(rows, triton.cdiv(most, _TOKENS))](
             logits,
             scaled,
             sampling.history,
@@ -32,7 +33,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, columns: int = _COLUMNS
             most,
             logits.stride(0),
             sampling.history.stride(0),
-            TOKENS=tokens,
+            TOKENS=_TOKENS,
         )
     _choose[(rows,)](
         scaled,

@@ -78,6 +78,12 @@ def test_more_splits_than_there_are_keys():
     assert_equal(((1, 3), (1, 70)), 4, 1, 16, splits=9)
 
 
+def test_no_tokens_at_all():
+    q, _, cache = paged((1,), (20,), 4, 2, 16, 16)
+    cache = (*cache[:2], cache[2][:0], cache[3][:1], cache[4][:0])
+    assert attention_gpu(there(q[:0]), *there(list(cache)), there(q[:0])).shape == (0, 4, 16)
+
+
 def test_a_view_of_the_queries_and_a_place_for_the_result():
     q, _, cache = paged((3, 2), (20, 2), 4, 2, 16, 16)
     want = attention_reference(q, *cache)
