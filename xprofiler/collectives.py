@@ -4,6 +4,7 @@ Data are moved through host memory by MPI. Numbers of repetitions are fixed, sin
 calls.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from exegpt.profile import Table
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.ranks import Ranks
+from xrunner.transport import summed
 
 _REPEATS = 10
 _BYTES = tuple(4**i for i in range(5, 14))
@@ -25,15 +27,8 @@ ALONE = Table(("bytes",), ((1.0,),), (0.0,))
 
 
 def all_reduce(group: object) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Sums a tensor over the ranks of an MPI communicator, in float32, which MPI can add."""
-    from mpi4py import MPI
-
-    def reduce(x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        group.Allreduce(MPI.IN_PLACE, wide.numpy())  # type: ignore[attr-defined]
-        return wide.to(x.dtype)
-
-    return reduce
+    """Sums a tensor over the ranks of an MPI communicator, as the runner does."""
+    return functools.partial(summed, group=group)
 
 
 def time_all_reduce(group: object, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:

@@ -75,17 +75,7 @@ class Transport:
 
     def wait(self, there: Callable[[], Any]) -> Any:
         """What `there` gives, as soon as that isn't None or False."""
-        began, (nap, longest) = time.perf_counter(), _NAPS_S
-        while (found := there()) is None or found is False:
-            self.progress()
-            if self.meanwhile:
-                self.meanwhile()
-            if time.perf_counter() - began < _AWAKE_S:
-                os.sched_yield()
-            else:
-                time.sleep(nap)
-                nap = min(1.5 * nap, longest)
-        return found
+        return wait(there, self._go_on)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> torch.Tensor:
         """The next tensor from a rank, written into this one."""
@@ -94,20 +84,9 @@ class Transport:
         return tensor
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of [rows, hidden] over the group, in float32, which MPI can add. Called between a layer's halves: a
-        moment to move other messages too.
-        """
-        self.progress()
-        if self.meanwhile:
-            self.meanwhile()
-        if self._group is None:
-            return x
-        from mpi4py import MPI
-
-        wide = x.float().contiguous()
-        pending = self._group.Iallreduce(MPI.IN_PLACE, wide.numpy())
-        self.wait(lambda: self.arrived(pending))
-        return wide.to(x.dtype)
+        """The sum of [rows, hidden] over the group. Called between a layer's halves: a moment for other things too."""
+        self._go_on()
+        return x if self._group is None else summed(x, self._group, self._go_on)
 
     def progress(self) -> None:
         """Move what is being sent, and forget what has been."""
@@ -116,12 +95,40 @@ class Transport:
             if not entry[0].Test():
                 self._sending.append(entry)
 
+    def _go_on(self) -> None:
+        self.progress()
+        if self.meanwhile:
+            self.meanwhile()
+
     def close(self) -> None:
         """Wait until all that was sent has gone. Nothing may be sent afterwards."""
         self.wait(lambda: not self._sending)
         if self._group is not None:
             self._group.Free()
             self._group = None
+
+
+def wait(there: Callable[[], Any], meanwhile: Callable[[], object] = lambda: None) -> Any:
+    """What `there` gives, as soon as that isn't None or False; `meanwhile` is called between two looks."""
+    began, (nap, longest) = time.perf_counter(), _NAPS_S
+    while (found := there()) is None or found is False:
+        meanwhile()
+        if time.perf_counter() - began < _AWAKE_S:
+            os.sched_yield()
+        else:
+            time.sleep(nap)
+            nap = min(1.5 * nap, longest)
+    return found
+
+
+def summed(x: torch.Tensor, group: Any, meanwhile: Callable[[], object] = lambda: None) -> torch.Tensor:
+    """The sum of a tensor over the ranks of a communicator, in float32, which MPI can add. May overwrite it."""
+    from mpi4py import MPI
+
+    wide = x.float().contiguous()
+    pending = group.Iallreduce(MPI.IN_PLACE, wide.numpy())
+    wait(pending.Test, meanwhile)
+    return wide.to(x.dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> Any:

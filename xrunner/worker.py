@@ -109,7 +109,7 @@ class Worker:
     def _room(self, rows: int) -> torch.Tensor:
         """The buffer for states that come, large enough for so many rows."""
         if len(self._states) < rows and self.place.before is not None:
-            self._states = torch.zeros(rows, self.model.spec.hidden, dtype=torch_dtype(self.model.dtype))
+            self._states = torch.empty(rows, self.model.spec.hidden, dtype=torch_dtype(self.model.dtype)).zero_()
         return self._states
 
 

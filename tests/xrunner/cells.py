@@ -129,7 +129,14 @@ def run_cells(directory: Path) -> None:
             if "eos" in given:
                 engine.worker.model = dataclasses.replace(engine.model, eos=frozenset(given["eos"]))
             heard = []
-            report = engine.run(todo if ranks.rank == 0 else [], heard.append)
+
+            def hear(result, engine=engine, heard=heard, given=given):
+                heard.append(result)
+                if len(heard) == 2:
+                    for index in given.get("cancelled", ()):
+                        engine.cancel(str(index))
+
+            report = engine.run(todo if ranks.rank == 0 else [], hear)
             if engine.speaks:
                 assert heard == list(report.results)
                 results = [document.to_dict(one) for one in report.results]

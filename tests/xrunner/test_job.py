@@ -49,14 +49,15 @@ def matrix(directories, ranks, archs, policies=tuple(POLICIES), layouts=None):
     return cells
 
 
-def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110, todo=None):
-    """What came of every cell, all of them run by one job."""
+def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110, todo=None, cancelled=()):
+    """What came of every cell, all of them run by one job. With its second result some requests are cancelled."""
     todo = todo or requests(ignore_eos=eos is None)
     given = {
         name: {
             "model": str(directories[arch]),
             "schedule": to_dict(plan),
             "requests": [to_dict(one) for one in todo],
+            "cancelled": cancelled,
         }
         | ({"eos": eos} if eos else {})
         for name, (arch, plan) in cells.items()
@@ -234,6 +235,23 @@ def test_every_architecture_in_stages_in_shards_and_with_sides_apart(job, tmp_pa
     for cell, (name, _) in cells.items():
         want = {request.id: pair for request, pair in zip(todo, made[name][2], strict=True)}
         check_tokens(found[cell], want)
+
+
+def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories, theirs):
+    cells = matrix(directories, 2, ["llama"], ["static", "rra"], [((1, 1), 1)]) | sides(directories, 2, ["llama"], (2,))
+    todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
+    found = run_cells(job, tmp_path, directories, 2, cells, todo=todo, cancelled=(3, 7, 10, 11))
+    for name in cells:
+        check_times(found[name])
+        assert sorted(r["id"] for r in found[name]["results"]) == sorted(one.id for one in todo), name
+        reasons = {r["id"]: r["finish_reason"] for r in found[name]["results"]}
+        assert {r for r, reason in reasons.items() if reason == "cancelled"} <= {"3", "7", "10", "11"}
+        assert reasons["11"] == "cancelled", name  # it arrives last, and hadn't ended by then
+        for result in found[name]["results"]:
+            tokens, _ = theirs["llama"][result["id"]]
+            assert result["output_ids"] == tokens[: len(result["output_ids"])], name
+            assert result["start_s"] is None or result["start_s"] >= result["arrival_s"]
+            assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
 
 
 def cut_at(tokens, ends):
