@@ -26,14 +26,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 def check_config(config: dict[str, Any], name: str) -> None:
     """InputError for what these layers don't compute, by the config's key."""
-    kind, rope = config.get("model_type"), config.get("rope_parameters") or {}
+    kind, rope, types = config.get("model_type"), config.get("rope_parameters") or {}, config.get("layer_types") or []
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
         "rope_parameters": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(config.get("layer_types") or ()),
+        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
+        or len(types) not in (0, config.get("num_hidden_layers")),
     }
     for key, bad in refused.items():
         if bad:

@@ -80,11 +80,10 @@ def _encoder_decoder(
     def stack(name: str, count: int) -> tuple[t5.T5Layer, ...]:
         return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers if i < count)
 
-    start = config.get("decoder_start_token_id", config.get("bos_token_id"))
-    if start is None and config:
-        raise InputError(
-            f"The config of model '{spec.name}' lacks decoder_start_token_id: its decoder can't begin without it."
-        )
+    given = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token for token in given if token is not None), None if config else 0)
+    if not isinstance(start, int):
+        raise InputError(f"Model '{spec.name}' has no decoder_start_token_id, without which its decoder can't begin.")
     return EncoderDecoder(
         spec=spec,
         dtype=dtype,
@@ -92,7 +91,7 @@ def _encoder_decoder(
         ends=t5.T5Ends(spec, config, weights),
         eos=_eos(config, spec.name),
         shard=shard,
-        start=(start or 0,),
+        start=(start,),
         encoder=stack("encoder", spec.encoder_layers),
         encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
         decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),

@@ -172,6 +172,7 @@ def test_bfloat16_follows(directories, arch):
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
         ("llama", {"sliding_window": 64}, "sliding_window"),
         ("qwen3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "layer_types"),
         ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama", {"eos_token_id": "end"}, "eos_token_id"),
         ("gpt2", {"activation_function": "relu"}, "activation_function"),
