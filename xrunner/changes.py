@@ -20,8 +20,8 @@ def run_adapting(
 ) -> tuple[Engine, RunReport]:
     """Run requests to their ends, under another schedule whenever their lengths have drifted; all ranks call it.
 
-    Returns the engine that ended the run and, of use on the rank that speaks, the report of all of it. Times count from
-    the beginning of the first engine's run.
+    Returns the engine that ended the run and the report of all of it. Times count from the beginning of the first
+    engine's run.
     """
     places = list(range(len(requests)))
     results: list[Result] = []
@@ -30,17 +30,19 @@ def run_adapting(
     changes: list[Change] = []
     moving: Change | None = None
     while True:
-        report = engine.run([requests[place] for place in places], on_finish, reschedule)
+        own = engine.run([requests[place] for place in places], on_finish, reschedule)
+        # Another engine may speak on another rank: all ranks keep what has come so far.
+        report = next(told for told in engine.ranks.all(own if engine.speaks else None) if told)
         if moving:
             changes.append(_with_pause(moving, spans, report.timeline.spans))
         results += report.results
         served += (replace(one, index=places[one.index]) for one in report.served)
         spans += report.timeline.spans
         changes += report.changes
-        left, moving = next((told for told in engine.ranks.all((report.left, report.moving)) if told[1]), ((), None))
+        moving = report.moving
         if moving is None:
             break
-        places = [places[place] for place in left]
+        places = [places[place] for place in report.left]
         engine.close()
         engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began)
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))

@@ -26,7 +26,7 @@ class Drift:
     """Observed lengths beside the laws of a workload."""
 
     workload: Workload
-    window: int = WINDOW
+    window: int = field(default_factory=lambda: WINDOW)
     _began: deque[int] = field(default_factory=deque)
     """Requests in the order in which they began, from the first on that hasn't ended."""
     _ended: dict[int, RequestLengths] = field(default_factory=dict)

@@ -1,0 +1,37 @@
+"""A run whose lengths drift, on the ranks of a job: from one layout to another. Run as a program."""
+
+import json
+import sys
+from pathlib import Path
+
+from exegpt.document import from_dict, to_dict
+from exegpt.request import Request
+from exegpt.schedule import Schedule
+from xrunner import drift
+from xrunner.changes import run_adapting
+from xrunner.engine import Engine
+from xrunner.ranks import job
+
+
+def main(directory):
+    """Run what `asked.json` says; the rank that speaks writes `done.json`."""
+    asked = json.loads((directory / "asked.json").read_text())
+    drift.WINDOW = asked["window"]
+    plans = [from_dict(Schedule, plan, "a schedule") for plan in asked["schedules"]]
+    todo = [from_dict(Request, one, "a request") for one in asked["requests"]]
+    with job() as ranks:
+        engine = Engine.load(asked["model"], plans[0], ranks)
+        engine, report = run_adapting(engine, asked["model"], todo, lambda workload: plans[1])
+        if engine.speaks:
+            done = {
+                "results": [to_dict(r) for r in report.results],
+                "changes": [{"moved": c.moved, "pause_s": c.pause_s, "changed_s": c.changed_s} for c in report.changes],
+                "spans": [(s.device, s.phase, s.start_s, s.end_s) for s in report.timeline.spans],
+                "served": [(s.index, s.start_s, s.finish_s) for s in report.served],
+            }
+            (directory / "done.json").write_text(json.dumps(done))
+        engine.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
