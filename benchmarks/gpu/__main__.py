@@ -42,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     report: dict[str, Any] = {"provenance": _provenance()}
     if capabilities:
+        from benchmarks.gpu.compiled import SHARED_KIB
+
+        unknown = [cc for cc in capabilities if cc not in SHARED_KIB]
+        if unknown:
+            return _refuse(f"--compile {unknown[0]} isn't known: {', '.join(map(str, SHARED_KIB))} are.")
         report["compiled"] = _compile(capabilities)
     elif options.interpret:
         from benchmarks.gpu.cases import TINY

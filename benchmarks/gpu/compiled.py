@@ -12,11 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from exegpt.kernels import attention_gpu
+
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""Shared memory that one program may use, by compute capability (A100, A40, L40S, H100, B200, RTX PRO 6000)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class _Absent:
 
 @contextmanager
 def compiling_only(capability: int) -> Iterator[list[Any]]:
-    """Within it, launches compile for compute capability `capability` (90 is an H100) and append what they made."""
+    """Within it, launches compile for a compute capability of SHARED_KIB and append what they made."""
     made: list[Any] = []
     launch = JITFunction.run
 
@@ -60,11 +66,11 @@ def compiling_only(capability: int) -> Iterator[list[Any]]:
         made.append(launch(kernel, *args, grid=grid, warmup=True, **kwargs))
 
     driver.set_active(_Absent(capability))
-    JITFunction.run = compile_only
-    try:
+    with (
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(attention_gpu, "shared_memory", lambda device: SHARED_KIB[capability] * 1024),
+    ):
         yield made
-    finally:
-        JITFunction.run = launch
 
 
 def examine(kernel: Any, capability: int) -> Compiled:

@@ -119,7 +119,12 @@ def test_pairs_are_counted(window, causal):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("arguments", "said"), [([], "no CUDA device"), (["--compile", "ninety"], "'ninety' isn't a list")]
+    ("arguments", "said"),
+    [
+        ([], "no CUDA device"),
+        (["--compile", "ninety"], "'ninety' isn't a list"),
+        (["--compile", "90,7"], "--compile 7 isn't known"),
+    ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, said):
     done = command(*arguments)
@@ -133,8 +138,8 @@ def test_real_shapes_are_not_interpreted(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (86, 99), (90, 227)])
+def test_every_kernel_compiles_for_a_gpu(capability, shared_kib, tmp_path):
     done = command("--compile", str(capability), "--out", str(tmp_path / "compiled.json"))
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "compiled.json").read_text())["compiled"]
@@ -143,5 +148,6 @@ def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
     }
     for row in rows:
         assert row["spilled_bytes"] <= (0 if capability >= 90 else 400), row
+        assert row["shared_bytes"] <= shared_kib * 1024, row
         if row["kernel"] == "_attend":
             assert row["matrix_instructions"] and row["async_copies"], row
