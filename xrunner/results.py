@@ -32,6 +32,7 @@ class ResultFile:
             raise InputError(f"'{self._partial}' is left of an interrupted run: pass --resume to go on, or remove it.")
         write_text(self._run, fingerprint + "\n")
         self._file = self._partial.open("a", encoding="utf-8")
+        self._left = False
 
     def __enter__(self) -> "ResultFile":
         return self
@@ -40,6 +41,8 @@ class ResultFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if self._left:
+            return
         if kind is None:
             self._complete()
         elif not self._partial.stat().st_size:  # nothing to go on with
@@ -50,6 +53,10 @@ class ResultFile:
         """Write one result so that it survives whatever comes next."""
         self._file.write(dumps(to_dict(result), indent=None) + "\n")
         self._file.flush()
+
+    def leave(self) -> None:
+        """Leave it to another rank of the job, which has gone on with it and completes it."""
+        self._left = True
 
     def _complete(self) -> None:
         os.replace(self._partial, self.path)

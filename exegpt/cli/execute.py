@@ -53,6 +53,7 @@ def compare(schedule: Schedule, profile: Profile, report: "RunReport") -> Compar
         seconds=report.seconds,
         measured_timeline=report.timeline,
         predicted_timeline=predicted.timeline,
+        changes=report.changes,
     )
 
 

@@ -30,6 +30,15 @@ def run(
     decode_iterations: Annotated[int | None, typer.Option(min=1, help="Fix N_D.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Fix the most resident sequences.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Fix the token budget.")] = None,
+    adjust: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="RRA, WAA: pick prompts so that a batch's tokens stay this near their mean."
+        ),
+    ] = None,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Search again where lengths change, and change the schedule while running.")
+    ] = False,
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
     threads: options.THREADS = None,
@@ -67,15 +76,24 @@ def run(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        if adjust is not None:
+            chosen = replace(chosen, adjustment=adjust)
         return _Asked(directory, chosen, setting, wanted, rejected)
 
     with job() as ranks:
-        typed = {"model": model, "schedule": schedule, "requests": requests, "out": out, "resume": resume}
+        typed = {
+            "model": model,
+            "schedule": schedule,
+            "requests": requests,
+            "out": out,
+            "resume": resume,
+            "adapt": adapt,
+        }
         ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
         asked = ranks.share(ask)
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
-        done = _run(asked, ranks, out, resume)
+        done = _run(asked, ranks, out, resume, adapt)
     if done is None:
         return
     if report:
@@ -176,24 +194,27 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     return answer.schedule
 
 
-def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool) -> "Comparison | None":
+def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool, adapt: bool) -> "Comparison | None":
     """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them to `out`
     as they come, and returns what came of it all.
     """
-    from contextlib import nullcontext
+    from contextlib import ExitStack
 
     from exegpt.cli import output
     from exegpt.cli.execute import compare
+    from exegpt.cli.rescheduling import rescheduling
+    from xrunner.changes import run_adapting
     from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
     engine = Engine.load(asked.directory, asked.schedule, ranks)
+    fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
     opened = []
 
     def open_file() -> dict[str, str]:
         if engine.speaks and out:
             output.check_output(out)
-            opened.append(ResultFile(out, run_fingerprint(asked.directory, asked.schedule, asked.requests), resume))
+            opened.append(ResultFile(out, fingerprint, resume))
         return {}
 
     ranks.agree(open_file)
@@ -202,26 +223,34 @@ def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool) -> "Comp
     left = [request for request in asked.requests if request.id not in before]
     if file and before:
         output.note(f"resumed: {len(before)} of {len(asked.requests)} requests were done")
-    tokenizer = load_tokenizer(asked.directory) if file else None
-    with (
-        file or nullcontext(),
-        output.progress("running requests") if engine.speaks else nullcontext(lambda done, total: None) as progress,
-    ):
+    tokenizer = load_tokenizer(asked.directory) if out else None
+    with ExitStack() as stack:
+        progress = stack.enter_context(output.progress("running requests")) if engine.speaks else None
         if file:
+            stack.enter_context(file)
             for result in asked.rejected:
                 if result.id not in before:
                     file.append(result)
         finished = 0
 
         def on_finish(result: "Result") -> None:
-            nonlocal finished
+            nonlocal finished, file
             finished += 1
-            progress(finished, len(left))
+            if progress:
+                progress(finished, len(left))
+            if out and file is None:  # layers have moved, and now this rank speaks
+                file = stack.enter_context(ResultFile(out, fingerprint, resume=True))
             if file:
                 text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
                 file.append(replace(result, text=text))
 
-        report = engine.run(left, on_finish)
+        if adapt:
+            again = rescheduling(asked.setting, asked.schedule)
+            engine, report = run_adapting(engine, asked.directory, left, again, on_finish)
+        else:
+            report = engine.run(left, on_finish)
+        if file and not engine.speaks:
+            file.leave()
     engine.close()
     return compare(asked.schedule, asked.setting.profile, report) if engine.speaks else None
 
@@ -257,6 +286,9 @@ def _print(done: "Comparison", setting: "Setting") -> None:
     for text in setting.assumptions:
         output.note(f"· {text}")
     output.table(COMPARISON_COLUMNS, comparison_rows([done]), schedule_text(done.schedule))
+    for change in done.changes:
+        how = f"layers moved, {output.seconds(change.pause_s)} without work" if change.moved else "without a pause"
+        print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
     print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exegpt.document import to_dict
 from exegpt.estimate import Estimate
@@ -10,6 +10,9 @@ from exegpt.request import Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served, steady_tokens_s
 from exegpt.timeline import Timeline
+
+if TYPE_CHECKING:
+    from xrunner.adaptation import Change
 
 KEYS = (
     "throughput_seq_s",
@@ -38,6 +41,8 @@ class Comparison:
     seconds: float
     measured_timeline: Timeline
     predicted_timeline: Timeline
+    changes: "tuple[Change, ...]" = ()
+    """Schedules that took over while it ran; what is predicted is of the first."""
 
     @property
     def tokens(self) -> int:
@@ -71,6 +76,7 @@ class Comparison:
             "predicted": {**to_dict(self.predicted), "phase_s": self.predicted_timeline.phase_means()},
             "predicted_steady": to_dict(self.steady),
             "error": self.error(),
+            "changes": [to_dict(change) for change in self.changes],
         }
 
 
