@@ -28,6 +28,9 @@ def run(
     policy: options.POLICY = None,
     encode_batch: Annotated[int | None, typer.Option(min=1, help="Fix B_E.")] = None,
     decode_iterations: Annotated[int | None, typer.Option(min=1, help="Fix N_D.")] = None,
+    micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix B_m.")] = None,
+    tp_degree: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
+    tp_gpus: Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Fix the most resident sequences.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Fix the token budget.")] = None,
     adjust: Annotated[
@@ -73,6 +76,9 @@ def run(
             policy,
             encode_batch=encode_batch,
             decode_iterations=decode_iterations,
+            micro_batches=micro_batches,
+            tp_degree=tp_degree,
+            tp_gpus=tp_gpus,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
