@@ -130,6 +130,8 @@ class RanksRow:
     """Figure → predicted, measured, (measured - predicted) / measured."""
 
 
+MEMORY_FRACTION = 0.05
+"""Of the memory: room for so few residents that a run of seconds fills it, and comes to a steady state."""
 FIGURES = ("throughput_tok_s", "latency_s", "latency_p50_s", "ttft_s", "tpot_s")
 
 
@@ -153,15 +155,18 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
     from exegpt import document
     from exegpt.cli.answer import schedule_text
 
-    made = directory / f"ranks-{ranks}"
+    made = directory.parent / f"ranks-{ranks}"
     made.mkdir(exist_ok=True)
     profile, cluster = made / "profile.json", made / "cluster.yaml"
-    mpirun(ranks, "profile", "--model", directory, "--out", profile, "--cluster-out", cluster)
+    if profile.is_file() and cluster.is_file():
+        print(f"profile: {profile}, measured before; remove it to measure anew", file=sys.stderr)
+    else:
+        mpirun(ranks, "profile", "--model", directory, "--out", profile, "--cluster-out", cluster)
     rows = []
     for workload, policy in itertools.product(("T", "S"), ("rra", "waa-c,waa-m")):
         if only and only != workload:
             continue
-        setting = find_setting(str(directory), str(cluster), workload, str(profile))
+        setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
         asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
         answer = search_schedule(setting, bound_between(setting, 0.5, **asked), **asked)
         if answer.schedule is None or answer.estimate is None:
