@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from exegpt.kernels.sampling import Sampling
 from exegpt.models import AttentionBatch, Batch, computed_rows
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
@@ -88,6 +89,8 @@ class Work:
     """Tokens that it gives."""
     handed: Array | None = None
     """Blocks whose keys and values are sent to the decoding side afterwards, where that is another: int64 [n]"""
+    sampling: tuple[Array, ...] | None = None
+    """The arrays of a `Sampling`; None: all tokens are chosen greedily."""
 
     def batch(self) -> Batch:
         """The tensors."""
@@ -99,6 +102,7 @@ class Work:
                 AttentionBatch(begin, end, *map(torch.from_numpy, arrays)) for begin, end, *arrays in self.attention
             ),
             rows=None if self.rows is None else torch.from_numpy(self.rows),
+            sampling=None if self.sampling is None else Sampling(*map(torch.from_numpy, self.sampling)),
         )
 
 
@@ -118,6 +122,7 @@ def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> t
         rows += [begin + row for row in part.rows]
         begin += len(part.tokens)
     fill = np.zeros(computed_rows(begin) - begin, dtype=np.int64)
+    receivers = [one for part in parts for one in part.receivers]
     work = Work(
         phase=piece.phase,
         micro_batch=piece.micro_batch,
@@ -129,8 +134,9 @@ def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> t
         attention=tuple(attention),
         rows=None if len(rows) == begin + len(fill) else np.array(rows, dtype=np.int64),
         gives=len(rows),
+        sampling=_sampling(receivers),
     )
-    return work, [one for part in parts for one in part.receivers]
+    return work, receivers
 
 
 def _encoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
@@ -167,6 +173,26 @@ def _decoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
         rows=list(range(len(decoding))),
         receivers=decoding,
         starts=[len(one.prompt) for one in decoding] if decoding[0].start else None,
+    )
+
+
+def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
+    """How the receivers' tokens are chosen; None: all greedily."""
+    requests = [one.request for one in receivers]
+    if all(request.greedy for request in requests):
+        return None
+    told = [[*one.prompt, *one.output] if one.request.repetition_penalty != 1 else [] for one in receivers]
+    history = np.full((len(told), max(1, *map(len, told))), -1, dtype=np.int64)
+    for row, tokens in zip(history, told, strict=True):
+        row[: len(tokens)] = tokens
+    return (
+        np.array([request.temperature for request in requests], dtype=np.float32),
+        np.array([request.top_k for request in requests], dtype=np.int32),
+        np.array([request.top_p for request in requests], dtype=np.float32),
+        np.array([request.repetition_penalty for request in requests], dtype=np.float32),
+        np.array([request.own_seed for request in requests], dtype=np.int64),
+        np.array([len(one.prompt) + len(one.output) for one in receivers], dtype=np.int64),
+        history,
     )
 
 

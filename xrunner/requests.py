@@ -19,7 +19,15 @@ from exegpt.workload import RequestLengths
 Encode = Callable[[str], Sequence[int]]
 """From text to token ids."""
 
-_KEYS = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s", "temperature")
+_CHOICE = {
+    "temperature": (float, lambda value: 0 <= value < math.inf, "a number of at least 0, which is greedy"),
+    "top_k": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0, which is all"),
+    "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and up to 1, which is all"),
+    "repetition_penalty": (float, lambda value: 0 < value < math.inf, "a number above 0; 1 is none"),
+    "seed": (int, lambda value: -(2**63) <= value < 2**63, "a whole number of 64 bits"),
+}
+"""How tokens are chosen: each key's type, values, and their description."""
+_KEYS = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s", *_CHOICE)
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,6 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
     unknown = next((key for key in entry if key not in _KEYS), None)
     if unknown:
         raise InputError(f"{name} has the unknown key '{unknown}': the keys are {', '.join(_KEYS)}.")
-    if entry.get("temperature"):
-        raise InputError(f"{name} has temperature = {entry['temperature']}: decoding is greedy, leave it out or at 0.")
     if not _is_int(entry.get("max_tokens")):
         raise InputError(f"{name} has max_tokens = {entry.get('max_tokens')!r}: it must be a whole number.")
     if not isinstance(entry.get("ignore_eos", False), bool):
@@ -150,7 +156,22 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
     if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival < math.inf:
         raise InputError(f"{name} has arrival_s = {arrival!r}: it must be seconds of at least 0.")
     ids = tuple(_prompt_ids(entry, name, encode))
-    return Request(entry["id"], ids, entry["max_tokens"], entry.get("ignore_eos", False), float(arrival))
+    choice = _choice(entry, name)
+    return Request(entry["id"], ids, entry["max_tokens"], entry.get("ignore_eos", False), float(arrival), **choice)
+
+
+def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    """How the request's tokens are chosen, as far as it says."""
+    found = {}
+    for key, (kind, holds, text) in _CHOICE.items():
+        value = entry.get(key)
+        if value is None:
+            continue
+        usable = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
+        if not usable or not holds(value):
+            raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
+        found[key] = kind(value)
+    return found
 
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:

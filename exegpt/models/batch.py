@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from exegpt.kernels.attention import attention
+from exegpt.kernels.sampling import Sampling
 
 _EXACT_ROWS = 128
 _ROWS_STEP = 8
@@ -51,6 +52,8 @@ class Batch:
     attention: tuple[AttentionBatch, ...]
     rows: torch.Tensor | None
     """int64 [sequences]: the rows that are followed by a new token; None where all are"""
+    sampling: Sampling | None = None
+    """How these tokens are chosen; None: greedily."""
 
 
 def attend(

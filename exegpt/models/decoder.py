@@ -7,6 +7,7 @@ import torch
 
 from exegpt.kernels.argmax import argmax
 from exegpt.kernels.kv_write import kv_write
+from exegpt.kernels.sampling import Sampling, sample
 from exegpt.model import ModelSpec
 from exegpt.models.batch import Batch, attend
 from exegpt.models.cache import KVCache
@@ -64,9 +65,10 @@ class Model:
         """The sizes of this device's shard."""
         return self.shard.share(self.spec)
 
-    def sample(self, x: torch.Tensor) -> torch.Tensor:
-        """Final norm, head and greedy choice: [rows, hidden] → int64 [rows]."""
-        return argmax(self.ends.logits(x))
+    def sample(self, x: torch.Tensor, sampling: Sampling | None = None) -> torch.Tensor:
+        """Final norm, head and choice, greedy without a sampling: [rows, hidden] → int64 [rows]."""
+        logits = self.ends.logits(x)
+        return argmax(logits) if sampling is None else sample(logits, sampling)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
@@ -87,4 +89,4 @@ class Model:
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
         """`forward`, then the next token of every row: int64 [rows]."""
         x = self.forward(batch, cache, x)
-        return self.sample(x) if len(x) else torch.empty(0, dtype=torch.int64)
+        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64)
