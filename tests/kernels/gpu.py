@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
-from exegpt.kernels.gpu import INTERPRETED
+try:
+    from exegpt.kernels.gpu import INTERPRETED
+except ModuleNotFoundError:
+    INTERPRETED = False
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 needs_triton = pytest.mark.skipif(
-    DEVICE.type == "cpu" and not INTERPRETED, reason="no GPU, and TRITON_INTERPRET=1 was not set when it began"
+    DEVICE.type == "cpu" and not INTERPRETED, reason="no GPU, and no Triton or TRITON_INTERPRET=1 not set in time"
 )
 """Marks tests of Triton kernels."""
 

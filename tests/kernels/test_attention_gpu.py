@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("triton")
+
 from exegpt.kernels.attention import attention_reference
 from exegpt.kernels.attention_gpu import Tile, attention_gpu, choose_splits, choose_tile, padded
 

@@ -15,7 +15,7 @@ from exegpt.kernels.swiglu import geglu, geglu_reference, swiglu, swiglu_referen
 from .gpu import there
 from .test_attention import paged
 from .test_kv_blocks import a_cache
-from .test_rows_gpu import new_tokens
+from .test_rows import new_tokens
 from .test_sampling import mixed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

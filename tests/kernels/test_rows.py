@@ -8,9 +8,9 @@ from numba import njit
 from exegpt.kernels.argmax import argmax, argmax_reference
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
-from exegpt.kernels.norm import rms_norm, rms_norm_reference
-from exegpt.kernels.rotary import rotate, rotate_reference
-from exegpt.kernels.swiglu import swiglu, swiglu_reference
+from exegpt.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from exegpt.kernels.rotary import rotate, rotate_and_write, rotate_and_write_reference, rotate_reference
+from exegpt.kernels.swiglu import geglu, geglu_reference, swiglu, swiglu_reference
 
 
 @pytest.mark.parametrize("rows", [1, 2, 65])
@@ -81,3 +81,42 @@ def test_greatest(size, shift):
 def test_greatest_of_infinities():
     assert greatest(np.array([-np.inf, -1, np.inf], np.float32)) == np.inf
     assert greatest(np.array([-np.inf, -np.inf], np.float32)) == -np.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_norms_with_a_residual_on_the_processor(dtype):
+    x, w, b, before = (torch.randn(*shape).to(dtype) for shape in ((5, 33), (33,), (33,), (5, 33)))
+    residual = before.clone()
+    torch.testing.assert_close(rms_norm(x, w, 1e-5, residual), rms_norm_reference(before + x, w, 1e-5))
+    assert torch.equal(residual, before + x)
+    torch.testing.assert_close(layer_norm(x, w, b, 1e-5, residual), layer_norm_reference(before + x + x, w, b, 1e-5))
+    assert torch.equal(residual, before + x + x)
+
+
+def test_geglu_on_the_processor():
+    x = torch.randn(65, 2 * 99) * 4
+    torch.testing.assert_close(geglu(x), geglu_reference(x), atol=2e-6, rtol=2e-5)
+    extremes = torch.tensor([[-200.0, 200.0, 2.0, 3.0]])
+    torch.testing.assert_close(geglu(extremes), geglu_reference(extremes))
+
+
+def new_tokens(tokens, heads, kv_heads, head_size, block_size, dtype=torch.float32, seed=0):
+    """q, k and v as views of one tensor, where they are, their places in a cache, and an empty cache."""
+    g = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_size, generator=g).to(dtype)
+    angles = torch.outer(torch.arange(50.0), torch.rand(head_size // 2, generator=g))
+    blocks = -(-tokens // block_size) + 2
+    where = torch.randint(0, 50, (tokens,), generator=g), angles.cos(), angles.sin()
+    slots = torch.randperm(blocks * block_size, generator=g)[:tokens]
+    keys = torch.zeros(blocks, kv_heads, head_size, block_size, dtype=dtype)
+    return qkv, where, slots, [keys, torch.zeros(blocks, kv_heads, block_size, head_size, dtype=dtype)]
+
+
+def test_rotate_and_write_on_the_processor():
+    qkv, where, slots, cache = new_tokens(37, 4, 2, 24, 16)
+    mine, my_cache = qkv.clone(), [t.clone() for t in cache]
+    rotate_and_write(mine[:, :4], mine[:, 4:6], mine[:, 6:], *where, *my_cache, slots)
+    rotate_and_write_reference(qkv[:, :4], qkv[:, 4:6], qkv[:, 6:], *where, *cache, slots)
+    torch.testing.assert_close(mine[:, :4], qkv[:, :4])
+    for got, want in zip(my_cache, cache, strict=True):
+        torch.testing.assert_close(got, want)

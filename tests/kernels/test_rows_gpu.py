@@ -1,19 +1,22 @@
-"""The Triton kernels that treat every row alone, against their plain references; and what is new on the processor."""
+"""The Triton kernels that treat every row alone, against their plain references."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("triton")
+
 from exegpt.kernels.kv_write import kv_write_reference
-from exegpt.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from exegpt.kernels.norm import layer_norm_reference, rms_norm_reference
 from exegpt.kernels.norm_gpu import norm_gpu
-from exegpt.kernels.rotary import rotate_and_write, rotate_and_write_reference, rotate_reference
+from exegpt.kernels.rotary import rotate_and_write_reference, rotate_reference
 from exegpt.kernels.rotary_gpu import kv_write_gpu, rotate_and_write_gpu, rotate_gpu
-from exegpt.kernels.swiglu import BEND, SLOPE, geglu, geglu_reference, swiglu_reference
+from exegpt.kernels.swiglu import BEND, SLOPE, geglu_reference, swiglu_reference
 from exegpt.kernels.swiglu_gpu import gated_gpu
 
 from .gpu import needs_triton, there
+from .test_rows import new_tokens
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLOSE = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -43,16 +46,6 @@ def test_norms(dtype, rows, width, residual, bias):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms_with_a_residual_on_the_processor(dtype):
-    x, w, b, before = (torch.randn(*shape).to(dtype) for shape in ((5, 33), (33,), (33,), (5, 33)))
-    residual = before.clone()
-    assert_close(rms_norm(x, w, 1e-5, residual), rms_norm_reference(before + x, w, 1e-5))
-    assert torch.equal(residual, before + x)
-    assert_close(layer_norm(x, w, b, 1e-5, residual), layer_norm_reference(before + x + x, w, b, 1e-5))
-    assert torch.equal(residual, before + x + x)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 99), (2, 1500)])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # e^-x of a far negative gate: infinite, as meant
 @needs_triton
@@ -60,25 +53,6 @@ def test_gates(dtype, rows, width):
     x = (torch.randn(rows, 2 * width) * 4).to(dtype)
     assert_close(gated_gpu(there(x), 1.0, 0.0), swiglu_reference(x))
     assert_close(gated_gpu(there(x), SLOPE, BEND), geglu_reference(x))
-
-
-def test_geglu_on_the_processor():
-    x = torch.randn(65, 2 * 99) * 4
-    torch.testing.assert_close(geglu(x), geglu_reference(x), atol=2e-6, rtol=2e-5)
-    extremes = torch.tensor([[-200.0, 200.0, 2.0, 3.0]])
-    torch.testing.assert_close(geglu(extremes), geglu_reference(extremes))
-
-
-def new_tokens(tokens, heads, kv_heads, head_size, block_size, dtype=torch.float32, seed=0):
-    """q, k and v as views of one tensor, where they are, their places in a cache, and an empty cache."""
-    g = torch.Generator().manual_seed(seed)
-    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_size, generator=g).to(dtype)
-    angles = torch.outer(torch.arange(50.0), torch.rand(head_size // 2, generator=g))
-    blocks = -(-tokens // block_size) + 2
-    where = torch.randint(0, 50, (tokens,), generator=g), angles.cos(), angles.sin()
-    slots = torch.randperm(blocks * block_size, generator=g)[:tokens]
-    keys = torch.zeros(blocks, kv_heads, head_size, block_size, dtype=dtype)
-    return qkv, where, slots, [keys, torch.zeros(blocks, kv_heads, block_size, head_size, dtype=dtype)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,13 +92,3 @@ def test_any_write_and_any_rotation(tokens, heads, half, block_size):
     rotate_gpu(rotated, *there(*where))
     rotate_reference(qkv, *where)
     assert_close(rotated, qkv)
-
-
-def test_rotate_and_write_on_the_processor():
-    qkv, where, slots, cache = new_tokens(37, 4, 2, 24, 16)
-    mine, my_cache = qkv.clone(), [t.clone() for t in cache]
-    rotate_and_write(mine[:, :4], mine[:, 4:6], mine[:, 6:], *where, *my_cache, slots)
-    rotate_and_write_reference(qkv[:, :4], qkv[:, 4:6], qkv[:, 6:], *where, *cache, slots)
-    assert_close(mine[:, :4], qkv[:, :4])
-    for got, want in zip(my_cache, cache, strict=True):
-        assert_close(got, want)
