@@ -95,7 +95,8 @@ def test_norms_with_a_residual_on_the_processor(dtype):
 
 def test_geglu_on_the_processor():
     x = torch.randn(65, 2 * 99) * 4
-    torch.testing.assert_close(geglu(x), geglu_reference(x), atol=2e-6, rtol=2e-5)
+    want = geglu_reference(x.double()).float()  # in float32 1 + tanh loses what is left of far negative gates
+    torch.testing.assert_close(geglu(x), want, atol=1e-6, rtol=2e-5)
     extremes = torch.tensor([[-200.0, 200.0, 2.0, 3.0]])
     torch.testing.assert_close(geglu(extremes), geglu_reference(extremes))
 
