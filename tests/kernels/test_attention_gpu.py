@@ -34,7 +34,7 @@ def assert_equal(sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.f
 
 @pytest.mark.parametrize("sizes", [PROMPTS, PIECES, DECODING])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size", "block_size"), [(8, 2, 64, 16), (3, 3, 80, 16), (5, 1, 96, 8), (4, 2, 12, 3)]
+    ("heads", "kv_heads", "head_size", "block_size"), [(8, 2, 64, 16), (3, 3, 80, 16), (20, 1, 96, 8), (4, 2, 12, 3)]
 )
 def test_heads_and_blocks(sizes, heads, kv_heads, head_size, block_size):
     assert_equal(sizes, heads, kv_heads, head_size, block_size)
