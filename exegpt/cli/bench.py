@@ -1,5 +1,6 @@
 """`exegpt bench`: predicted against measured, policy by policy, on the same requests."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
     from exegpt.schedule import Schedule
+    from xrunner.ranks import Ranks
 
 
 def bench(
@@ -39,26 +41,34 @@ def bench(
     batching.
 
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
+
+    Example: mpirun -n 2 exegpt bench --schedule two-ranks.json --model my-model --profile ranks.json --policy waa-c
     """
     from exegpt.cli import inputs, output
     from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
     from exegpt.cli.run import write_report
-    from exegpt.model import ModelSpec
+    from xrunner.ranks import job
 
-    directory = inputs.model_directory(model)
-    named = peer_names(peers)
-    output.check_output(report)
-    inputs.set_threads(threads)
-    given = inputs.read_schedule(schedule)
-    spec = ModelSpec.from_directory(directory)
-    given.check_model(spec)
-    wanted, notes = _requests(spec, directory, requests, workload or given.workload, num, columns, rate, seed)
-    setting = inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype)
-    schedules = [given, *other_schedules(setting, given, policy)]
-    done = compare_policies(directory, schedules, setting, wanted, repeats)
-    others = [row for name in named for row in serve_with(name, directory, wanted, done, repeats)]
+    def ask() -> _Asked:
+        directory, given = inputs.model_directory(model), inputs.read_schedule(schedule)
+        named = peer_names(peers)
+        output.check_output(report)
+        wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
+        setting = _setting(directory, given, profile, ranks.size)
+        return _Asked(directory, [given, *other_schedules(setting, given, policy)], setting, wanted, notes, named)
+
+    with job() as ranks:
+        ranks.agree(lambda: {"schedule": str(schedule), "policy": str(policy), "repeats": str(repeats)})
+        asked = ranks.share(ask)
+        ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
+        inputs.set_threads(ranks.threads(threads))
+        setting, wanted, notes = asked.setting, asked.requests, asked.notes
+        done = compare_policies(asked.directory, asked.schedules, setting, wanted, repeats, ranks)
+    if ranks.rank:
+        return
+    others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats)]
     if report:
-        write_report(report, f"{spec.name}: predicted beside measured", setting, done)
+        write_report(report, f"{setting.model.name}: predicted beside measured", setting, done)
     if json:
         return output.emit(
             {
@@ -78,6 +88,28 @@ def bench(
         ]
         output.table(["peer", "setting", "tok/s", f"{done[0].schedule.policy} over it", "tokens alike"], rows)
     print(f"{len(wanted)} requests, the median of {repeats} runs each.")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be compared, on every rank."""
+
+    directory: Path
+    schedules: "list[Schedule]"
+    setting: "Setting"
+    requests: "list[Request]"
+    notes: list[str]
+    peers: tuple[str, ...]
+
+
+def _setting(directory: Path, given: "Schedule", profile: str | None, ranks: int) -> "Setting":
+    """The setting on this machine, or of several ranks on the schedule's own cluster."""
+    from exegpt.cli import inputs
+
+    if ranks == 1:
+        return inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype)
+    found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
+    return inputs.Setting(given.model.spec, given.cluster, given.workload, found, given.kv_dtype, (which,))
 
 
 def peer_names(text: str | None) -> tuple[str, ...]:
@@ -120,20 +152,30 @@ def serve_with(
 
 
 def _requests(
-    spec: Any, directory: Path, source: str | None, workload: Any, num: int, columns: Any, rate: Any, seed: int
+    given: "Schedule",
+    directory: Path,
+    source: str | None,
+    workload: str | None,
+    num: int,
+    columns: str | None,
+    rate: str | None,
+    seed: int,
 ) -> "tuple[list[Request], list[str]]":
-    """The requests of a file, or `num` drawn from a workload's lengths, and what was assumed about them."""
+    """The requests of a file, or `num` drawn from a workload's lengths (the schedule's), and what was assumed."""
     from exegpt.cli import inputs
     from exegpt.cli.run import load_tokenizer
+    from exegpt.model import ModelSpec
     from exegpt.trace import parse_columns, parse_rate, parse_workload, with_poisson_arrivals
     from xrunner.requests import random_requests, read_requests
 
+    spec = ModelSpec.from_directory(directory)
+    given.check_model(spec)
     named = parse_columns(columns) if columns else None
     if source:
         tokenizer = load_tokenizer(directory)
         encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
         return read_requests(source, spec, encode, seed=seed, columns=named)[0], []
-    load = parse_workload(workload, named) if isinstance(workload, str) else workload
+    load = parse_workload(workload, named) if workload else given.workload
     load, notes = inputs.fit_context(load, spec)
     lengths = draw(load, num, seed, spec.context)
     if rate:
@@ -166,15 +208,21 @@ def other_schedules(setting: "Setting", given: "Schedule", policy: str | None) -
 
 
 def compare_policies(
-    directory: Path, schedules: "list[Schedule]", setting: "Setting", requests: "list[Request]", repeats: int
+    directory: Path,
+    schedules: "list[Schedule]",
+    setting: "Setting",
+    requests: "list[Request]",
+    repeats: int,
+    ranks: "Ranks",
 ) -> "list[Comparison]":
-    """Each schedule's median run; the runs take turns, so that a slow moment doesn't fall on one schedule alone."""
+    """Each schedule's median run, on every rank alike; the runs take turns, so that a slow moment doesn't fall on one
+    schedule alone.
+    """
     from exegpt.cli import output
-    from exegpt.cli.execute import execute
-    from exegpt.models import load_model
+    from exegpt.cli.execute import compare
     from exegpt.report.comparison import median
+    from xrunner.engine import Engine
 
-    loaded = load_model(directory)
     runs: list[list[Comparison]] = [[] for _ in schedules]
     total = len(schedules) * repeats * len(requests)
     with output.progress("running requests") as progress:
@@ -187,5 +235,9 @@ def compare_policies(
 
         for _ in range(repeats):
             for mine, schedule in zip(runs, schedules, strict=True):
-                mine.append(execute(loaded, schedule, setting.profile, requests, on_finish))
+                engine = Engine.load(directory, schedule, ranks)
+                report = engine.run(requests, on_finish)
+                own = compare(schedule, setting.profile, report) if engine.speaks else None
+                mine.append(next(told for told in ranks.all(own) if told))
+                engine.close()
     return [median(mine) for mine in runs]

@@ -50,6 +50,7 @@ def demo(
     from exegpt.cli.bench import compare_policies
     from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
+    from xrunner.ranks import Ranks
 
     inputs.set_threads(threads)
     asked_bound = parse_duration(latency_bound) if latency_bound else None
@@ -70,7 +71,7 @@ def demo(
     requests = _requests(setting, schedules, num, seed)
     answer = for_these(answer, setting.profile, [request.lengths for request in requests])
     schedules.sort(key=lambda schedule: schedule is not answer.schedule)
-    done = compare_policies(model, schedules, setting, requests, repeats=1)
+    done = compare_policies(model, schedules, setting, requests, 1, Ranks())
     document.write(directory / "schedule.json", answer.schedule)
     _leave(directory, setting, [*frontier, answer], done)
     if json:

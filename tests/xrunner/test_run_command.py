@@ -146,3 +146,17 @@ def test_an_exception_in_one_rank_ends_the_job_and_names_it(job, asked, rank):
     done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:midst", timeout=60)
     assert done.returncode == 1
     assert f"exegpt: rank {rank} (" in done.stderr and "broken in the midst" in done.stderr
+
+
+def test_two_ranks_are_benched(job, asked, tmp_path):
+    asked("rra", (1, 1))
+    files = ["--schedule", tmp_path / "schedule.json", "--requests", tmp_path / "requests.jsonl"]
+    model = asked()[2]
+    done = job(
+        2, "-m", "exegpt", "bench", "--model", model, *files, "--profile", "roofline", "--repeats", "1", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["policies"]
+    assert found["policy"] == "rra" and found["requests"] == len(requests())
+    assert found["throughput_tok_s"] > 0 and found["predicted"]["throughput_tok_s"] > 0
+    assert len(found["utilisation"]) == 2
