@@ -217,7 +217,7 @@ def _attend(  # type: ignore[no-untyped-def]
     else:
         tile = tl.num_programs(0) - 1 - tile
         all_sequences = tl.arange(0, SEQUENCES)
-        begins = tl.load(offsets + all_sequences, mask=all_sequences < sequences, other=2147483647)
+        begins = tl.load(offsets + all_sequences, mask=all_sequences < sequences, other=1 << 30)  # sums stay below 2^31
         sequence = tl.sum((begins // QUERIES + all_sequences <= tile).to(tl.int32)) - 1
         begin = tl.load(offsets + sequence)
         end = tl.load(offsets + sequence + 1)

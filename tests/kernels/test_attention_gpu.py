@@ -69,11 +69,12 @@ def test_variants(sizes, splits, options):
     st.one_of(st.none(), st.integers(1, 70)),
     st.booleans(),
     st.integers(1, 3),
+    st.sampled_from([1, 3, 20, 40]),
 )
-def test_any_ragged_batch(rows, window, causal, splits):
+def test_any_ragged_batch(rows, window, causal, splits, group):
     sizes = [(new, past + new) for new, past, _ in rows]
     starts = torch.tensor([min(start, past) for _, past, start in rows], dtype=torch.int32)
-    assert_equal(sizes, 4, 2, 16, splits=splits, window=window, causal=causal, starts=starts)
+    assert_equal(sizes, 2 * group, 2, 16, splits=splits, window=window, causal=causal, starts=starts)
 
 
 def test_more_splits_than_there_are_keys():
