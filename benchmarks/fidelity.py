@@ -71,7 +71,7 @@ class Row:
 
 def bound_between(setting: Setting, place: float, **asked: Any) -> float:
     """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
-    free = search_schedule(setting, math.inf, **asked)
+    free = search_schedule(setting, math.inf, lowest_latency=True, **asked)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
     bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
@@ -149,8 +149,8 @@ def mpirun(ranks: int, *arguments: object) -> str:
 
 
 def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int, only: str | None) -> list[RanksRow]:
-    """RRA on a pipeline of all ranks, and WAA with the ranks dealt to its sides, tasks T and S: a profile that these
-    ranks measured, schedules under a middling bound, and about `seconds` of requests.
+    """RRA on a pipeline of all ranks under a middling bound, and WAA with the ranks dealt to its sides, tasks T and S:
+    a profile that these ranks measured, and about `seconds` of requests.
     """
     from exegpt import document
     from exegpt.cli.answer import schedule_text
@@ -168,7 +168,9 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
             continue
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
         asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
-        answer = search_schedule(setting, bound_between(setting, 0.5, **asked), **asked)
+        # where WAA's memory is full, as with T on two devices, no bound but memory says how many are resident
+        bound_s = bound_between(setting, 0.5, **asked) if policy == "rra" else math.inf
+        answer = search_schedule(setting, bound_s, **asked)
         if answer.schedule is None or answer.estimate is None:
             raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
         number = max(32, round(seconds * answer.estimate.throughput_seq_s))
