@@ -6,6 +6,10 @@ import torch
 # OpenMP's threads stay awake between two calls: a call costs a microsecond, where numba's own pool takes seventy.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
+_asked = torch.get_num_threads()
+numba.get_num_threads()  # numba's first call tells OpenMP, and so torch, to use every processor
+torch.set_num_threads(_asked)
+
 
 def follow_torch() -> None:
     """Let numba use as many threads as torch does (at most the processors that numba found)."""

@@ -1,5 +1,9 @@
 """The compiled kernels use as many threads as torch, and give the same with any number."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import pytest
 import torch
@@ -24,6 +28,20 @@ def test_threads_follow_torch(threads, count):
     assert numba.get_num_threads() == min(count, numba.config.NUMBA_NUM_THREADS)
     threads(1)
     assert torch.equal(rms_norm(x, w, 1e-5), y)
+
+
+def test_what_was_asked_of_openmp_holds():
+    """Two threads on one processor would wait for each other, milliseconds in every kernel."""
+    code = (
+        "import torch, exegpt.kernels.norm as norm, exegpt.kernels.sampling, numba;"
+        "norm.rms_norm(torch.ones(4, 64), torch.ones(64), 1e-5);"
+        "print(torch.get_num_threads(), numba.get_num_threads())"
+    )
+    for count in ("1", "2"):
+        environment = os.environ | {"OMP_NUM_THREADS": count}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        least = min(int(count), numba.config.NUMBA_NUM_THREADS)
+        assert done.stdout.split() == [count, str(least)]
 
 
 def test_other_dtypes_are_not_compiled():
