@@ -96,8 +96,11 @@ class Sending:
         """Send what is in these blocks, int64 [n], which may be overwritten at once."""
         index = torch.from_numpy(blocks)
         for route in self._routes:
-            parts = route.parts(self._cache, self._place, self._spec)
-            self._transport.send(torch.stack([part.index_select(0, index) for part in parts]), route.target, CACHE)
+            parts = list(route.parts(self._cache, self._place, self._spec))
+            buffer = torch.empty((len(parts), len(index), *parts[0].shape[1:]), dtype=parts[0].dtype)
+            for part, values in zip(parts, buffer, strict=True):
+                torch.index_select(part, 0, index, out=values)
+            self._transport.send(buffer, route.target, CACHE)
 
 
 class Receiving:

@@ -73,10 +73,10 @@ class Worker:
             made = self.run(order)
             if made is not None and order.gives:
                 transport.send(made, place.driver, TOKENS)
+            if self.sending and place.first and place.part == 0:
+                transport.post(FREE, place.driver, tag=NOTICE)  # the next order comes while this batch is handed over
             if self.sending and order.handed is not None:
                 self.sending.send(order.handed)
-            if self.sending and place.first and place.part == 0:
-                transport.post(FREE, place.driver, tag=NOTICE)
         transport.meanwhile = None
 
     def _next(self) -> Work | Arrival | str | None:
