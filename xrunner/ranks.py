@@ -100,8 +100,8 @@ class Ranks:
     def clock(self) -> Callable[[], float]:
         """A clock that shows the same seconds on every rank at any moment; all must call it.
 
-        The moments at which all leave a barrier are compared with rank 0's, several times over, since a rank may be
-        late.
+        On rank 0's node that is the system's own. On others the moments at which all leave a barrier are compared with
+        rank 0's, several times over, since a rank may be late.
         """
         if self.world is None:
             return time.perf_counter
@@ -111,6 +111,8 @@ class Ranks:
             self.world.Barrier()
             moments.append(time.perf_counter())
         ahead = statistics.median(mine - first for mine, first in zip(moments, self.all(moments)[0], strict=True))
+        if any({0, self.rank} <= set(ranks) for ranks in self.nodes):
+            return time.perf_counter
         return lambda: time.perf_counter() - ahead
 
     def group(self, size: int) -> Any:

@@ -161,6 +161,14 @@ def test_finished_rows_of_a_static_batch_are_computed_along(models):
     assert [len(r.output_ids) for r in report.results] == [1, 2, 6]
 
 
+def test_micro_batches_on_one_rank_come_one_after_the_other(models):
+    report = Engine(models["llama"], schedule(models["llama"], "orca", micro_batches=3)).run(requests())
+    spans = report.timeline.spans
+    assert {span.micro_batch for span in spans} == {0, 1, 2}
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(spans))
+    assert len(report.results) == len(LENGTHS)
+
+
 def test_arrivals_are_waited_for(models):
     todo = requests([(4, 2), (4, 2)])
     todo[1] = Request("late", todo[1].prompt_ids, 2, True, 0.15)

@@ -121,6 +121,17 @@ def rates():
 ROOF = rates()
 
 
+def check_order(found, plan):
+    """No piece is computed before its states and tokens are there: waiting is in nobody's span."""
+    first, last = plan.stages[0].devices[0], plan.stages[-1].devices[0]
+    tokens = {}
+    for begin, end in zip(*([s for s in found["spans"] if s["device"] == d] for d in (first, last)), strict=True):
+        assert begin["end_s"] <= end["start_s"] or first == last
+        if begin["phase"] == "decode" and plan.policy not in ("static", "hybrid"):  # whose finished rows take no tokens
+            assert begin["start_s"] >= tokens.get(begin["micro_batch"], 0.0)
+            tokens[begin["micro_batch"]] = end["end_s"]
+
+
 def check_apart(found, plan):
     """Batches are as large as they may be and encoded in order, by every stage; every token is decoded once."""
     line = [stage for stage in plan.stages if stage.phase == "encode"]
@@ -166,6 +177,7 @@ def check_all(found, cells, theirs):
             check_tokens(found[name], theirs[arch])
             check_times(found[name])
             check_decisions(found[name], plan)
+            check_order(found[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
 
