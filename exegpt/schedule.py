@@ -100,6 +100,8 @@ class Schedule(Noun):
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
+        if self.adjustment is not None and not 0 <= self.adjustment <= 1:
+            raise InputError(f"A schedule has adjustment {self.adjustment}: it must be a share, from 0 to 1, or null.")
         phases = {stage.phase for stage in self.stages}
         if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
             raise InputError(

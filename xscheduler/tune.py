@@ -215,6 +215,9 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
     if not made and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
+    if not made and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
+        asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
+        return f"no allocation of its {question.base.cluster.devices} devices has what was asked for ({asked})"
     if not made:
         return "memory: the weights leave no room for one sequence on any allocation that was asked for"
     closest = min(made, key=lambda member: member.quickest_s)

@@ -1,15 +1,18 @@
 """Dynamic adjustment: batches near their targets, and nobody waits for ever."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exegpt.errors import InputError
 from exegpt.policies import BlockPool, Ledger, Sequence
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
+from tests.exegpt.nouns import schedule
 
 lengths = st.lists(st.integers(1, 400), min_size=1, max_size=24)
 
@@ -90,3 +93,9 @@ def test_waa_picks_too():
     step = WAAPolicy(3, adjustment(0.01, encode_batch=3)).next_encode(ledger, 0.0)
     assert [one.input_tokens for one, _ in step.encode] == [200, 100, 10]
     assert [one.input_tokens for one in ledger.front(9, 0.0)] == [200, 30, 70]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_schedule_takes_a_share(share):
+    with pytest.raises(InputError, match=r"adjustment .* from 0 to 1"):
+        replace(schedule(), adjustment=share)

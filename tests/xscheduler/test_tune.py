@@ -183,3 +183,9 @@ def test_a_bound_holds_for_the_longest_requests_too_unless_asked_otherwise():
     assert with_tail.estimate.latency_s <= with_tail.estimate.latency_tail_s <= 3.1
     assert without.estimate.latency_s <= 3.1 < without.estimate.latency_tail_s
     assert without.estimate.throughput_tok_s > with_tail.estimate.throughput_tok_s
+
+
+def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
+    found = tune(OPT, A40, task("S"), ROOFLINE, policies=("rra",), fixed={"tp_degree": 64})
+    assert found.schedule is None
+    assert found.alternatives[0].reason == "no allocation of its 4 devices has what was asked for (tp_degree=64)"
