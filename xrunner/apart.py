@@ -19,6 +19,7 @@ from exegpt.policies import Cut, Sequence, Step
 from exegpt.policies.waa import most_underway
 from xrunner.assembly import Running, assemble
 from xrunner.driver import Driver
+from xrunner.encoded import slots_in
 from xrunner.handover import Arrival
 from xrunner.transport import NOTICE, TOKENS
 from xrunner.worker import END, FREE, Worker
@@ -109,9 +110,11 @@ class ApartDriver(Driver):
             one.sequence.ready_s = inf
             count = pool.blocks_for(one.sequence.input_tokens)
             one.table = np.arange(taken, taken + count, dtype=np.int32)  # over there a batch has the cache for itself
-            if one.sequence.max_output > 1:
+            if one.start:  # an encoder's output goes as it is
+                ours.append(slots_in(one.sequence.blocks, one.sequence.input_tokens, pool.block_size))
+            elif one.sequence.max_output > 1:
                 theirs.append(one.table)
-                ours.append(one.sequence.blocks[:count])
+                ours.append(np.array(one.sequence.blocks[:count], dtype=np.int64))
             taken += count
         (piece,) = Cut(1).pieces(step)
         work, receivers = assemble(piece, self.running, pool.block_size)
@@ -122,11 +125,11 @@ class ApartDriver(Driver):
         self._transport.post(replace(work, handed=sent), *self._encoder.followers)
         made = torch.empty(1 + len(receivers), dtype=torch.int64)
         pending = self._transport.expect(made, self._encoder.sampler, TOKENS)
-        missing = 0 if sent is None else 1 + len(self.worker.place.followers)
+        missing = 1 + len(self.worker.place.followers) if ours else 0
         sequences = [one.sequence for one in running]
         self._batches.append(_Batch(self._ordered, sequences, receivers, made, pending, missing))
-        if sent is not None:
-            arrival = Arrival(self._ordered, np.concatenate(ours).astype(np.int64))
+        if ours:
+            arrival = Arrival(self._ordered, np.concatenate(ours))
             self._transport.post(arrival, *self.worker.place.followers)
             self._receiving.expect(arrival)
         self._ordered += 1

@@ -15,6 +15,9 @@ from exegpt.timeline import Phase
 
 Array = np.ndarray
 
+_WITHOUT_STARTS = 3
+"""Arrays of a part of a batch in which nothing decodes behind an encoder's input."""
+
 
 @dataclass(eq=False)
 class Running:
@@ -91,6 +94,18 @@ class Work:
     """Blocks whose keys and values are sent to the decoding side afterwards, where that is another: int64 [n]"""
     sampling: tuple[Array, ...] | None = None
     """The arrays of a `Sampling`; None: all tokens are chosen greedily."""
+
+    @property
+    def prompts(self) -> int:
+        """How many of its first rows are prompts', in an encoder-decoder."""
+        _, end, *arrays = self.attention[0]
+        return end if len(arrays) == _WITHOUT_STARTS else 0
+
+    @property
+    def decoding_in(self) -> Array:
+        """The first block of each decoding sequence, in an encoder-decoder: int32 [sequences]"""
+        _, _, tables, *others = self.attention[-1]
+        return tables[: 0 if 1 + len(others) == _WITHOUT_STARTS else None, 0]
 
     def batch(self) -> Batch:
         """The tensors."""

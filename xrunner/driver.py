@@ -219,5 +219,6 @@ class Driver:
         if self.worker.transport:
             self.worker.transport.wait(lambda: self._hear() or not self._flying)
             self.worker.transport.post(END, *self.worker.place.followers)
+        self.worker.finish()
         self._book_stops()
         self.ledger.check()

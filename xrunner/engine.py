@@ -101,9 +101,10 @@ class Engine:
         loaded = []
 
         def load() -> dict[str, str]:
-            encoder_decoder = bool(schedule.model.spec.encoder_layers)  # which isn't cut into stages
-            ends = {"embedding": place.first, "head": place.samples or encoder_decoder}
-            loaded.append(load_model(directory, schedule.dtype, place.layers, shard, **ends))
+            encoder_layers = place.encoder_layers if schedule.model.spec.encoder_layers else None
+            ends = {"embedding": place.first, "head": place.samples and bool(place.layers)}
+            held = {"layers": place.layers, "encoder_layers": encoder_layers}
+            loaded.append(load_model(directory, schedule.dtype, shard=shard, **held, **ends))
             return {}
 
         ranks.agree(load)
@@ -239,16 +240,16 @@ class Engine:
 
     def _cache_bytes(self, blocks: int) -> int:
         tokens = blocks * self.schedule.block_size
-        return tokens * len(self.model.layers) * self.model.share.kv_bytes(1, self.model.dtype)
+        return tokens * self.model.cached_layers * self.model.share.kv_bytes(1, self.model.dtype)
 
     def _buffer_bytes(self, extent: Extent) -> int:
         """Bytes of what this rank gets from others, and of what it hands over, at once."""
-        spec, block_size = self.model.spec, self.schedule.block_size
+        spec, place, block_size = self.model.spec, self.place, self.schedule.block_size
         states = extent.tokens * spec.hidden * torch_dtype(self.model.dtype).itemsize
-        handed = (
-            0 if self.place.line[0].phase == "both" else extent.tokens // block_size + (self.schedule.encode_batch or 0)
-        )
-        return (self.place.before is not None) * states + buffer_bytes(self.place, spec, handed)
+        if spec.encoder_layers:
+            return ((place.before is not None) + (place.encoded_by is not None or bool(place.encodes_for))) * states
+        handed = 0 if place.line[0].phase == "both" else extent.tokens // block_size + (self.schedule.encode_batch or 0)
+        return (place.before is not None) * states + buffer_bytes(place, spec, handed)
 
     def _check_memory(self, what: str, how: str, need: int) -> None:
         """InputError, on all ranks, where what each of them is about to take is more than their machine has left."""

@@ -44,10 +44,11 @@ class Route:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The order that announces a batch's keys and values: the decoding side's blocks for them, in order, int64 [n]."""
+    """The order that announces a batch's keys and values, or the encoder's output that they are made of."""
 
     number: int
-    blocks: np.ndarray
+    places: np.ndarray
+    """Where they are to be, in order, int64 [n]: the decoding side's blocks, or its tokens' slots."""
 
 
 def held_heads(place: Place, spec: ModelSpec) -> range:
@@ -116,7 +117,7 @@ class Receiving:
         buffers = []
         for route in self._routes:
             parts = list(route.parts(self._cache, self._place, self._spec))
-            shape = (len(parts), len(arrival.blocks), *parts[0].shape[1:])
+            shape = (len(parts), len(arrival.places), *parts[0].shape[1:])
             buffer = torch.empty(shape, dtype=parts[0].dtype)
             buffers.append((route, buffer, self._transport.expect(buffer, route.source, CACHE)))
         self._coming.append((arrival, buffers))
@@ -128,7 +129,7 @@ class Receiving:
         numbers = []
         while self._coming and all(self._transport.arrived(pending) for _, _, pending in self._coming[0][1]):
             arrival, buffers = self._coming.popleft()
-            index = torch.from_numpy(arrival.blocks)
+            index = torch.from_numpy(arrival.places)
             for route, buffer, _ in buffers:
                 for part, values in zip(route.parts(self._cache, self._place, self._spec), buffer, strict=True):
                     part.index_copy_(0, index, values)

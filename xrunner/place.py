@@ -52,9 +52,12 @@ class Place:
     @property
     def layers(self) -> range:
         """The decoder layers that it has, or has a shard of."""
-        layers = self.schedule.stages[self.stage].decoder_layers
-        assert layers, "why_not refuses a stage without layers"
-        return range(*layers)
+        return range(*(self.schedule.stages[self.stage].decoder_layers or (0, 0)))
+
+    @property
+    def encoder_layers(self) -> range:
+        """The encoder layers, in an encoder-decoder."""
+        return range(*(self.schedule.stages[self.stage].encoder_layers or (0, 0)))
 
     @property
     def first(self) -> bool:
@@ -82,6 +85,21 @@ class Place:
         ranks = self._ranks(self.line[self._step + 1])
         return tuple(rank for part, rank in enumerate(ranks) if part % self.tp == self.part)
 
+    @property
+    def encoded_by(self) -> int | None:
+        """Whose encoder's output it takes, where it decodes with another stage's: of a stage of other degree, as
+        `before`.
+        """
+        if self._ending is None or not self.layers or self.group == self._ending:
+            return None
+        return self._ending[self.part % len(self._ending)]
+
+    @cached_property
+    def encodes_for(self) -> tuple[int, ...]:
+        """Who takes its encoder's output."""
+        everyone = (Place(self.schedule, rank) for stage in self.schedule.stages for rank in self._ranks(stage))
+        return tuple(place.rank for place in everyone if place.encoded_by == self.rank)
+
     @cached_property
     def encoder(self) -> "Place":
         """The first rank that encodes for its replica."""
@@ -107,6 +125,12 @@ class Place:
     def _first(self) -> int:
         """The first rank of its replica."""
         return self.replica * devices(self.schedule)
+
+    @cached_property
+    def _ending(self) -> tuple[int, ...] | None:
+        """The ranks of the stage that ends the encoder."""
+        encoding = [stage for stage in self.schedule.stages if stage.encoder_layers]
+        return self._ranks(encoding[-1]) if encoding else None
 
     @cached_property
     def _step(self) -> int:

@@ -6,7 +6,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models.weights import DTYPES
 from exegpt.policies import make_policy
-from exegpt.schedule import Schedule, Stage
+from exegpt.schedule import Schedule
 
 
 def why_not(schedule: Schedule, model: ModelSpec) -> str | None:
@@ -50,25 +50,29 @@ def _degrees(schedule: Schedule, model: ModelSpec) -> str | None:
 
 
 def _layers(schedule: Schedule, model: ModelSpec) -> str | None:
-    """Every line of stages must hold every layer once, in order."""
-    if model.encoder_layers and len(schedule.stages) > 1:
-        return (
-            f"Model '{model.name}' has an encoder, which runs on one stage alone, and the schedule has "
-            f"{len(schedule.stages)}: tune for one device."
-        )
+    """Every line of stages must hold every layer that works in its phase once, in order, and no other."""
     for phase in sorted({stage.phase for stage in schedule.stages}):
         line = [stage for stage in schedule.stages if stage.phase == phase]
-        if not _whole(line, model.layers):
-            held = ", ".join("none" if s.decoder_layers is None else "{}:{}".format(*s.decoder_layers) for s in line)
-            return (
-                f"The stages of phase {phase} hold the layers {held} of the {model.layers} of model '{model.name}': "
-                "each must be in exactly one, in order; tune again."
-            )
+        encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
+        stacks = (
+            ("encoder layers", [stage.encoder_layers for stage in line], model.encoder_layers * encodes),
+            ("layers", [stage.decoder_layers for stage in line], model.layers * decodes),
+        )
+        for name, held, count in stacks:
+            if not _whole(held, count):
+                ranges = ", ".join("none" if layers is None else "{}:{}".format(*layers) for layers in held)
+                return (
+                    f"The stages of phase {phase} hold the {name} {ranges} of the {count} of model '{model.name}': "
+                    "each must be in exactly one, in order; tune again."
+                )
     return None
 
 
-def _whole(line: list[Stage], layers: int) -> bool:
-    held = [stage.decoder_layers for stage in line if stage.decoder_layers is not None]
-    edges = [0, *(stop for _, stop in held)]
-    parts = list(itertools.pairwise(edges))
-    return held == parts and len(held) == len(line) and edges[-1] == layers and all(a < b for a, b in parts)
+def _whole(held: list[tuple[int, int] | None], layers: int) -> bool:
+    """Whether stages hold so many layers, each at least one; none at all where there are none."""
+    if not layers:
+        return not any(held)
+    parts = [one for one in held if one is not None]
+    edges = [0, *(stop for _, stop in parts)]
+    whole = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
+    return whole and parts == list(itertools.pairwise(edges))

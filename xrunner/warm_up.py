@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from exegpt.models import AttentionBatch, Batch, KVCache, Model, computed_rows
+from exegpt.models import AttentionBatch, Batch, EncoderDecoder, KVCache, Model, computed_rows
 from exegpt.models.weights import torch_dtype
 from exegpt.policies import BlockPool
 from exegpt.schedule import Schedule
@@ -93,8 +93,9 @@ def one_sequence(new: int, context: int, block_size: int) -> Batch:
 def _products(model: Model, rows: int) -> None:
     """One layer's products, and the head's, for a number of rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
-    q, _, _ = model.layers[0].before_attention(x, positions)
-    x = model.layers[0].after_attention(x, q.contiguous())
+    layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
+    q, _, _ = layer.before_attention(x, positions)
+    x = layer.after_attention(x, q.contiguous())
     if rows <= _MOST_HEADS and model.head:
         model.sample(x)
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from exegpt.models import KVCache, Model
+from exegpt.models import EncoderDecoder, KVCache, Model
 from exegpt.models.weights import torch_dtype
 from exegpt.timeline import Span
 from xrunner.assembly import Work
+from xrunner.encoded import EncodedReceiving
 from xrunner.handover import Arrival, Receiving, Sending
 from xrunner.place import Place
-from xrunner.transport import NOTICE, STATES, TOKENS, Transport
+from xrunner.transport import CACHE, NOTICE, STATES, TOKENS, Transport
 
 END = "end"
 """The order after which a worker has nothing more to do."""
@@ -34,6 +35,7 @@ class Worker:
         """Seconds since the run began, on every rank alike."""
         self.spans: list[Span] = []
         self.sending, self.receiving = self._handover()
+        self.returning = self._returning()
         self._states = torch.empty(0)
 
     def begin(self, now: Callable[[], float], rows: int) -> None:
@@ -47,37 +49,56 @@ class Worker:
         """
         place, out = self.place, None
         x = None if place.before is None else self._take(work, place.before)
-        start = self.now() if start is None else start
+        returned = self.returning.wait_for(work.decoding_in) if self.returning else 0
+        start = self.now() if start is None or returned else start
+        if self.returning:
+            self.returning.take(returned)
+        batch = work.batch()
+        x = self.model.forward(batch, self.cache, x)
         if place.samples:
-            out = self.model.step(work.batch(), self.cache, x)
-        else:
-            x = self.model.forward(work.batch(), self.cache, x)
+            out = self.model.next_tokens(x, batch)
         end = self.now()
-        for rank in place.after:
-            assert self.transport and x is not None
-            self.transport.send(x, rank, STATES)
+        self._pass_on(work, x)
         span = Span(place.rank, place.stage, work.phase, work.micro_batch, start, end, work.sequences, work.computed)
         self.spans.append(span)
         return None if out is None else torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), out])
+
+    def _pass_on(self, work: Work, x: torch.Tensor) -> None:
+        """Send a piece's states [rows, hidden] to the stage after, and what is the encoder's output to who needs it."""
+        for rank in self.place.after:
+            assert self.transport
+            self.transport.send(x, rank, STATES)
+        if work.prompts and self.returning:
+            self.returning.expect(Arrival(0, work.slots[: work.prompts]))
+        for rank in self.place.encodes_for if work.prompts else ():
+            assert self.transport
+            self.transport.send(x[: work.prompts], rank, CACHE)
 
     def serve(self) -> None:
         """Do what the driver orders, until it says that this is the end."""
         transport, place = self.transport, self.place
         assert transport, "a rank that is alone orders itself"
         transport.meanwhile = self._tell_arrived if self.receiving else None
+        encodes = place.line[0].phase == "encode"
         while (order := transport.wait(self._next)) != END:
             if isinstance(order, Arrival):
                 assert self.receiving
                 self.receiving.expect(order)
                 continue
             made = self.run(order)
-            if made is not None and order.gives:
+            if made is not None and (order.gives or encodes):
                 transport.send(made, place.driver, TOKENS)
-            if self.sending and place.first and place.part == 0:
+            if encodes and place.first and place.part == 0:
                 transport.post(FREE, place.driver, tag=NOTICE)  # the next order comes while this batch is handed over
             if self.sending and order.handed is not None:
                 self.sending.send(order.handed)
         transport.meanwhile = None
+        self.finish()
+
+    def finish(self) -> None:
+        """Take what is still on its way here, at a run's end."""
+        if self.returning:
+            self.returning.finish()
 
     def _next(self) -> Work | Arrival | str | None:
         self._tell_arrived()
@@ -91,14 +112,25 @@ class Worker:
             for number in self.receiving.arrived():
                 self.transport.post(number, self.place.driver, tag=NOTICE)
 
-    def _handover(self) -> tuple[Sending | None, Receiving | None]:
+    def _handover(self) -> tuple[Sending | None, Receiving | EncodedReceiving | None]:
         """This rank's side of the handover, where encoding and decoding have stages of their own."""
         phase = self.place.line[0].phase
         if phase == "both":
             return None, None
         assert self.transport
+        if isinstance(self.model, EncoderDecoder):
+            return None, self._encoded() if phase == "decode" else None
         given = self.cache, self.place, self.model.spec, self.transport
         return (Sending(*given), None) if phase == "encode" else (None, Receiving(*given))
+
+    def _returning(self) -> EncodedReceiving | None:
+        """How the encoder's output comes back to this rank, in a pipeline."""
+        returns = self.place.line[0].phase == "both" and self.place.encoded_by is not None
+        return self._encoded() if returns else None
+
+    def _encoded(self) -> EncodedReceiving:
+        assert self.transport and isinstance(self.model, EncoderDecoder)
+        return EncodedReceiving(self.model, self.cache, self.place, self.transport)
 
     def _take(self, work: Work, before: int) -> torch.Tensor:
         """The states of a piece's rows, from the stage before: [rows, hidden]."""

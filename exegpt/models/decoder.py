@@ -58,7 +58,12 @@ class Model:
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model's layers."""
-        return KVCache.allocate(self.share, len(self.layers), blocks, block_size, self.dtype)
+        return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.dtype)
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers that its KV cache has tensors for."""
+        return len(self.layers)
 
     @property
     def share(self) -> ModelSpec:
@@ -72,10 +77,9 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
-        """One iteration: caches the batch's tokens and returns the final states [rows, hidden] that need a token.
+        """One iteration: caches the batch's tokens and returns the states [rows, hidden] after the last of its layers.
 
-        A stage without the embedding gets `x`, the states [rows, hidden] of the stage before; one without the head
-        returns those of all rows.
+        A stage without the embedding gets `x`, the states [rows, hidden] of the stage before.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         tokens = len(batch.slots)
@@ -83,10 +87,15 @@ class Model:
             q, k, v = layer.before_attention(x, batch.positions)
             kv_write(k[:tokens], v[:tokens], keys, values, batch.slots)
             x = layer.after_attention(x, attend(q, keys, values, batch.attention, window=layer.window))
-        return x if batch.rows is None or not self.head else x[batch.rows]
+        return x
+
+    @torch.inference_mode()
+    def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The next token of every row that needs one, of the states [rows, hidden] of all: int64 [sequences]."""
+        x = x if batch.rows is None else x[batch.rows]
+        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
-        """`forward`, then the next token of every row: int64 [rows]."""
-        x = self.forward(batch, cache, x)
-        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64)
+        """`forward`, then `next_tokens`: int64 [sequences]."""
+        return self.next_tokens(self.forward(batch, cache, x), batch)

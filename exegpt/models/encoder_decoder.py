@@ -2,6 +2,9 @@
 
 A sequence has one table of blocks: its input's cross-attention keys and values lie in the first places, then those of
 its own tokens. So it takes as much cache as a decoder-only model's, and both attentions are the same kernel's.
+
+On several stages each has layers of one stack or of both. Prompts go through the encoder layers of all of them; the
+encoder's output, which the last one gives, goes to every stage with decoder layers, to make keys and values of it.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +21,7 @@ from exegpt.models.t5 import T5Ends, T5Layer
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(Model):
-    """An encoder-decoder. In its batches the prompts' part has no `starts`, the decoding one has."""
+    """An encoder-decoder or a stage of one. In its batches the prompts' part has no `starts`, the decoding one has."""
 
     layers: tuple[T5Layer, ...]
     encoder: tuple[T5Layer, ...]
@@ -27,23 +30,38 @@ class EncoderDecoder(Model):
     """float32 [heads, 2 · D + 1]; see `kernels/attention.py`"""
     decoder_bias: torch.Tensor
 
+    @property
+    def cached_layers(self) -> int:
+        """Layers that its KV cache has tensors for: the decoder's, and one at least, in which encoder layers work."""
+        return max(1, len(self.layers))
+
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
-        """One iteration: caches what the prompts' cross-attention and the decoding tokens need, and returns the final
-        states [rows, hidden] that need a token.
+        """One iteration: caches what the prompts' cross-attention and the decoding tokens need, and returns the states
+        [rows, hidden] after the last of its layers: of prompts, where that is the encoder's last, the encoder's output.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         prompts, decoding = batch.attention[0], batch.attention[-1]
         begin = prompts.end if prompts.starts is None else 0
+        parts = []
         if begin:  # rows that only fill up are the last part's
-            self._encode(x if decoding is prompts else x[:begin], prompts, batch.slots[:begin], cache)
+            parts.append(self._encode(x if decoding is prompts else x[:begin], prompts, batch.slots[:begin], cache))
         if decoding.starts is not None:
             part = replace(decoding, begin=0, end=decoding.end - begin)
-            x = self._decode(x[begin:], part, batch.slots[begin:], cache)
-        return x if batch.rows is None else x[batch.rows - begin]
+            parts.append(self._decode(x[begin:], part, batch.slots[begin:], cache))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _encode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> None:
-        """Encode prompts x [rows, hidden], then cache their keys and values for every decoder layer's cross-attention.
+    @torch.inference_mode()
+    def take_over(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
+        """Cache the keys and values that every decoder layer's cross-attention has of the encoder's output
+        [tokens, hidden], at slots int64 [tokens].
+        """
+        # Not strict: without a decoder layer there still is a place in the cache.
+        for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):
+            kv_write(*decoder.cross_keys_values(encoded), keys, values, slots)
+
+    def _encode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Prompts x [rows, hidden] through the encoder: [rows, hidden]; after its last layer they are taken over.
 
         Until then their places in the first layer's cache hold the keys and values of the encoder layer at work.
         """
@@ -53,9 +71,10 @@ class EncoderDecoder(Model):
             kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
             attended = attend(q, keys, values, (part,), scale=1.0, causal=False, bias=self.encoder_bias)
             x = layer.after_attention(x, attended)
-        encoded = self.ends.encoded(x[: len(slots)])
-        for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            kv_write(*decoder.cross_keys_values(encoded), keys, values, slots)
+        if self.ends.encoder_norm is not None:
+            x = self.ends.encoded(x)
+            self.take_over(x[: len(slots)], slots, cache)
+        return x
 
     def _decode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """One token x [rows, hidden] of every decoding sequence through the decoder: [rows, hidden]."""

@@ -23,16 +23,18 @@ def load_model(
     shard: Shard = WHOLE,
     embedding: bool = True,
     head: bool = True,
+    encoder_layers: range | None = None,
 ) -> Model:
     """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
-    or a shard of each, with or without the embedding and the head. Only its own tensors are read.
+    or a shard of each, with or without the embedding and the head. Only its own tensors are read. Of an encoder-decoder
+    `layers` are the decoder's, and the encoder's the same numbers unless `encoder_layers` tells others.
 
     InputError for what can't be run, cut or read.
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
     weights = SafetensorsWeights(directory, torch_dtype(dtype))
-    return _build(spec, config, weights, dtype, layers, shard, embedding, head)
+    return _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
 
 
 def random_model(
@@ -53,32 +55,42 @@ def _build(
     shard: Shard,
     embedding: bool = True,
     head: bool = True,
+    encoder_layers: range | None = None,
 ) -> Model:
     family = FAMILIES[spec.architecture]
     family.check_config(config, spec.name)
     own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
-    if not 0 <= own.start < own.stop <= spec.layers:
+    if not (encoder_layers and not own) and not 0 <= own.start < own.stop <= spec.layers:
         raise InputError(
             f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
         )
     if spec.encoder_layers:
-        if not (embedding and head and own.start == 0):
+        encoding = range(spec.encoder_layers)[own.start : own.stop] if encoder_layers is None else encoder_layers
+        if encoding and not 0 <= encoding.start < encoding.stop <= spec.encoder_layers:
             raise InputError(
-                f"Model '{spec.name}' has an encoder and a decoder, which can't be split into stages yet: use one "
-                "stage, on several devices with tensor parallelism."
+                f"Model '{spec.name}' has encoder layers[0:{spec.encoder_layers}]: a stage can't hold "
+                f"layers[{encoding.start}:{encoding.stop}]."
             )
-        return _encoder_decoder(spec, config, weights, dtype, own, shard)
+        ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
+        return _encoder_decoder(spec, config, weights, dtype, encoding, own, shard, ends)
     made, ends = family.build(spec, config, weights, own, shard, embedding, head)
     return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head)
 
 
 def _encoder_decoder(
-    spec: ModelSpec, config: dict[str, Any], weights: Weights, dtype: str, layers: range, shard: Shard
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    encoding: range,
+    decoding: range,
+    shard: Shard,
+    ends: tuple[bool, bool, bool],
 ) -> EncoderDecoder:
-    """Both stacks, of each no more than `layers` layers."""
+    """These layers of both stacks, with or without the embedding, the encoder's end and the head."""
 
-    def stack(name: str, count: int) -> tuple[t5.T5Layer, ...]:
-        return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers if i < count)
+    def stack(name: str, layers: range) -> tuple[t5.T5Layer, ...]:
+        return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers)
 
     given = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
     start = next((token for token in given if token is not None), None if config else 0)
@@ -87,12 +99,13 @@ def _encoder_decoder(
     return EncoderDecoder(
         spec=spec,
         dtype=dtype,
-        layers=stack("decoder", spec.layers),
-        ends=t5.T5Ends(spec, config, weights),
+        layers=stack("decoder", decoding),
+        ends=t5.T5Ends(spec, config, weights, *ends),
         eos=_eos(config, spec.name),
         shard=shard,
+        head=ends[-1],
         start=(start,),
-        encoder=stack("encoder", spec.encoder_layers),
+        encoder=stack("encoder", encoding),
         encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
         decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),
     )

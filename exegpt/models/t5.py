@@ -170,16 +170,25 @@ class T5Layer:
 
 
 class T5Ends:
-    """The embedding, what follows each stack, and the head."""
+    """The embedding, what follows each stack, and the head, where a stage holds them."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights):
+    def __init__(
+        self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, encoder_end: bool, head: bool
+    ):
+        def get(name: str) -> torch.Tensor:
+            return weights.get(name, outer_shapes(spec)[name])
+
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-6))
-        self.embedding = weights.get("shared.weight", (spec.vocab, spec.hidden))
-        self.encoder_norm = weights.get("encoder.final_layer_norm.weight", (spec.hidden,))
-        self.decoder_norm = weights.get("decoder.final_layer_norm.weight", (spec.hidden,))
-        scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
-        self.scale = spec.hidden**-0.5 if scaled else 1.0
-        self.head = PackedLinear(output_head(spec, weights, lambda: self.embedding))
+        if embedding:
+            self.embedding = get("shared.weight")
+        self.encoder_norm = get("encoder.final_layer_norm.weight") if encoder_end else None
+        if head:
+            self.decoder_norm = get("decoder.final_layer_norm.weight")
+            scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+            self.scale = spec.hidden**-0.5 if scaled else 1.0
+            self.head = PackedLinear(
+                output_head(spec, weights, lambda: self.embedding if embedding else get("shared.weight"))
+            )
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden]."""
@@ -187,6 +196,7 @@ class T5Ends:
 
     def encoded(self, x: torch.Tensor) -> torch.Tensor:
         """The encoder's last layer's output → what its cross-attention reads, [tokens, hidden]."""
+        assert self.encoder_norm is not None, "the encoder ends on another stage"
         return rms_norm(x, self.encoder_norm, self.epsilon)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The encoder-decoder against transformers': logits of ragged batches, prompts encoded beside sequences that decode."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -96,11 +97,14 @@ class Sequences:
         rows = torch.arange(begin, count)
         flat = torch.cat([*tokens, fill])
         batch = Batch(flat, torch.zeros_like(flat), torch.cat(slots), tuple(parts), rows)
-        states = self.model.forward(batch, self.cache)
+        states = self.forward(batch)[rows]
         assert len(states) == len(decode)
         for i, row in zip(decode, self.model.ends.logits(states), strict=True):
             self.logits[i].append(row)
             self.made[i] += 1
+
+    def forward(self, batch):
+        return self.model.forward(batch, self.cache)
 
 
 def draw(lengths, seed=4):
@@ -111,9 +115,9 @@ def draw(lengths, seed=4):
 PROMPTS, OUTPUTS = draw((5, 41, 1, 130, 16)), draw((4, 30, 26, 8, 29), 5)
 
 
-def run(model):
+def run(model, of=Sequences):
     """Three prompts at once, two more beside decoding ones; the last iterations decode what is left."""
-    all_of = Sequences(model, PROMPTS, OUTPUTS)
+    all_of = of(model, PROMPTS, OUTPUTS)
     all_of.step(encode=(0, 1, 2))
     for _ in range(3):
         all_of.step(decode=(2, 0, 1))
@@ -196,9 +200,79 @@ def test_what_cannot_be_run_is_refused_by_name(versions, tmp_path, changes, word
         load_model(edited(versions["1.0"], tmp_path, **changes))
 
 
-def test_stages_are_refused(versions):
-    with pytest.raises(InputError, match="can't be split into stages"):
-        load_model(versions["1.0"], layers=range(1, 2), embedding=False)
+class Staged(Sequences):
+    """The same on stages, each with its own cache, where the encoder's output goes back to those before the last."""
+
+    def __init__(self, stages, prompts, outputs):
+        super().__init__(stages[-1], prompts, outputs)
+        self.stages = [(stage, stage.new_cache(60, BLOCK)) for stage in stages]
+
+    def forward(self, batch):
+        x, prompts = None, batch.attention[0]
+        for stage, cache in self.stages:
+            x = stage.forward(batch, cache, x)
+            assert stage.head or len(x) == len(batch.tokens)
+        if prompts.starts is None:
+            for stage, cache in self.stages:
+                if stage.ends.encoder_norm is None:
+                    stage.take_over(x[: prompts.end], batch.slots[: prompts.end], cache)
+        return x
+
+
+def load_stages(directory, cuts, **options):
+    """Stages of (encoder layers, decoder layers)."""
+    ends = [{"embedding": i == 0, "head": i == len(cuts) - 1} for i in range(len(cuts))]
+    return [
+        load_model(directory, layers=range(*decoder), encoder_layers=range(*encoder), **end, **options)
+        for (encoder, decoder), end in zip(cuts, ends, strict=True)
+    ]
+
+
+CUTS = ((0, 1), (0, 2)), ((1, 2), (2, 3))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_stages_together_are_the_whole(versions, version):
+    stages = load_stages(versions[version], CUTS)
+    assert [(len(stage.encoder), len(stage.layers)) for stage in stages] == [(1, 2), (1, 1)]
+    for mine, want in zip(run(stages, Staged), run(load_model(versions[version])), strict=True):
+        torch.testing.assert_close(mine, want, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "ends", "words"),
+    [
+        (range(1), range(0), (True, False), "^(shared|encoder.block.0)"),
+        (range(1, 2), range(0), (False, False), "^encoder.(block.1|final)"),
+        (range(0), range(1, 3), (False, True), "^(shared|decoder.(block.[12]|final))"),
+        (range(1, 2), range(1, 2), (False, False), "^(encoder.(block.1|final)|decoder.block.1)"),
+    ],
+)
+def test_a_stage_reads_its_own_tensors_alone(versions, tmp_path, encoder, decoder, ends, words):
+    """Beside the biases, which every stage has."""
+    from safetensors.torch import load_file, save_file
+
+    copy = edited(versions["1.0"], tmp_path)
+    tensors = load_file(copy / "model.safetensors")
+    own = {name: tensor for name, tensor in tensors.items() if re.search(words + "|bias", name)}
+    save_file(own, copy / "model.safetensors", metadata={"format": "pt"})
+    stage = load_model(copy, layers=decoder, encoder_layers=encoder, embedding=ends[0], head=ends[1])
+    assert (len(stage.encoder), len(stage.layers), stage.head) == (len(encoder), len(decoder), ends[1])
+    assert len(stage.new_cache(2, BLOCK).keys) == max(1, len(decoder))
+
+
+@pytest.mark.parametrize(
+    ("layers", "encoder", "words"),
+    [
+        (range(0), None, r"has layers\[0:3\]: a stage can't hold layers\[0:0\]"),
+        (range(0), range(0), r"has layers\[0:3\]"),
+        (range(2, 4), range(1), r"can't hold layers\[2:4\]"),
+        (range(3), range(1, 3), r"has encoder layers\[0:2\]: a stage can't hold layers\[1:3\]"),
+    ],
+)
+def test_layers_that_the_model_lacks(versions, layers, encoder, words):
+    with pytest.raises(InputError, match=words):
+        load_model(versions["1.0"], layers=layers, encoder_layers=encoder)
 
 
 def test_a_shard_holds_its_share():

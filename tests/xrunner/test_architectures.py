@@ -58,7 +58,7 @@ def make(root, name):
             theirs.shared.weight *= 0.05
     theirs.save_pretrained(root / name)
     theirs.generation_config.eos_token_id = None
-    want = [_generate(theirs, p, most) for p, (_, most) in pairs]
+    want = [generate(theirs, p, most) for p, (_, most) in pairs]
     return root / name, [Request(str(i), tuple(p.tolist()), most, True) for i, (p, (_, most)) in enumerate(pairs)], want
 
 
@@ -70,7 +70,7 @@ def cases(tmp_path_factory):
     return {name: (load_model(path), todo, want) for name, (path, todo, want) in made.items()}
 
 
-def _generate(model, prompt, most):
+def generate(model, prompt, most):
     """Tokens, and how far the two largest logits lie apart, in deviations."""
     out = model.generate(
         prompt[None],

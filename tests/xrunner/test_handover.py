@@ -105,7 +105,7 @@ def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, dec
                 Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), 6, 4, "fp32"
             )
             receiving = Receiving(cache, place, spec, Mail(boxes, place.rank))
-            receiving.expect(SimpleNamespace(number=7, blocks=theirs))
+            receiving.expect(SimpleNamespace(number=7, places=theirs))
             assert receiving.arrived() == [7] and receiving.arrived() == []
             for which, tensors in enumerate((cache.keys, cache.values)):
                 for layer, tensor in zip(place.layers, tensors, strict=True):

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 
 from exegpt.builtin_models import builtin_model
-from exegpt.document import fingerprint
 from exegpt.model import ModelSpec
-from exegpt.schedule import ModelReference, Stage
+from exegpt.schedule import Stage
 from xrunner.valid import why_not
 
-from .cells import LAYOUTS, POLICIES, schedule, stages
+from .cells import LAYOUTS, POLICIES, WAA, schedule
 
 SPEC = ModelSpec("m", "llama", 5, 64, 4, 2, 16, 96, True, 300, 96)
 
@@ -51,12 +50,42 @@ def test_a_schedule_for_another_model():
     assert "not for 'm'" in (why_not(schedule(dataclasses.replace(SPEC, layers=4)), SPEC) or "")
 
 
-def test_encoders_are_run_by_one_stage_alone():
-    t5 = builtin_model("t5-small")
-    reference = ModelReference(t5, fingerprint(t5))
-    one = schedule(t5, "rra", model=reference, stages=(Stage((0,), 1, "both", (0, 6), (0, 6)),))
-    assert why_not(one, t5) is None
-    halves = tuple(Stage((i,), 1, "both", (3 * i, 3 * i + 3), (3 * i, 3 * i + 3)) for i in range(2))
-    assert "has an encoder" in (why_not(dataclasses.replace(one, stages=halves), t5) or "")
-    assert "reads them whole" in (why_not(schedule(t5, "chunked", stages=one.stages), t5) or "")
-    assert stages((2, 1), 6)[1].decoder_layers == (3, 6)
+T5 = builtin_model("t5-small")
+
+
+def t5_stages(*held):
+    """One device each, with (phase, encoder layers, decoder layers)."""
+    return tuple(Stage((i,), 1, *one) for i, one in enumerate(held))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        t5_stages(("both", (0, 6), (0, 6))),
+        t5_stages(("both", (0, 3), (0, 2)), ("both", (3, 6), (2, 6))),
+        t5_stages(("encode", (0, 6), None), ("decode", None, (0, 1)), ("decode", None, (1, 6))),
+    ],
+)
+def test_an_encoder_decoder_runs_on_stages(own):
+    assert why_not(schedule(T5, "waa-c" if len(own) == 3 else "rra", stages=own, **WAA), T5) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ((("both", (0, 3), (0, 3)), ("both", (3, 5), (3, 6))), "phase both hold the encoder layers 0:3, 3:5 of the 6"),
+        ((("both", (0, 6), (0, 3)), ("both", None, (3, 6))), "phase both hold the encoder layers 0:6, none of the 6"),
+        ((("both", (0, 3), (0, 6)), ("both", (3, 6), None)), "phase both hold the layers 0:6, none of the 6"),
+        ((("encode", (0, 6), (0, 6)), ("decode", None, (0, 6))), "phase encode hold the layers 0:6 of the 0"),
+        ((("encode", (0, 6), None), ("decode", (0, 6), (0, 6))), "phase decode hold the encoder layers 0:6 of the 0"),
+        ((("encode", None, None), ("decode", None, (0, 6))), "phase encode hold the encoder layers none of the 6"),
+    ],
+)
+def test_an_encoder_decoders_layers_are_where_their_phase_is(own, words):
+    plan = schedule(T5, "waa-c" if own[0][0] == "encode" else "rra", stages=t5_stages(*own), **WAA)
+    assert words in (why_not(plan, T5) or "")
+
+
+def test_an_encoder_reads_prompts_whole():
+    plan = schedule(T5, "chunked", stages=t5_stages(("both", (0, 6), (0, 6))))
+    assert "reads them whole" in (why_not(plan, T5) or "")

@@ -1,0 +1,120 @@
+"""An encoder-decoder on the ranks of a job: the tokens of transformers, and the decisions of the simulator."""
+
+import itertools
+
+import pytest
+import torch
+
+from exegpt.model import ModelSpec
+from exegpt.schedule import Stage
+
+from .cells import LENGTHS, SIDES, WAA, requests, schedule
+from .test_architectures import generate
+from .test_job import check_decisions, check_times, check_tokens, run_cells
+
+SIZES = {"num_layers": 5, "num_decoder_layers": 4, "d_model": 64, "num_heads": 4, "d_kv": 10, "d_ff": 72}
+SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distance": 40, "initializer_factor": 3.0}
+SPECIAL = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+POLICIES = ("static", "hybrid", "orca", "rra")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A T5's directory, and transformers' tokens and gaps for every request."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(3)
+    form = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    theirs = T5ForConditionalGeneration(T5Config(**SIZES, **SPECIAL, **form)).eval()
+    path = tmp_path_factory.mktemp("t5") / "t5"
+    theirs.save_pretrained(path)
+    theirs.generation_config.eos_token_id = None
+    tokens = {r.id: generate(theirs, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests()}
+    assert len({token for made, _ in tokens.values() for token in made}) > 20
+    return {"t5": path}, tokens
+
+
+def stages(degrees, spec, phase="both", first=0):
+    """Stages of these degrees, the first device being `first`, with layers of the phase's stacks as even as can be."""
+
+    def cut(layers, i):
+        return tuple(round(layers * j / len(degrees)) for j in (i, i + 1))
+
+    devices, found = itertools.count(first), []
+    for i, tp in enumerate(degrees):
+        own = tuple(itertools.islice(devices, tp))
+        encoder = cut(spec.encoder_layers, i) if phase != "decode" else None
+        decoder = cut(spec.layers, i) if phase != "encode" else None
+        found.append(Stage(own, tp, phase, encoder, decoder))
+    return tuple(found)
+
+
+def lines(paths, layouts, policies=POLICIES, **variables):
+    """Cells by name where every stage encodes and decodes."""
+    spec, cells = ModelSpec.from_directory(paths["t5"]), {}
+    for policy, (degrees, replicas) in itertools.product(policies, layouts):
+        plan = schedule(spec, policy, stages=stages(degrees, spec), replicas=replicas, **variables)
+        cells[f"{policy}-{'.'.join(map(str, degrees))}-x{replicas}"] = ("t5", plan)
+    return cells
+
+
+def sides(paths, layouts, micro_batches=(1, 3), **variables):
+    """WAA's cells by name."""
+    spec, cells = ModelSpec.from_directory(paths["t5"]), {}
+    for (encode, decode, replicas), parts in itertools.product(layouts, micro_batches):
+        own = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
+        given = WAA | {"stages": own, "replicas": replicas, "micro_batches": parts} | variables
+        name = f"waa-{'.'.join(map(str, encode))}-{'.'.join(map(str, decode))}-x{replicas}-{parts}"
+        cells[name] = ("t5", schedule(spec, "waa-m", **given))
+    return cells
+
+
+def check(found, cells, theirs):
+    for name, (_, plan) in cells.items():
+        try:
+            check_tokens(found[name], theirs)
+            check_times(found[name])
+            if plan.policy == "waa-m":
+                check_work(found[name], plan)
+            else:
+                check_decisions(found[name], plan)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def check_work(found, plan):
+    """Every device of a side computes every token of that side once: each output token is decoded."""
+    per_replica = sum(len(stage.devices) for stage in plan.stages)
+    for replica, stage in itertools.product(range(plan.replicas), plan.stages):
+        own = LENGTHS[replica :: plan.replicas]
+        want = sum(n if stage.phase == "encode" else m for n, m in own)
+        for device in stage.devices:
+            spans = [s for s in found["spans"] if s["device"] == replica * per_replica + device]
+            assert sum(s["tokens"] for s in spans) == want
+            assert {s["phase"] for s in spans} == {stage.phase}
+
+
+def test_two_stages(job, tmp_path, made):
+    paths, theirs = made
+    cells = lines(paths, [((1, 1), 1)])
+    check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
+
+
+def test_stages_of_different_degrees(job, tmp_path, made):
+    paths, theirs = made
+    cells = lines(paths, [((2, 1, 1), 1), ((1, 1, 2), 1)], ["orca"]) | lines(paths, [((2, 2), 1)], ["rra"])
+    check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
+
+
+def test_sides_apart(job, tmp_path, made):
+    """With room for few residents, too, where encoding waits for blocks."""
+    paths, theirs = made
+    cells = sides(paths, SIDES[2], (1,))
+    cells |= {f"full-{name}": cell for name, cell in sides(paths, SIDES[2], (3,), kv_blocks=9).items()}
+    check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
+
+
+def test_sides_apart_that_cut_layers_and_heads_otherwise(job, tmp_path, made):
+    paths, theirs = made
+    cells = sides(paths, [((1, 1), (2,), 1), ((2,), (1, 1), 1)], (2,))
+    check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
