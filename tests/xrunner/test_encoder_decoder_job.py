@@ -1,6 +1,8 @@
 """An encoder-decoder on the ranks of a job: the tokens of transformers, and the decisions of the simulator."""
 
+import dataclasses
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -8,9 +10,9 @@ import torch
 from exegpt.model import ModelSpec
 from exegpt.schedule import Stage
 
-from .cells import LENGTHS, SIDES, WAA, requests, schedule
+from .cells import LAYOUTS, LENGTHS, SIDES, WAA, requests, schedule
 from .test_architectures import generate
-from .test_job import check_decisions, check_times, check_tokens, run_cells
+from .test_job import check_decisions, check_times, check_tokens, cut_at, run_cells
 
 SIZES = {"num_layers": 5, "num_decoder_layers": 4, "d_model": 64, "num_heads": 4, "d_kv": 10, "d_ff": 72}
 SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distance": 40, "initializer_factor": 3.0}
@@ -100,12 +102,6 @@ def test_two_stages(job, tmp_path, made):
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
-def test_stages_of_different_degrees(job, tmp_path, made):
-    paths, theirs = made
-    cells = lines(paths, [((2, 1, 1), 1), ((1, 1, 2), 1)], ["orca"]) | lines(paths, [((2, 2), 1)], ["rra"])
-    check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
-
-
 def test_sides_apart(job, tmp_path, made):
     """With room for few residents, too, where encoding waits for blocks."""
     paths, theirs = made
@@ -114,7 +110,64 @@ def test_sides_apart(job, tmp_path, made):
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
-def test_sides_apart_that_cut_layers_and_heads_otherwise(job, tmp_path, made):
+def test_stages_and_sides_of_different_degrees(job, tmp_path, made):
     paths, theirs = made
-    cells = sides(paths, [((1, 1), (2,), 1), ((2,), (1, 1), 1)], (2,))
+    cells = lines(paths, [((2, 1, 1), 1)], ["orca"]) | lines(paths, [((1, 1, 2), 1)], ["rra"])
+    cells |= sides(paths, [((1, 1), (2,), 1)], (2,))
     check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
+
+
+def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, made):
+    """Also such whose encoder's output is on its way then, and whose blocks others get."""
+    paths, theirs = made
+    cells = lines(paths, [((1, 1), 1)], ["static", "orca"], kv_blocks=12) | sides(paths, SIDES[2], (2,), kv_blocks=12)
+    todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
+    gone = {"3", "4", "7", "10", "11"}
+    found = run_cells(job, tmp_path, paths, 2, cells, todo=todo, cancelled=[int(one) for one in gone])
+    for name in cells:
+        check_times(found[name])
+        assert sorted(r["id"] for r in found[name]["results"]) == sorted(theirs), name
+        reasons = {r["id"]: r["finish_reason"] for r in found[name]["results"]}
+        assert "11" in {r for r, reason in reasons.items() if reason == "cancelled"} <= gone, name
+        for result in found[name]["results"]:
+            tokens, _ = theirs[result["id"]]
+            assert result["output_ids"] == tokens[: len(result["output_ids"])], name
+            assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
+
+
+def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, made):
+    paths, theirs = made
+    common = Counter(token for tokens, _ in theirs.values() for token in tokens).most_common(3)
+    ends = [token for token, _ in common]
+    want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
+    assert any(len(tokens) < len(theirs[name][0]) for name, tokens in want.items())
+    cells = lines(paths, [((1, 1), 1)], ["hybrid", "rra"]) | sides(paths, SIDES[2], (1,))
+    found = run_cells(job, tmp_path, paths, 2, cells, eos=ends)
+    for name in cells:
+        assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_whole_matrix(job, tmp_path, made, ranks):
+    paths, theirs = made
+    cells = lines(paths, LAYOUTS[ranks] + [((1, 1, 2), 1)] * (ranks == 4))
+    check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_sides_apart(job, tmp_path, made, ranks):
+    paths, theirs = made
+    cells = sides(paths, SIDES[ranks])
+    check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_any_number(job, tmp_path, made):
+    paths, theirs = made
+    cells = {}
+    for parts, pieces in itertools.product((1, 2, 3, 5), (None, 1, 4)):
+        more = lines(paths, [((1, 1), 1)], micro_batches=parts, encode_micro_batches=pieces)
+        cells |= {f"{name}-{parts}-{pieces}": cell for name, cell in more.items()}
+    check(run_cells(job, tmp_path, paths, 2, cells, timeout=600), cells, theirs)
