@@ -55,12 +55,16 @@ LENGTHS = [
 ]
 
 
-def stages(degrees, layers, phase="both", first=0):
-    """Stages of these degrees, the first device being `first`, with layers as even as can be."""
+def stages(degrees, spec, phase="both", first=0):
+    """Stages of these degrees, the first device being `first`, with the layers that work in the phase as even as can
+    be.
+    """
     made, device = [], first
+    encoder = spec.encoder_layers * (phase != "decode")
+    decoder = spec.layers * (phase != "encode" or not spec.encoder_layers)
     for i, tp in enumerate(degrees):
-        cut = [round(layers * j / len(degrees)) for j in (i, i + 1)]
-        made.append(Stage(tuple(range(device, device + tp)), tp, phase, None, tuple(cut)))
+        held = [tuple(round(n * j / len(degrees)) for j in (i, i + 1)) if n else None for n in (encoder, decoder)]
+        made.append(Stage(tuple(range(device, device + tp)), tp, phase, *held))
         device += tp
     return tuple(made)
 
@@ -74,7 +78,7 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
         "cluster": local_cluster(),
         "workload": Workload.fixed(16, 8),
         "profile": ProfileReference("roofline", "0"),
-        "stages": stages(degrees, spec.layers),
+        "stages": stages(degrees, spec),
         "kv_blocks": kv_blocks,
         "block_size": 16,
         "dtype": "fp32",
@@ -85,7 +89,7 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
 
 def apart(spec, encode, decode, **variables):
     """A WAA schedule whose sides have stages of these degrees."""
-    own = stages(encode, spec.layers, "encode") + stages(decode, spec.layers, "decode", sum(encode))
+    own = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
     return schedule(spec, "waa-m", **(WAA | {"stages": own} | variables))
 
 

@@ -12,8 +12,7 @@ from xrunner.encoded import EncodedReceiving, slots_in
 from xrunner.handover import Arrival
 from xrunner.place import Place, ranks_needed
 
-from .cells import WAA, schedule
-from .test_encoder_decoder_job import stages
+from .cells import WAA, schedule, stages
 
 SPEC = ModelSpec("m", "t5", 7, 64, 8, 8, 8, 96, True, 300, 96, 7)
 DEGREES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tuple)

@@ -7,12 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from exegpt.model import ModelSpec
-from exegpt.schedule import Stage
-
-from .cells import LAYOUTS, LENGTHS, SIDES, WAA, requests, schedule
+from .cells import LAYOUTS, LENGTHS, requests
 from .test_architectures import generate
-from .test_job import check_decisions, check_times, check_tokens, cut_at, run_cells
+from .test_job import check_decisions, check_times, check_tokens, cut_at, matrix, run_cells, sides
 
 SIZES = {"num_layers": 5, "num_decoder_layers": 4, "d_model": 64, "num_heads": 4, "d_kv": 10, "d_ff": 72}
 SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distance": 40, "initializer_factor": 3.0}
@@ -34,41 +31,6 @@ def made(tmp_path_factory):
     tokens = {r.id: generate(theirs, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests()}
     assert len({token for made, _ in tokens.values() for token in made}) > 20
     return {"t5": path}, tokens
-
-
-def stages(degrees, spec, phase="both", first=0):
-    """Stages of these degrees, the first device being `first`, with layers of the phase's stacks as even as can be."""
-
-    def cut(layers, i):
-        return tuple(round(layers * j / len(degrees)) for j in (i, i + 1))
-
-    devices, found = itertools.count(first), []
-    for i, tp in enumerate(degrees):
-        own = tuple(itertools.islice(devices, tp))
-        encoder = cut(spec.encoder_layers, i) if phase != "decode" else None
-        decoder = cut(spec.layers, i) if phase != "encode" else None
-        found.append(Stage(own, tp, phase, encoder, decoder))
-    return tuple(found)
-
-
-def lines(paths, layouts, policies=POLICIES, **variables):
-    """Cells by name where every stage encodes and decodes."""
-    spec, cells = ModelSpec.from_directory(paths["t5"]), {}
-    for policy, (degrees, replicas) in itertools.product(policies, layouts):
-        plan = schedule(spec, policy, stages=stages(degrees, spec), replicas=replicas, **variables)
-        cells[f"{policy}-{'.'.join(map(str, degrees))}-x{replicas}"] = ("t5", plan)
-    return cells
-
-
-def sides(paths, layouts, micro_batches=(1, 3), **variables):
-    """WAA's cells by name."""
-    spec, cells = ModelSpec.from_directory(paths["t5"]), {}
-    for (encode, decode, replicas), parts in itertools.product(layouts, micro_batches):
-        own = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
-        given = WAA | {"stages": own, "replicas": replicas, "micro_batches": parts} | variables
-        name = f"waa-{'.'.join(map(str, encode))}-{'.'.join(map(str, decode))}-x{replicas}-{parts}"
-        cells[name] = ("t5", schedule(spec, "waa-m", **given))
-    return cells
 
 
 def check(found, cells, theirs):
@@ -98,29 +60,30 @@ def check_work(found, plan):
 
 def test_two_stages(job, tmp_path, made):
     paths, theirs = made
-    cells = lines(paths, [((1, 1), 1)])
+    cells = matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)])
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
 def test_sides_apart(job, tmp_path, made):
     """With room for few residents, too, where encoding waits for blocks."""
     paths, theirs = made
-    cells = sides(paths, SIDES[2], (1,))
-    cells |= {f"full-{name}": cell for name, cell in sides(paths, SIDES[2], (3,), kv_blocks=9).items()}
+    cells = sides(paths, 2, ["t5"], (1,))
+    cells |= {f"full-{name}": cell for name, cell in sides(paths, 2, ["t5"], (3,), kv_blocks=9).items()}
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
 def test_stages_and_sides_of_different_degrees(job, tmp_path, made):
     paths, theirs = made
-    cells = lines(paths, [((2, 1, 1), 1)], ["orca"]) | lines(paths, [((1, 1, 2), 1)], ["rra"])
-    cells |= sides(paths, [((1, 1), (2,), 1)], (2,))
+    cells = matrix(paths, 4, ["t5"], ["orca", "rra"], [((2, 1, 1), 1), ((1, 1, 2), 1)])
+    cells |= sides(paths, 4, ["t5"], (2,), [((1, 1), (2,), 1)])
     check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
 
 
 def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, made):
     """Also such whose encoder's output is on its way then, and whose blocks others get."""
     paths, theirs = made
-    cells = lines(paths, [((1, 1), 1)], ["static", "orca"], kv_blocks=12) | sides(paths, SIDES[2], (2,), kv_blocks=12)
+    cells = matrix(paths, 2, ["t5"], ["static", "orca"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (2,))
+    cells = {name: (arch, dataclasses.replace(plan, kv_blocks=12)) for name, (arch, plan) in cells.items()}
     todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
     gone = {"3", "4", "7", "10", "11"}
     found = run_cells(job, tmp_path, paths, 2, cells, todo=todo, cancelled=[int(one) for one in gone])
@@ -141,17 +104,18 @@ def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, made
     ends = [token for token, _ in common]
     want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
     assert any(len(tokens) < len(theirs[name][0]) for name, tokens in want.items())
-    cells = lines(paths, [((1, 1), 1)], ["hybrid", "rra"]) | sides(paths, SIDES[2], (1,))
+    cells = matrix(paths, 2, ["t5"], ["hybrid", "rra"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (1,))
     found = run_cells(job, tmp_path, paths, 2, cells, eos=ends)
     for name in cells:
         assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_whole_matrix(job, tmp_path, made, ranks):
+def test_the_whole_matrix(job, tmp_path, made, ranks, policy):
     paths, theirs = made
-    cells = lines(paths, LAYOUTS[ranks] + [((1, 1, 2), 1)] * (ranks == 4))
+    cells = matrix(paths, ranks, ["t5"], [policy], LAYOUTS[ranks] + [((1, 1, 2), 1)] * (ranks == 4))
     check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
 
 
@@ -159,7 +123,7 @@ def test_the_whole_matrix(job, tmp_path, made, ranks):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_all_sides_apart(job, tmp_path, made, ranks):
     paths, theirs = made
-    cells = sides(paths, SIDES[ranks])
+    cells = sides(paths, ranks, ["t5"])
     check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
 
 
@@ -168,6 +132,7 @@ def test_micro_batches_of_any_number(job, tmp_path, made):
     paths, theirs = made
     cells = {}
     for parts, pieces in itertools.product((1, 2, 3, 5), (None, 1, 4)):
-        more = lines(paths, [((1, 1), 1)], micro_batches=parts, encode_micro_batches=pieces)
-        cells |= {f"{name}-{parts}-{pieces}": cell for name, cell in more.items()}
+        variables = {"micro_batches": parts, "encode_micro_batches": pieces}
+        for name, (arch, plan) in matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)]).items():
+            cells[f"{name}-{parts}-{pieces}"] = (arch, dataclasses.replace(plan, **variables))
     check(run_cells(job, tmp_path, paths, 2, cells, timeout=600), cells, theirs)

@@ -11,7 +11,6 @@ import torch
 from exegpt.cluster import local_cluster
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
-from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
 from xsimulator.replay import replay
@@ -235,11 +234,7 @@ def test_every_architecture_in_stages_in_shards_and_with_sides_apart(job, tmp_pa
     cells, paths = {}, {name: path for name, (path, _, _) in made.items()}
     for name, path in paths.items():
         spec = ModelSpec.from_directory(path)
-        if spec.encoder_layers:
-            both = Stage((0, 1), 2, "both", (0, spec.encoder_layers), (0, spec.layers))
-            cells[f"{name}-shards"] = (name, schedule(spec, "rra", stages=(both,)))
-            continue
-        cells[f"{name}-stages"] = (name, schedule(spec, "chunked", (1, 1)))
+        cells[f"{name}-stages"] = (name, schedule(spec, "rra" if spec.encoder_layers else "chunked", (1, 1)))
         cells[f"{name}-shards"] = (name, schedule(spec, "orca", (2,)))
         cells[f"{name}-apart"] = (name, apart(spec, (1,), (1,)))
     todo = made["llama"][1]
