@@ -81,10 +81,6 @@ class Schedule(Noun):
     """Prompts encoded in one iteration; 1 is the paper's Orca."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
-    adjustment: float | None = None
-    """RRA and WAA: the share by which a batch's input tokens, and the decoding batch, may miss their targets before
-    the next batch is picked to mend it (paper section 5.2); None: first come, first served.
-    """
 
     VERSION = 1
 
@@ -100,8 +96,6 @@ class Schedule(Noun):
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
-        if self.adjustment is not None and not 0 <= self.adjustment <= 1:
-            raise InputError(f"A schedule has adjustment {self.adjustment}: it must be a share, from 0 to 1, or null.")
         phases = {stage.phase for stage in self.stages}
         if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
             raise InputError(

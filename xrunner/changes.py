@@ -17,6 +17,7 @@ def run_adapting(
     requests: Sequence[Request],
     reschedule: Reschedule,
     on_finish: Callable[[Result], None] | None = None,
+    adjustment: float | None = None,
 ) -> tuple[Engine, RunReport]:
     """Run requests to their ends, under another schedule whenever their lengths have drifted; all ranks call it.
 
@@ -30,7 +31,7 @@ def run_adapting(
     changes: list[Change] = []
     moving: Change | None = None
     while True:
-        own = engine.run([requests[place] for place in places], on_finish, reschedule)
+        own = engine.run([requests[place] for place in places], on_finish, reschedule, adjustment)
         # Another engine may speak on another rank: all ranks keep what has come so far.
         report = next(told for told in engine.ranks.all(own if engine.speaks else None) if told)
         if moving:

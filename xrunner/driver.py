@@ -66,6 +66,7 @@ class Driver:
         self.now = worker.now
         self.served: list[Served] = []
         self.adaptation: Adaptation | None = None
+        self.adjustment: float | None = None
         self.changes: list[Change] = []
         self.left: list[int] = []
         """Places of the requests that are left to another engine."""
@@ -105,7 +106,7 @@ class Driver:
             return
         new = change.schedule
         if takes_over_in_place(new, old):
-            self.policy = make_policy(new)
+            self.policy = make_policy(new, self.adjustment)
             parts = new.micro_batches or len(self.worker.place.line)
             self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
             self.changes.append(change)

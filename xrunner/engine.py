@@ -129,12 +129,13 @@ class Engine:
         requests: Rows[Request],
         on_finish: Callable[[Result], None] | None = None,
         reschedule: Reschedule | None = None,
+        adjustment: float | None = None,
     ) -> RunReport:
         """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
         comes, on the rank that speaks; the other ranks' reports are of no use.
 
         With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine, those
-        who haven't begun are left to it (`changes.run_adapting`).
+        who haven't begun are left to it (`changes.run_adapting`). `adjustment` as in `make_policy`.
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
@@ -154,11 +155,13 @@ class Engine:
         if self.place.rank != self.place.driver:
             self.worker.serve()
             return self._gather(results, None)
-        return self._gather(results, self._drive(share, speak, reschedule))
+        return self._gather(results, self._drive(share, speak, reschedule, adjustment))
 
-    def _drive(self, share: Share, speak: Callable[[Result], None], reschedule: Reschedule | None) -> Driver:
+    def _drive(
+        self, share: Share, speak: Callable[[Result], None], reschedule: Reschedule | None, adjustment: float | None
+    ) -> Driver:
         """Run this replica's requests. Results go to the rank that speaks, which listens to the others' meanwhile."""
-        policy = make_policy(self.schedule)
+        policy = make_policy(self.schedule, adjustment)
         ledger = make_ledger(self.schedule, policy, fcfs)
         running = {}
         for index, request in share:
@@ -173,6 +176,7 @@ class Engine:
         given = self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None)
         driver = ApartDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
         driver.adaptation = Adaptation(self.schedule, reschedule) if reschedule else None
+        driver.adjustment = adjustment
         driver.finish()
         if listener:
             listener.finish()

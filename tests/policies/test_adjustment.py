@@ -3,16 +3,19 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.errors import InputError
-from exegpt.policies import BlockPool, Ledger, Sequence
+from exegpt.policies import BlockPool, Ledger, Sequence, make_policy
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
-from tests.exegpt.nouns import schedule
+from exegpt.workload import task
+from tests.exegpt.nouns import profile, schedule
+from xsimulator.replay import replay
 
 lengths = st.lists(st.integers(1, 400), min_size=1, max_size=24)
 
@@ -96,6 +99,20 @@ def test_waa_picks_too():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_a_schedule_takes_a_share(share):
+def test_it_is_a_share(share):
     with pytest.raises(InputError, match=r"adjustment .* from 0 to 1"):
-        replace(schedule(), adjustment=share)
+        make_policy(schedule(), share)
+
+
+def test_the_replay_follows_it():
+    """Batches' tokens then vary less, and nobody is lost."""
+    drawn = task("S").draw(400, seed=1)
+    made = replace(schedule("rra"), workload=task("S").laws, encode_batch=8, kv_blocks=4000)
+    tables = profile()
+
+    def encoded(adjustment):
+        run = replay(made, tables, drawn, adjustment=adjustment)
+        assert sorted(one.index for one in run.served) == list(range(400))
+        return np.std([span.tokens for span in run.timeline.spans if span.phase == "encode"][2:-5])
+
+    assert encoded(0.02) < 0.5 * encoded(None)

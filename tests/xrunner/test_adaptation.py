@@ -9,12 +9,13 @@ from exegpt.document import to_dict
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.workload import Workload
-from xrunner import drift
+from xrunner import adaptation, drift
 from xrunner.adaptation import same, takes_over_in_place
 from xrunner.changes import run_adapting
 from xrunner.engine import Engine
 from xrunner.ranks import Ranks
 
+from .at_once import AtOnce
 from .cells import apart, requests, schedule
 
 WINDOW = 12  # the limit's distance is then 0.64
@@ -24,6 +25,7 @@ LENGTHS = [(16, 8)] * 12 + [(5 + i % 7, 16 + i % 5) for i in range(40)]
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
     monkeypatch.setattr(drift, "WINDOW", WINDOW)
+    monkeypatch.setattr(adaptation, "ThreadPoolExecutor", AtOnce)
 
 
 @pytest.fixture(scope="module")
