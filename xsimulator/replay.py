@@ -50,7 +50,8 @@ def replay(
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
-    iteration alone: the same result, slower. `adjustment` as in `make_policy`. Raises InputError for a request that the KV cache could not hold.
+    iteration alone: the same result, slower. `adjustment` as in `make_policy`. Raises InputError for a request that the
+    KV cache could not hold.
     """
     scenario = Scenario.of(schedule, profile, None, "exact", True)
     served: list[Served] = []
