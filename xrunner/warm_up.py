@@ -61,7 +61,8 @@ def warm_up(model: Model, cache: KVCache, extent: Extent) -> None:
     blocks, _, block_size, _ = cache.values[0].shape
     for new, context in ((2, 2), (1, 2)):
         if context <= min(block_size * blocks, model.spec.context):
-            x = model.forward(one_sequence(new, context, block_size), cache, _states(model, new))
+            start = 1 if new == 1 and model.start and model.layers else None
+            x = model.forward(one_sequence(new, context, block_size, start), cache, _states(model, new))
             if model.head:
                 model.sample(x)
     began = time.perf_counter()
@@ -76,8 +77,10 @@ def warm_up(model: Model, cache: KVCache, extent: Extent) -> None:
     cache.touch(1)
 
 
-def one_sequence(new: int, context: int, block_size: int) -> Batch:
-    """A batch of one sequence in block 0 and following, whose last `new` of `context` tokens are computed."""
+def one_sequence(new: int, context: int, block_size: int, start: int | None = None) -> Batch:
+    """A batch of one sequence in block 0 and following, whose last `new` of `context` tokens are computed. Where an
+    encoder-decoder decodes, those of its output begin at `start`.
+    """
     positions = torch.arange(context - new, context)
     attention = AttentionBatch(
         0,
@@ -85,6 +88,7 @@ def one_sequence(new: int, context: int, block_size: int) -> Batch:
         torch.arange(-(-context // block_size), dtype=torch.int32).unsqueeze(0),
         torch.tensor([0, new], dtype=torch.int32),
         torch.tensor([context], dtype=torch.int32),
+        None if start is None else torch.tensor([start], dtype=torch.int32),
     )
     return Batch(torch.zeros(new, dtype=torch.int64), positions, positions, (attention,), None)
 
