@@ -100,7 +100,7 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     """
     found = crowd(scenario, encode_batch, micro_batches, room)
     key = ("crest", scenario.encode, scenario.decode, micro_batches, room)
-    crest = scenario.once(key, lambda: crowd(scenario, 1, micro_batches, room).rate)
+    crest = scenario.once(key, lambda: (found if encode_batch == 1 else crowd(scenario, 1, micro_batches, room)).rate)
     rate = min(found.rate, encode_batch / encoding(scenario, encode_batch).period)
     deviation = float(np.hypot(found.encoder.deviation, found.more * (found.batch - 1) ** 0.5))
     # it seldom has two batches at once
