@@ -114,4 +114,4 @@ def steady_tokens_s(served: Sequence[Served]) -> float | None:
         if s.output_tokens > 1:
             overlap = min(s.finish_s, end) - max(s.first_token_s, begin)
             total += max(0.0, overlap) / (s.finish_s - s.first_token_s) * (s.output_tokens - 1)
-    return total / (end - begin)
+    return total / (end - begin) if total else None  # a moment between two batches is no steady state

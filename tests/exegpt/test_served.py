@@ -49,3 +49,5 @@ def test_the_steady_window_counts_tokens_between_ramp_up_and_drain():
     requests = [Served(i, 1, 10, 0.0, float(i), float(i), i + 9.0) for i in range(100)]
     assert steady_tokens_s(requests) == pytest.approx(10.0, rel=0.02)
     assert steady_tokens_s(requests[:5]) is None  # the last one starts before the first has left
+    two_batches = [Served(0, 8, 4, 0.0, 0.0, 0.5, 2.0), Served(1, 8, 4, 0.0, 2.1, 2.5, 4.0)]
+    assert steady_tokens_s(two_batches) is None
