@@ -22,9 +22,9 @@ from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.adaptation import Adaptation, Change, Reschedule
 from xrunner.apart import ApartDriver
-from xrunner.assembly import Running
+from xrunner.assembly import Running, Work
 from xrunner.driver import Driver
-from xrunner.handover import buffer_bytes
+from xrunner.handover import Arrival, buffer_bytes
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
 from xrunner.requests import check_request
@@ -96,7 +96,7 @@ class Engine:
         """
         ranks.agree(lambda: _facts(directory, schedule, ranks))
         place = Place(schedule, ranks.rank)
-        transport = Transport(ranks, place.group) if ranks.size > 1 else None
+        transport = Transport(ranks, place.group, (Work, Arrival, Result)) if ranks.size > 1 else None
         shard = Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x)
         loaded = []
 

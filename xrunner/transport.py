@@ -9,7 +9,6 @@ for a moment, then sleeps between two looks, and moves meanwhile what it is send
 """
 
 import os
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from xrunner.message import pack, unpack
 from xrunner.ranks import Ranks
 
 ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE = range(1, 7)
@@ -31,10 +31,13 @@ Pending = Any
 
 
 class Transport:
-    """The messages of one rank; `group` are the ranks of its tensor-parallel group, all of which make it at once."""
+    """The messages of one rank; `group` are the ranks of its tensor-parallel group, all of which make it at once.
+    `kinds` are the dataclasses that may be sent as small objects.
+    """
 
-    def __init__(self, ranks: Ranks, group: tuple[int, ...]):
+    def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = ()):
         self._world = ranks.world
+        self._kinds = kinds
         self._group = None
         if len(group) > 1:
             self._group = self._world.Create_group(self._world.group.Incl(group))
@@ -44,7 +47,7 @@ class Transport:
 
     def post(self, what: object, *to: int, tag: int = ORDER) -> None:
         """Send a small object to some ranks."""
-        data = pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)
+        data = pack(what)
         for rank in to:
             self._sending.append((self._world.Isend(data, rank, tag), data))
         self.progress()
@@ -59,7 +62,7 @@ class Transport:
             return None
         data = bytearray(status.Get_count(MPI.BYTE))
         message.Recv(data)
-        return pickle.loads(data)
+        return unpack(data, self._kinds)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
         """Send a contiguous tensor, which must not change from now on."""
