@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exegpt import document
-from exegpt.cluster import ClusterSpec, LinkSpec, local_cluster
+from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, local_cluster
 from xprofiler import machine
 from xrunner.ranks import Ranks
 
@@ -15,7 +15,7 @@ def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec) -> ClusterSpec
     ranks compute. All ranks must call it (about a second).
     """
     local = machine.measured(local_cluster())
-    devices = ranks.all(local.device)
+    devices = ranks.all(local.device, DeviceSpec)
     device = replace(
         local.device,
         memory_bytes=min(device.memory_bytes for device in devices) // ranks.per_node,

@@ -44,13 +44,11 @@ class Recorder:
         self._path = path if self._ranks.rank == 0 else None
         self._progress = progress or (lambda table: None)
         self._points: dict[tuple[str, tuple[int, ...]], dict[int, Timing]] = {}
-        if self._path and self._path.is_file():
-            text = self._path.read_text(encoding="utf-8")
-            for line in text.splitlines():
-                self._load(line)
-            if text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
-                self._path.write_text(text + "\n", encoding="utf-8")
-        self._points = self._ranks.all(self._points)[0]
+        text = self._path.read_text(encoding="utf-8") if self._path and self._path.is_file() else ""
+        for line in self._ranks.all(text)[0].splitlines():
+            self._load(line)
+        if self._path and text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
+            self._path.write_text(text + "\n", encoding="utf-8")
 
     def _load(self, line: str) -> None:
         try:
@@ -64,7 +62,7 @@ class Recorder:
         """Measure the point `at` of a table in pass `turn`, unless it is known; a rank with no part gives None."""
         turns = self._points.setdefault((table, at), {})
         if turn not in turns:
-            timings = [timing for timing in self._ranks.all(measure()) if timing]
+            timings = [timing for timing in self._ranks.all(measure(), Timing) if timing]
             timing = turns[turn] = Timing(
                 statistics.median(t.seconds for t in timings), statistics.median(t.spread for t in timings)
             )

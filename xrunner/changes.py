@@ -33,7 +33,7 @@ def run_adapting(
     while True:
         own = engine.run([requests[place] for place in places], on_finish, reschedule, adjustment)
         # Another engine may speak on another rank: all ranks keep what has come so far.
-        report = next(told for told in engine.ranks.all(own if engine.speaks else None) if told)
+        report = next(told for told in engine.ranks.all(own if engine.speaks else None, RunReport) if told)
         if moving:
             changes.append(_with_pause(moving, spans, report.timeline.spans))
         results += report.results

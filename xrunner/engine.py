@@ -12,7 +12,7 @@ from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Model, Shard, load_model
-from exegpt.models.cache import available_memory
+from exegpt.models.device import free_memory
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
 from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, make_ledger, make_policy
@@ -192,7 +192,7 @@ class Engine:
     def _gather(self, results: list[Result], driver: Driver | None) -> RunReport:
         """What all ranks did, on the one that speaks; and on those that drive, what they leave."""
         served = driver.served if driver else []
-        parts = self.ranks.gather((self.worker.spans, served), Place(self.schedule, 0).driver)
+        parts = self.ranks.gather((self.worker.spans, served), Place(self.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, _ in parts for s in part), key=lambda span: span.start_s)
         everyone = sorted((s for _, part in parts for s in part), key=lambda s: s.finish_s)
         timeline = Timeline("measured", tuple(spans))
@@ -212,7 +212,7 @@ class Engine:
                 shares.append((own if rank == place.driver else [], extent))
         else:
             self.ranks.agree(dict)
-        return self.ranks.deal(shares)
+        return self.ranks.deal(shares, Request, Extent)
 
     def _check_requests(self, requests: Rows[Request]) -> dict[str, str]:
         pool = BlockPool(self.schedule.kv_blocks, self.schedule.block_size)
@@ -256,11 +256,12 @@ class Engine:
         return (place.before is not None) * states + buffer_bytes(place, spec, handed)
 
     def _check_memory(self, what: str, how: str, need: int) -> None:
-        """InputError, on all ranks, where what each of them is about to take is more than their machine has left."""
-        everyone = self.ranks.all((self.ranks.host, need))
+        """InputError, on all ranks, where what they are about to take on a device is more than it has left."""
+        mine = self.ranks.host, str(self.model.device)
+        everyone = self.ranks.all((mine, need))
 
         def check() -> dict[str, str]:
-            here, free = sum(bytes for host, bytes in everyone if host == self.ranks.host), available_memory()
+            here, free = sum(bytes for device, bytes in everyone if device == mine), free_memory(self.model.device)
             if here > free:
                 raise InputError(
                     f"{what} {how} needs {here / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: use a "

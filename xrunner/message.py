@@ -2,16 +2,18 @@
 
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
 _ALIGNED = 8
 """Every array begins at a multiple of so many bytes."""
+_AS_THEY_ARE = int, float, str, bool, type(None)
 
 
 def pack(what: object) -> bytes:
-    """A message of a dataclass, numbers, texts, arrays and tuples of these."""
+    """A message of dataclasses, numbers, texts, arrays, and tuples, lists and dicts of these."""
     arrays: list[bytes] = []
 
     def plain(one: Any) -> Any:
@@ -21,7 +23,9 @@ def pack(what: object) -> bytes:
         if is_dataclass(one):
             return {"kind": type(one).__name__, "of": {f.name: plain(getattr(one, f.name)) for f in fields(one)}}
         if isinstance(one, tuple | list):
-            return [plain(part) for part in one]
+            return [part if type(part) in _AS_THEY_ARE else plain(part) for part in one]
+        if isinstance(one, dict):
+            return {"pairs": [[plain(key), plain(value)] for key, value in one.items()]}
         return one.item() if isinstance(one, np.generic) else one
 
     header = json.dumps(plain(what)).encode()
@@ -29,19 +33,23 @@ def pack(what: object) -> bytes:
 
 
 def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
-    """What was packed, sequences as tuples; dataclasses of these kinds alone. Arrays share the message's memory."""
-    named = {kind.__name__: kind for kind in kinds}
+    """What was packed, sequences as tuples; dataclasses of these kinds, and of their fields, alone: KeyError for
+    another. Arrays share the message's memory.
+    """
+    named = _named(kinds)
     size = int.from_bytes(data[:_ALIGNED], "little")
     place = _ALIGNED + size + -size % _ALIGNED
 
     def whole(one: Any) -> Any:
         nonlocal place
         if isinstance(one, list):
-            return tuple(whole(part) for part in one)
+            return tuple(part if type(part) in _AS_THEY_ARE else whole(part) for part in one)
         if not isinstance(one, dict):
             return one
         if "kind" in one:
             return named[one["kind"]](**{name: whole(value) for name, value in one["of"].items()})
+        if "pairs" in one:
+            return {whole(key): whole(value) for key, value in one["pairs"]}
         dtype, shape = np.dtype(one["array"][0]), one["array"][1]
         count = int(np.prod(shape))
         made = np.frombuffer(data, dtype, count, place).reshape(shape) if count else np.zeros(shape, dtype)
@@ -49,6 +57,26 @@ def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
         return made
 
     return whole(json.loads(data[_ALIGNED : _ALIGNED + size]))
+
+
+@cache
+def _named(kinds: tuple[type, ...]) -> dict[str, type]:
+    """These dataclasses and those of their fields, by name."""
+    found: dict[str, type] = {}
+
+    def look(hint: Any) -> None:
+        for part in get_args(hint):
+            look(part)
+        if isinstance(hint, type) and is_dataclass(hint) and found.get(hint.__name__) is not hint:
+            if hint.__name__ in found:
+                raise TypeError(f"Two dataclasses of one message are called {hint.__name__}.")
+            found[hint.__name__] = hint
+            for inner in get_type_hints(hint).values():
+                look(inner)
+
+    for kind in kinds:
+        look(kind)
+    return found
 
 
 def _padded(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ Ranks that wait for others sleep: MPI's own waiting spins, and takes a processor
 being measured. mpi4py is imported only where a launcher has started several ranks.
 """
 
+import itertools
 import os
 import statistics
 import sys
@@ -13,7 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from exegpt.errors import InputError
+from xrunner.message import pack, unpack
 
 T = TypeVar("T")
 
@@ -38,7 +42,7 @@ class Ranks:
         self._node = node
         self.rank = world.rank if world else 0
         self.host = os.uname().nodename
-        here = tuple(node.allgather(self.rank)) if node else (0,)
+        here = tuple(_counts(node, self.rank)) if node else (0,)
         self.nodes = tuple(sorted(set(self.all(here))))
         """The ranks of each node."""
         self.per_node = len(here)
@@ -73,29 +77,39 @@ class Ranks:
             )
         return asked
 
-    def all(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on every rank; all must call it."""
+    def all(self, value: T, *kinds: type) -> list[T]:
+        """Every rank's value, by rank, on every rank; all must call it.
+
+        What goes between ranks are numbers, texts, arrays, dataclasses of these `kinds` and of their fields, and
+        tuples, lists and dicts of all these. Tuples and lists come as tuples.
+        """
         if self.world is None:
             return [value]
-        self._wait(self.world.Ibarrier())
-        values: list[T] = self.world.allgather(value)
-        return values
+        data, sizes = self._sizes(value)
+        heard = bytearray(sum(sizes))
+        self.world.Allgatherv(data, [heard, sizes])
+        return _values(heard, sizes, kinds)
 
-    def gather(self, value: T, to: int) -> list[T]:
+    def gather(self, value: T, to: int, *kinds: type) -> list[T]:
         """Every rank's value, by rank, on rank `to`, nothing on the others; all must call it."""
         if self.world is None:
             return [value]
-        self._wait(self.world.Ibarrier())
-        return self.world.gather(value, to) or []
+        data, sizes = self._sizes(value)
+        heard = bytearray(sum(sizes) if self.rank == to else 0)
+        self.world.Gatherv(data, [heard, sizes], to)
+        return _values(heard, sizes, kinds) if self.rank == to else []
 
-    def deal(self, values: list[T] | None) -> T:
+    def deal(self, values: list[T] | None, *kinds: type) -> T:
         """This rank's own of the values that rank 0 has for all of them; all must call it."""
         if self.world is None:
             assert values, "rank 0 has a value for itself"
             return values[0]
-        self._wait(self.world.Ibarrier())
-        mine: T = self.world.scatter(values)
-        return mine
+        parts = [pack(value) for value in values or ()]
+        sizes = list(self.all([len(part) for part in parts])[0])
+        mine = bytearray(sizes[self.rank])
+        self.world.Scatterv([b"".join(parts), sizes], mine)
+        dealt: T = unpack(mine, kinds)
+        return dealt
 
     def clock(self) -> Callable[[], float]:
         """A clock that shows the same seconds on every rank at any moment; all must call it.
@@ -153,8 +167,10 @@ class Ranks:
                     )
         return mine
 
-    def share(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, on every rank; Agreed, on all of them, where it raises an InputError."""
+    def share(self, make: Callable[[], T], *kinds: type) -> T:
+        """What rank 0 makes, of `kinds` as in `all`, on every rank; Agreed, on all of them, where that raises an
+        InputError.
+        """
         made: list[T] = []
 
         def first() -> dict[str, str]:
@@ -162,13 +178,39 @@ class Ranks:
             return {}
 
         self.agree(dict if self.rank else first)
-        return made[0] if self.world is None else self.world.bcast(made[0] if made else None)
+        if self.world is None:
+            return made[0]
+        data = bytearray(pack(made[0]) if made else b"")
+        size = self.all(len(data))[0]
+        data = data if made else bytearray(size)
+        self.world.Bcast(data)
+        return made[0] if made else unpack(data, kinds)
+
+    def _sizes(self, value: object) -> tuple[bytes, list[int]]:
+        """A value as a message, and how many bytes every rank's has, once all have come here."""
+        self._wait(self.world.Ibarrier())
+        data = pack(value)
+        return data, _counts(self.world, len(data))
 
     def _wait(self, request: Any) -> None:
         nap, longest = _NAPS_S
         while not request.Test():
             time.sleep(nap)
             nap = min(2 * nap, longest)
+
+
+def _counts(world: Any, mine: int) -> list[int]:
+    """A number of every rank of a communicator."""
+    found = np.empty(world.size, dtype=np.int64)
+    world.Allgather(np.array([mine], dtype=np.int64), found)
+    counts: list[int] = found.tolist()
+    return counts
+
+
+def _values(heard: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> list[Any]:
+    """The messages of all ranks, which came one behind the other."""
+    ends = list(itertools.accumulate(sizes))
+    return [unpack(heard[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import typer
 from exegpt.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
@@ -47,19 +49,21 @@ def bench(
     from exegpt.cli import inputs, output
     from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
     from exegpt.cli.run import write_report
+    from exegpt.request import Request
+    from exegpt.schedule import Schedule
     from xrunner.ranks import job
 
-    def ask() -> _Asked:
+    def ask() -> tuple[Any, ...]:
         directory, given = inputs.model_directory(model), inputs.read_schedule(schedule)
         named = peer_names(peers)
         output.check_output(report)
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
         setting = _setting(directory, given, profile, ranks.size)
-        return _Asked(directory, [given, *other_schedules(setting, given, policy)], setting, wanted, notes, named)
+        return (given, *other_schedules(setting, given, policy)), setting, tuple(wanted), tuple(notes), named
 
     with job() as ranks:
         ranks.agree(lambda: {"schedule": str(schedule), "policy": str(policy), "repeats": str(repeats)})
-        asked = ranks.share(ask)
+        asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
         setting, wanted, notes = asked.setting, asked.requests, asked.notes
@@ -95,10 +99,10 @@ class _Asked:
     """What is to be compared, on every rank."""
 
     directory: Path
-    schedules: "list[Schedule]"
+    schedules: "tuple[Schedule, ...]"
     setting: "Setting"
-    requests: "list[Request]"
-    notes: list[str]
+    requests: "tuple[Request, ...]"
+    notes: tuple[str, ...]
     peers: tuple[str, ...]
 
 
@@ -209,19 +213,19 @@ def other_schedules(setting: "Setting", given: "Schedule", policy: str | None) -
 
 def compare_policies(
     directory: Path,
-    schedules: "list[Schedule]",
+    schedules: "Sequence[Schedule]",
     setting: "Setting",
-    requests: "list[Request]",
+    requests: "Sequence[Request]",
     repeats: int,
     ranks: "Ranks",
 ) -> "list[Comparison]":
-    """Each schedule's median run, on every rank alike; the runs take turns, so that a slow moment doesn't fall on one
+    """Each schedule's median run, on rank 0 alone; the runs take turns, so that a slow moment doesn't fall on one
     schedule alone.
     """
     from exegpt.cli import output
     from exegpt.cli.execute import compare
     from exegpt.report.comparison import median
-    from xrunner.engine import Engine
+    from xrunner.engine import Engine, RunReport
 
     runs: list[list[Comparison]] = [[] for _ in schedules]
     total = len(schedules) * repeats * len(requests)
@@ -237,7 +241,7 @@ def compare_policies(
             for mine, schedule in zip(runs, schedules, strict=True):
                 engine = Engine.load(directory, schedule, ranks)
                 report = engine.run(requests, on_finish)
-                own = compare(schedule, setting.profile, report) if engine.speaks else None
-                mine.append(next(told for told in ranks.all(own) if told))
+                told = ranks.gather(report if engine.speaks else None, 0, RunReport)
+                mine += [compare(schedule, setting.profile, one) for one in told if one]
                 engine.close()
-    return [median(mine) for mine in runs]
+    return [median(mine) for mine in runs if mine]

@@ -9,6 +9,8 @@ import typer
 from exegpt.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request, Result
@@ -58,12 +60,14 @@ def run(
     """
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
+    from exegpt.request import Request, Result
+    from exegpt.schedule import Schedule
     from xrunner.ranks import job
 
     if resume and out is None:
         raise InputError("--resume needs --out: it goes on with that file.")
 
-    def ask() -> _Asked:
+    def ask() -> tuple[Any, ...]:
         output.check_output(report)
         directory, given = inputs.model_directory(model), inputs.read_schedule(schedule) if schedule else None
         if given is None and ranks.size > 1:
@@ -82,7 +86,7 @@ def run(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        return _Asked(directory, chosen, setting, wanted, rejected)
+        return chosen, setting, tuple(wanted), tuple(rejected)
 
     with job() as ranks:
         typed = {
@@ -95,7 +99,7 @@ def run(
             "adjust": adjust,
         }
         ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
-        asked = ranks.share(ask)
+        asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request, Result))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
         done = _run(asked, ranks, out, resume, adapt, adjust)
@@ -115,8 +119,8 @@ class _Asked:
     directory: Path
     schedule: "Schedule"
     setting: "Setting"
-    requests: "list[Request]"
-    rejected: "list[Result]"
+    requests: "tuple[Request, ...]"
+    rejected: "tuple[Result, ...]"
 
 
 def _read(
@@ -226,7 +230,7 @@ def _run(
 
     ranks.agree(open_file)
     file = opened[0] if opened else None
-    before = set().union(*ranks.all(set(file.done) if file else set()))
+    before = set().union(*ranks.all(tuple(file.done) if file else ()))
     left = [request for request in asked.requests if request.id not in before]
     if file and before:
         output.note(f"resumed: {len(before)} of {len(asked.requests)} requests were done")
@@ -262,7 +266,7 @@ def _run(
     return compare(asked.schedule, asked.setting.profile, report, adjust) if engine.speaks else None
 
 
-def run_fingerprint(directory: Path, schedule: "Schedule", requests: "list[Request]") -> str:
+def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request]") -> str:
     """What must be the same for a run to be resumed: weights, schedule and requests."""
     from exegpt.document import fingerprint, to_dict
 

@@ -60,7 +60,7 @@ def test_timing_warms_up_and_repeats():
 
 
 def test_of_a_job_the_median_rank_counts_and_rank_0_keeps_the_file(tmp_path):
-    def others(mine):
+    def others(mine, *kinds):
         """Four ranks: this one, one with no part in the point, and two more."""
         return [mine, None, Timing(9.0, 0.3), Timing(5.0, 0.2)] if isinstance(mine, Timing) else [mine]
 

@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from exegpt.request import Result
+import exegpt.request
+from exegpt.request import Request, Result
+from exegpt.served import Served
+from exegpt.timeline import Timeline
 from xrunner.assembly import Work
+from xrunner.engine import RunReport
 from xrunner.handover import Arrival
 from xrunner.message import pack, unpack
 
@@ -56,3 +60,21 @@ def test_another_kind_is_refused():
 
     with pytest.raises(KeyError, match="Other"):
         sent(Other(1))
+
+
+def test_dicts_and_the_kinds_of_fields():
+    request = Request("a", (1, 2), 3)
+    named = {("decode", 3): {"of": (request,), "pairs": None}, "kind": np.arange(2)}
+    found = unpack(bytearray(pack(named)), (Request,))
+    assert found[("decode", 3)] == named[("decode", 3)] and found["kind"].tolist() == [0, 1]
+    report = RunReport((), (Served(0, 1, 2, 0.0, 0.1, 0.2, 0.3),), Timeline("measured", ()), 0.5)
+    assert unpack(bytearray(pack(report)), (RunReport,)) == report
+
+
+def test_two_kinds_of_one_name_are_refused():
+    @dataclass
+    class Request:
+        x: int
+
+    with pytest.raises(TypeError, match="called Request"):
+        unpack(bytearray(pack(())), (Request, exegpt.request.Request))
