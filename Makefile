@@ -27,7 +27,7 @@ bench: $(DEV_INSTALLED)
 	$(PYTHON) -m venv .venv
 
 # torch goes in first: later requirements are then met by it, and none asks for another build of it.
-$(INSTALLED): setup.py constraints.txt | .venv/bin/python
+$(INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	touch $@

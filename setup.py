@@ -1,9 +1,10 @@
 """What is packaged and what it needs. Tools are configured in pyproject.toml, tested versions in constraints.txt."""
 
+import os
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "exegpt/__init__.py").read_text(encoding="utf-8"))[1]
@@ -12,7 +13,7 @@ REQUIRED = [
     "torch>=2.8",  # the layers
     "numpy>=1.26",  # tables, laws, replay
     "scipy>=1.11",  # fitting the laws of lengths
-    "numba>=0.61",  # CPU kernels without a compiler
+    "numba>=0.61",  # kernels for the processor
     "safetensors>=0.4.3",  # weights
     "tokenizers>=0.20",  # text to ids and back
     "pydantic>=2.8",  # reading documents strictly
@@ -21,6 +22,13 @@ REQUIRED = [
     "optuna>=4.0",  # the black-box search beside branch and bound
     "typer>=0.15",  # the command line
     "rich>=13.7",  # its tables and progress bars
+]
+
+# The same figures on every machine: no fused multiply-add.
+FLAGS = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
+COMPILED = [
+    Extension(name, [name.replace(".", "/") + ".c"], depends=["exegpt/interpolation.h"], extra_compile_args=FLAGS)
+    for name in ("exegpt.interpolation", "xsimulator.recurrences")
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]
@@ -55,6 +63,8 @@ setup(
     ],
     # The kernels stand at the root, without an __init__.py: transformers must not take them for a package it looks for.
     package_dir={"exegpt.kernels": "kernels"},
+    package_data={"exegpt": ["*.pyi"], "xsimulator": ["*.pyi"]},
+    ext_modules=COMPILED,
     install_requires=REQUIRED,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["exegpt = exegpt.cli:main"]},

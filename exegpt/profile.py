@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from exegpt.errors import InputError
+from exegpt.interpolation import bilinear, linear
 from exegpt.noun import Noun
 
 Array = np.ndarray
@@ -51,16 +52,18 @@ class Table(Noun):
         points, values = self._grid
         if len(self.values) == 1:
             return max(self.values[0], 0.0)
-        if len(points) <= 2:
-            from exegpt.interpolation import bilinear, linear  # numba: 0.3 s, which only those who ask tables pay
-
-            if len(points) == 1:
-                x = np.asarray(at[0], dtype=np.float64)
-                return linear(points[0], values, x.ravel()).reshape(x.shape)
-            x, y = (np.asarray(a, dtype=np.float64) for a in at)
+        if len(points) == 1:
+            x = np.asarray(at[0], dtype=np.float64, order="C")
+            found = np.empty(x.shape)
+            linear(points[0], values, x, found)
+            return found
+        if len(points) == 2:
+            x, y = (np.asarray(a, dtype=np.float64, order="C") for a in at)
             if x.shape != y.shape:
-                x, y = np.broadcast_arrays(x, y)
-            return bilinear(points[0], points[1], values, x.ravel(), y.ravel()).reshape(x.shape)
+                x, y = (np.ascontiguousarray(a) for a in np.broadcast_arrays(x, y))
+            found = np.empty(x.shape)
+            bilinear(points[0], points[1], values, x, y, found)
+            return found
         lower, fraction = [], []
         for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
             if len(p) == 1:  # an axis with one point: constant along it

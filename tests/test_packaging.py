@@ -83,6 +83,15 @@ def test_help_imports_nothing_heavy(arguments):
     )  # typer's own, for a command's types
 
 
+def test_a_search_starts_without_what_is_slow_to_start():
+    question = "tune --model opt-13b --cluster 4xA40 --workload 512/64 --latency-bound 10s --json --no-advice".split()
+    code = (
+        f"import sys; from exegpt.cli import main\nassert main({question}) == 0\n"
+        "print([name for name in ('torch', 'numba', 'scipy', 'pandas', 'plotly') if name in sys.modules])"
+    )
+    assert python(code, ROOT).splitlines()[-1] == "[]"
+
+
 def test_every_command_shows_an_example():
     for command in (["demo"], ["tune"], ["run"], ["bench"], ["simulate"], ["profile"], ["show"], ["list"]):
         assert "Example: exegpt" in python(f"from exegpt.cli import main; main({[*command, '--help']})", ROOT)

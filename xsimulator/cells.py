@@ -5,15 +5,14 @@ micro-batch's last token is out. Decoding iterations that repeat are followed ma
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from exegpt.interpolation import linear
 from exegpt.policies import Cut, Piece, Step
 from exegpt.timeline import Span
+from xsimulator.recurrences import follow
 from xsimulator.scenario import Scenario
 from xsimulator.side import Side
 from xsimulator.stage import Chunks, StageCost
@@ -40,32 +39,6 @@ class Ran:
     """[micro-batches]: and the last one's."""
 
 
-@njit(cache=True)
-def _follow(seconds: Any, hops: Any, ready: Any, free: Any, now: float, until: float) -> Any:
-    """Run iterations of `seconds` [iterations, pieces, stages] until the first stage is free at `until` or later.
-
-    `hops` [pieces, stages] are the seconds to each stage from the one before. `ready` [pieces], from when on each piece
-    may start, and `free` [stages] are updated. Returns how many iterations ran, when the first stage is free, and the
-    cells' starts and ends.
-    """
-    iterations, pieces, stages = seconds.shape
-    starts, ends = np.empty_like(seconds), np.empty_like(seconds)
-    for i in range(iterations):
-        for p in range(pieces):
-            at = max(now, ready[p])
-            for s in range(stages):
-                at = max(at + hops[p, s], free[s])
-                starts[i, p, s] = at
-                at += seconds[i, p, s]
-                ends[i, p, s] = at
-                free[s] = at
-            ready[p] = at
-        now = max(now, free[0])
-        if now >= until:
-            return i + 1, now, starts[: i + 1], ends[: i + 1]
-    return iterations, now, starts, ends
-
-
 class DecodeSeconds:
     """One stage's seconds of decoding iterations: what `StageCost.step` gives, which is linear in the context between
     the points of its table.
@@ -84,8 +57,9 @@ class DecodeSeconds:
         if values is None:
             values = np.array([self._cost.step(None, sequences, point) for point in self._points])
             self._values[sequences] = values
-        at = np.asarray(contexts, dtype=np.float64)
-        seconds: Array = linear(self._points, values, at.ravel()).reshape(at.shape)
+        at = np.asarray(contexts, dtype=np.float64, order="C")
+        seconds = np.empty(at.shape)
+        linear(self._points, values, at, seconds)
         return seconds
 
 
@@ -194,7 +168,9 @@ class Pipeline:
     ) -> tuple[int, float, Array]:
         """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
         hops = np.array([self._hop(piece.tokens) for piece in pieces])
-        iterations, next_s, starts, ends = _follow(seconds, hops, ready, self._free, now, until)
+        starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
+        iterations, next_s = follow(seconds, hops, ready, self._free, starts, ends, now, until)
+        starts, ends = starts[:iterations], ends[:iterations]
         self.busy += seconds[:iterations].sum(axis=(0, 1))
         if self.spans is not None:
             for i, p, s in np.ndindex(*ends.shape):

@@ -7,16 +7,14 @@ has, beside the attention: what a `Group` tells of its parts, added up beforehan
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from exegpt.interpolation import cell
 from exegpt.schedule import Stage
 from exegpt.workload import LengthDistribution
 from xsimulator.group import Group, Work
+from xsimulator.recurrences import decode_seconds
 from xsimulator.stage import StageCost
 
 Array = NDArray[np.float64]
@@ -42,34 +40,7 @@ class DecodeTable:
         """Of the stages at these places."""
         points, parts, attention = group.decode_parts
         holds = np.array([(cost.layers, cost.first, cost.last, 1.0) for cost in costs], dtype=np.float64)
-        return DecodeTable(np.array(places), holds[:, 0].copy(), points, parts @ holds.T, attention)
-
-
-@njit(cache=True)
-def _decode(
-    places: Any,
-    layers: Any,
-    sequences: Any,
-    rest: Any,
-    batches: Any,
-    contexts: Any,
-    attention: Any,
-    batch: Any,
-    context: Any,
-    out: Any,
-) -> None:
-    """A DecodeTable's seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
-    for n in range(len(batch)):
-        whole = max(batch[n], 1.0)
-        i, next_i, up = cell(sequences, whole)
-        b, next_b, more = cell(batches, whole)
-        c, next_c, longer = cell(contexts, context[n])
-        near = attention[b, c] * (1.0 - longer) + attention[b, next_c] * longer
-        far = attention[next_b, c] * (1.0 - longer) + attention[next_b, next_c] * longer
-        attended = max(near * (1.0 - more) + far * more, 0.0)
-        for s in range(len(places)):
-            other = max(rest[i, s] * (1.0 - up) + rest[next_i, s] * up, 0.0)
-            out[n, places[s]] = other + layers[s] * attended
+        return DecodeTable(np.array(places, dtype=np.intp), holds[:, 0].copy(), points, parts @ holds.T, attention)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +91,13 @@ class Side:
         """
         if any(group.watched for group, _, _ in self._of_groups):
             return self.each(lambda group: group.decode(batch, context))
-        n, c = np.asarray(batch, dtype=np.float64), np.asarray(context, dtype=np.float64)
+        n, c = np.asarray(batch, dtype=np.float64, order="C"), np.asarray(context, dtype=np.float64, order="C")
         if n.shape != c.shape:
-            n, c = np.broadcast_arrays(n, c)
-        seconds = np.empty((n.size, len(self.stages)))
+            n, c = (np.ascontiguousarray(a) for a in np.broadcast_arrays(n, c))
+        seconds = np.empty((*n.shape, len(self.stages)))
         for t in self._decode_tables:
-            _decode(t.places, t.layers, t.sequences, t.rest, *t.attention, n.ravel(), c.ravel(), seconds)
-        return seconds.reshape(*n.shape, len(self.stages))
+            decode_seconds(t.places, t.layers, t.sequences, t.rest, *t.attention, n, c, seconds)
+        return seconds
 
     def encode_deviation(self, batch: float, law: LengthDistribution) -> float:
         """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""

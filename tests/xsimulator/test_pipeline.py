@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from xsimulator.pipeline import iteration_times, phase_times, tandem
+from xsimulator.pipeline import iteration_times, phase_times, tandem_times
 
 
 def waits(phases, encodes, iterations, micro_batches, joins):
@@ -199,16 +199,16 @@ def test_items_in_tandem_are_what_the_events_say(stages, seed, most, hop):
     starts, outs = queued(seconds, hops, most)
     settled = slice(20, None)
     way = (outs - starts)[settled]
-    between, mean, deviation = tandem(seconds, hops, most)
+    between, mean, deviation = tandem_times(seconds, hops, most)
     assert between == pytest.approx((outs[-1] - outs[20]) / 59)
     assert (mean, deviation) == (pytest.approx(way.mean()), pytest.approx(way.std(), abs=1e-9))
 
 
 def test_equal_items_in_tandem_come_at_the_slowest_stages_pace():
     seconds = np.tile([1.0, 3.0, 2.0], (60, 1))
-    between, way, deviation = tandem(seconds, np.zeros(3), most=1)
+    between, way, deviation = tandem_times(seconds, np.zeros(3), most=1)
     assert (between, way, deviation) == (pytest.approx(6), pytest.approx(6), pytest.approx(0))
-    between, way, _ = tandem(seconds, np.zeros(3), most=5)
+    between, way, _ = tandem_times(seconds, np.zeros(3), most=5)
     assert between == pytest.approx(3)
     assert way == pytest.approx(5 * 3)  # Little's law: five inside, one out every three seconds
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from exegpt.policies.waa import most_underway
 from xsimulator.handover import handover_seconds
-from xsimulator.pipeline import tandem
+from xsimulator.pipeline import tandem_times
 from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -56,7 +56,7 @@ def _encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     deviation = side.encode_deviation(encode_batch, law)
     if len(side.stages) > 1:
         drawn = side.each(lambda group: group.encode_parts(encode_batch, law, _QUANTILES))[_SHUFFLED]
-        period, traversal, deviation = tandem(drawn, hops, most_underway(len(side.stages)))
+        period, traversal, deviation = tandem_times(drawn, hops, most_underway(len(side.stages)))
     return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
 
 

@@ -1,0 +1,65 @@
+/* What compiled code shares: arrays from Python, and where on a grid a value lies. */
+#ifndef EXEGPT_INTERPOLATION_H
+#define EXEGPT_INTERPOLATION_H
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* A cell of one axis: the points before and after a value, and how far the way from one to the other it is. Beyond the
+ * grid it is the outermost cell, which goes on. */
+typedef struct {
+    Py_ssize_t below, above;
+    double up;
+} Cell;
+
+static inline Cell cell(const double *points, Py_ssize_t count, double x) {
+    Py_ssize_t low = 0, high = count - 1;
+    if (high == 0) return (Cell){0, 0, 0.0};
+    while (high - low > 1) {
+        Py_ssize_t middle = (low + high) / 2;
+        if (points[middle] <= x) low = middle;
+        else high = middle;
+    }
+    return (Cell){low, low + 1, (x - points[low]) / (points[low + 1] - points[low])};
+}
+
+static inline double larger(double a, double b) { return a > b ? a : b; }
+
+static inline double between(double below, double above, double up) { return below * (1.0 - up) + above * up; }
+
+/* `values` [rows, columns] in a cell of each axis; never negative. */
+static inline double within(const double *values, Py_ssize_t columns, Cell row, Cell column) {
+    const double *near = values + row.below * columns, *far = values + row.above * columns;
+    return larger(between(between(near[column.below], near[column.above], column.up),
+                          between(far[column.below], far[column.above], column.up), row.up), 0.0);
+}
+
+static inline void drop_arrays(Py_buffer *views, int count) {
+    while (count--) PyBuffer_Release(&views[count]);
+}
+
+/* The first arguments as contiguous arrays, one for each letter of `kinds`: 'r' doubles, 'w' doubles that are written,
+ * 'i' integers of Py_ssize_t's size. False, with an exception set and nothing held, where one is something else. */
+static inline int take_arrays(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t expected, const char *kinds,
+                              Py_buffer *views) {
+    if (given != expected) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were expected, %zd came", expected, given);
+        return 0;
+    }
+    for (int i = 0; kinds[i]; i++) {
+        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (kinds[i] == 'w' ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(arguments[i], &views[i], flags)) {
+            drop_arrays(views, i);
+            return 0;
+        }
+        char type = views[i].format ? views[i].format[0] : 'B';
+        if (kinds[i] == 'i' ? (type != 'l' && type != 'q') || views[i].itemsize != sizeof(Py_ssize_t) : type != 'd') {
+            PyErr_Format(PyExc_TypeError, "argument %d holds elements of type '%c'", i + 1, type);
+            drop_arrays(views, i + 1);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static inline Py_ssize_t size_of(const Py_buffer *view) { return view->len / view->itemsize; }
+#endif

@@ -1,0 +1,61 @@
+"""The recurrences that pipelines follow, cell by cell, compiled (recurrences.c).
+
+All arrays are contiguous, of float64 but for `places`. Seconds throughout; `hop` [stages] are those from the stage
+before to each stage.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+def decode_seconds(
+    places: NDArray[np.intp],
+    layers: Array,
+    sequences: Array,
+    rest: Array,
+    batches: Array,
+    contexts: Array,
+    attention: Array,
+    batch: Array,
+    context: Array,
+    out: Array,
+) -> None:
+    """A `DecodeTable`'s seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
+
+def phases(
+    encode: Array,
+    decode: Array,
+    encode_hop: Array,
+    decode_hop: Array,
+    decoded: Array,
+    micro_batches: int,
+    joins: int,
+    most: int,
+) -> tuple[float, float, tuple[float, float], tuple[float, float]]:
+    """`PhaseTimes` but for `decoded` [iterations], which is written.
+
+    `encode` [encoding micro-batches, stages], `decode` [iterations, 1 or micro_batches, stages]. New sequences join
+    `joins` micro-batches, in turn from phase to phase where they are fewer. Phases run until the pipeline's state is
+    that of a few phases before, later by the same time everywhere; after `most` of them the mean over the later half is
+    close. One phase runs in an empty pipeline, and its period is its length.
+    """
+
+def iterations(decode: Array, hop: Array, previous: Array, starts: Array, ends: Array) -> None:
+    """Start and end of every cell of `decode` [iterations, micro-batches, stages], from an empty pipeline; `previous`
+    [micro-batches], from when on each one may start, becomes when its last iteration is out.
+    """
+
+def tandem(seconds: Array, hop: Array, starts: Array, outs: Array, most: int) -> None:
+    """Start of every item [items] of `seconds` [items, stages], and when it leaves the last stage; at most `most` are
+    inside at once.
+    """
+
+def follow(
+    seconds: Array, hops: Array, ready: Array, free: Array, starts: Array, ends: Array, now: float, until: float
+) -> tuple[int, float]:
+    """Run iterations of `seconds` [iterations, pieces, stages] until the first stage is free at `until` or later.
+
+    `hops` [pieces, stages]; `ready` [pieces], from when on each piece may start, and `free` [stages] are updated, and
+    the cells' `starts` and `ends` written. Returns how many iterations ran, and when the first stage is free.
+    """
