@@ -61,5 +61,14 @@ static inline int take_arrays(PyObject *const *arguments, Py_ssize_t given, Py_s
     return 1;
 }
 
+/* An exception where there is none yet. */
+static inline PyObject *misfit(void) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "sizes don't fit together");
+    return NULL;
+}
+
 static inline Py_ssize_t size_of(const Py_buffer *view) { return view->len / view->itemsize; }
+
+/* An entry of a module's functions. */
+#define FUNCTION(name, text) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, text}
 #endif

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from exegpt.errors import InputError
-from exegpt.interpolation import bilinear, linear
+from exegpt.interpolation import bilinear, bilinear_at, linear, linear_at
 from exegpt.noun import Noun
 
 Array = np.ndarray
@@ -60,7 +60,7 @@ class Table(Noun):
         if len(points) == 2:
             x, y = (np.asarray(a, dtype=np.float64, order="C") for a in at)
             if x.shape != y.shape:
-                x, y = (np.ascontiguousarray(a) for a in np.broadcast_arrays(x, y))
+                x, y = _broadcast(x, y)
             found = np.empty(x.shape)
             bilinear(points[0], points[1], values, x, y, found)
             return found
@@ -85,6 +85,11 @@ class Table(Noun):
 
     def at(self, *where: float) -> float:
         """Seconds at one point: what calling the table gives, without the cost of arrays."""
+        points, values = self._grid
+        if len(points) == 1:
+            return linear_at(points[0], values, *where)
+        if len(points) == 2:
+            return bilinear_at(*points, values, *where)
         cells: list[tuple[tuple[int, float], ...]] = []
         for p, x in zip(self.points, where, strict=True):
             if len(p) == 1:
@@ -118,6 +123,15 @@ class Table(Noun):
             below = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 1)
             neighbours.append((below, np.minimum(np.searchsorted(p, x, side="left"), len(p) - 1)))
         return not any(self._filled[corner].any() for corner in itertools.product(*neighbours))
+
+
+def _broadcast(*arrays: Array) -> list[Array]:
+    """`numpy.broadcast_arrays`, contiguous: a quarter of its time for small ones."""
+    shape = np.broadcast(*arrays).shape
+    full = [np.empty(shape) for _ in arrays]
+    for out, array in zip(full, arrays, strict=True):
+        out[...] = array
+    return full
 
 
 @dataclass(frozen=True)

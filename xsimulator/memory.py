@@ -1,5 +1,6 @@
 """Memory per device: weights, KV blocks, activations, reserve; and how many blocks a schedule needs and gets."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,40 +100,46 @@ class Reservation:
 
     def quantile(self, queries: float, most: float) -> int:
         """The 99.9th percentile of the blocks held where `queries` queries add up and at most `most` are resident."""
-        n = np.array(queries)
-        blocks = float(cornish_fisher(n * self.mean, n * self.variance, n * self.third))
-        return max(self.longest, int(np.ceil(min(blocks, np.ceil(most) * self.longest))))
+        blocks = cornish_fisher(queries * self.mean, queries * self.variance, queries * self.third)
+        return max(self.longest, math.ceil(min(blocks, math.ceil(most) * self.longest)))
 
 
-def reservation(workload: Workload, iterations: float | None, encoder_decoder: bool = False) -> Reservation:
-    """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).
+@dataclass(frozen=True, eq=False)
+class BlockLaw:
+    """How many blocks queries hold: all of the tokens that they will ever cache, from their admission on."""
 
-    A query holds the blocks of all the tokens that it will ever cache from its admission to the end of its c(S)
-    phases, so the cohorts of ages 1, 2, ... add up. None: one query, whoever arrives (a static batch).
-    """
-    need, p = decode_iterations_of(workload.output, encoder_decoder)
-    # Those still there after j phases are those with D > j·N_D; after none, all.
-    cohorts = 1 if iterations is None else int(-(-int(need.max()) // iterations)) or 1
-    ages: Array = np.arange(cohorts, dtype=np.float64) * (iterations or 0)
-    return _moments(workload, need, p, ages)
+    need: Array
+    """[lengths]: D(S)."""
+    survivors: Array
+    """[3, lengths]: E[blocks^k · 1(D ≥ need)], k = 1, 2, 3."""
+    longest: int
+    """The most that one query holds."""
 
+    @staticmethod
+    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockLaw":
+        """Of the queries that arrive, or of those found `resident`: as often as the iterations that they stay."""
+        need, p = decode_iterations_of(workload.output, encoder_decoder)
+        if resident:
+            p = p * (need + 1)
+            p = p / p.sum()
+        inputs = workload.input
+        blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+        spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
+        skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
+        powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
+        survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
+        return BlockLaw(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
 
-def biased_reservation(workload: Workload, encoder_decoder: bool = False) -> Reservation:
-    """Blocks held by one of the residents of iteration-level scheduling: found as often as the iterations it stays."""
-    need, p = decode_iterations_of(workload.output, encoder_decoder)
-    weight = p * (need + 1)
-    return _moments(workload, need, weight / weight.sum(), np.zeros(1))
+    def reservation(self, iterations: float | None) -> Reservation:
+        """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).
 
-
-def _moments(workload: Workload, need: Array, p: Array, ages: Array) -> Reservation:
-    """Sums over the cohorts of the central moments of [D > age, or age 0] · blocks(input + D)."""
-    inputs = workload.input
-    blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
-    spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
-    skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
-    left = np.where(ages > 0, np.searchsorted(need, ages, side="right"), 0)
-    powers = (blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew)
-    m1, m2, m3 = (np.cumsum((p * power)[::-1])[::-1][left] for power in powers)
-    longest = -(-(inputs.max + int(need.max())) // BLOCK_SIZE)
-    third = m3 - 3 * m1 * m2 + 2 * m1**3
-    return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), longest)
+        A query keeps its blocks to the end of its c(S) phases, so the cohorts of ages 1, 2, ... add up: of each the
+        central moments of 1(D > age, or age 0) · blocks. None: one query, whoever arrives (a static batch).
+        """
+        left = [0]  # the shortest that is left; after no phase, all
+        if iterations is not None and iterations < self.need[-1]:
+            ages = np.arange(iterations, self.need[-1], iterations)
+            left += np.searchsorted(self.need, ages, side="right").tolist()
+        m1, m2, m3 = self.survivors[:, left]
+        third = m3 - 3 * m1 * m2 + 2 * m1**3
+        return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), self.longest)

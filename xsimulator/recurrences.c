@@ -10,12 +10,6 @@
 
 enum { LONGEST_CYCLE = 12 }; /* phases of the longest cycle that is looked for */
 
-/* An exception where there is none yet. */
-static PyObject *misfit(void) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "sizes don't fit together");
-    return NULL;
-}
-
 /* Zeros to be freed; NULL, with an exception, where there is no memory. */
 static double *zeros(Py_ssize_t count) {
     double *memory = calloc(count ? count : 1, sizeof(double));
@@ -281,7 +275,6 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     return Py_BuildValue("nd", ran, now);
 }
 
-#define FUNCTION(name, text) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, text}
 static PyMethodDef functions[] = {
     FUNCTION(decode_seconds, "Decoding iterations on a side's stages."),
     FUNCTION(phases, "A phase in a pipeline that repeats it."),

@@ -15,7 +15,7 @@ from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule, Stage
 from exegpt.workload import Workload
 from xsimulator.group import Group
-from xsimulator.memory import Reservation, StageMemory, biased_reservation, reservation, stage_memory
+from xsimulator.memory import BlockLaw, Reservation, StageMemory, stage_memory
 from xsimulator.side import Side
 from xsimulator.stage import StageCost, stage_costs
 from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
@@ -125,17 +125,21 @@ class Scenario:
             lambda: steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form),
         )
 
+    @functools.cached_property
+    def _block_law(self) -> BlockLaw:
+        return self.once("block law", lambda: BlockLaw.of(self.workload, self.encoder_decoder))
+
     def reservation(self, decode_iterations: float | None) -> Reservation:
         """Blocks held per query entering RRA's phases, or (None) a static batch; computed once."""
-        return self.once(
-            ("reservation", decode_iterations),
-            lambda: reservation(self.workload, decode_iterations, self.encoder_decoder),
-        )
+        return self.once(("reservation", decode_iterations), lambda: self._block_law.reservation(decode_iterations))
 
     @functools.cached_property
     def biased_reservation(self) -> Reservation:
         """Blocks held by one resident of iteration-level scheduling."""
-        return biased_reservation(self.workload, self.encoder_decoder)
+        return self.once(
+            "biased reservation",
+            lambda: BlockLaw.of(self.workload, self.encoder_decoder, resident=True).reservation(None),
+        )
 
     def hops(self, side: Side, tokens: float) -> Array:
         """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""

@@ -11,6 +11,7 @@ The paper weighs 1/c(S) with the same law, which gives B_D = B_E / E[1/c(S)]; th
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,16 +104,16 @@ def resident_tokens(workload: Workload, steady: SteadyState, encode_batch: int) 
     m3 = present * (x3 + 3 * x2 * place + 3 * x1 * place**2 + place**3)
     mean, variance, third = (encode_batch * m.sum(axis=0) for m in (m1, m2 - m1**2, m3 - 3 * m1 * m2 + 2 * m1**3))
     most = encode_batch * (present > 0).sum(axis=0) * (law.max + present.size)
-    return float(np.minimum(cornish_fisher(mean, variance, third), most).max())
+    percentiles = [cornish_fisher(*of_one) for of_one in zip(mean, variance, third, strict=True)]
+    return float(np.minimum(percentiles, most).max())
 
 
-def cornish_fisher(mean: Array, variance: Array, third: Array) -> Array:
+def cornish_fisher(mean: float, variance: float, third: float) -> float:
     """The 99.9th percentile of a law with this mean, variance and third central moment."""
-    deviation = np.sqrt(np.maximum(variance, 0.0))
-    random = variance > 1e-12 * mean**2  # what is less is rounding
-    skewed = np.divide(third, variance, out=np.zeros_like(variance), where=random)  # deviation · skewness
-    quantile: Array = mean + deviation * _Z + (_Z**2 - 1) / 6 * skewed
-    return quantile
+    if variance <= 1e-12 * mean**2:  # what is less is rounding
+        return mean
+    skewed = third / variance  # deviation · skewness
+    return mean + math.sqrt(variance) * _Z + (_Z**2 - 1) / 6 * skewed
 
 
 def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:

@@ -12,7 +12,7 @@ from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.allocation import tp_degrees, uniform_stages
-from xsimulator.memory import biased_reservation, reservation, stage_memory
+from xsimulator.memory import BlockLaw, stage_memory
 from xsimulator.policies import static
 from xsimulator.scenario import Scenario
 
@@ -34,7 +34,7 @@ def test_reserved_blocks_are_the_simulated_percentile(name, iterations, encode_b
     held = blocks_of(inputs, outputs)
     change = np.bincount(begin, held, phases) - np.bincount(np.minimum(begin + stays, phases), held, phases + 1)[:-1]
     resident = np.cumsum(change)[stays.max() :]
-    found = reservation(workload, iterations).quantile(encode_batch, np.inf)
+    found = BlockLaw.of(workload).reservation(iterations).quantile(encode_batch, 1e9)
     assert found == pytest.approx(np.quantile(resident, 0.999), rel=0.02)
 
 
@@ -47,20 +47,28 @@ def test_iteration_levels_residents_are_length_biased(name):
     ends, held = np.cumsum(outputs, axis=1), blocks_of(inputs, outputs)
     times = np.arange(2000, ends[:, -1].min())
     resident = sum(held[s][np.searchsorted(ends[s], times, side="right")] for s in range(slots))
-    assert biased_reservation(workload).mean * slots == pytest.approx(resident.mean(), rel=0.01)
-    assert biased_reservation(workload).quantile(slots, slots) == pytest.approx(np.quantile(resident, 0.999), rel=0.03)
+    assert BlockLaw.of(workload, resident=True).reservation(None).mean * slots == pytest.approx(
+        resident.mean(), rel=0.01
+    )
+    assert BlockLaw.of(workload, resident=True).reservation(None).quantile(slots, slots) == pytest.approx(
+        np.quantile(resident, 0.999), rel=0.03
+    )
 
 
 def test_never_more_than_everybody_at_the_longest():
     workload = task("T")
     longest = blocks_of(workload.input.max, workload.output.max)
     for resident in range(1, 6):
-        assert longest <= biased_reservation(workload).quantile(resident, resident) <= resident * longest
+        assert (
+            longest
+            <= BlockLaw.of(workload, resident=True).reservation(None).quantile(resident, resident)
+            <= resident * longest
+        )
 
 
 def test_certain_lengths_are_reserved_exactly_but_for_the_blocks_end():
     """Half a block is the mean of what a last block leaves empty."""
-    need = reservation(Workload.fixed(33, 16), None)
+    need = BlockLaw.of(Workload.fixed(33, 16)).reservation(None)
     assert need.longest == 3
     assert need.mean == pytest.approx((33 + 15 + 7.5) / 16)
 
@@ -120,8 +128,8 @@ def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
 def test_an_encoder_decoders_blocks_hold_its_input_and_the_start_token_too():
     """As many tokens as the ledger keeps room for: input and output, for the first output token has to be decoded."""
     workload = Workload.fixed(33, 16)
-    assert reservation(workload, None, encoder_decoder=True).longest == -(-(33 + 16) // BLOCK_SIZE)
-    assert reservation(workload, None).longest == -(-(33 + 15) // BLOCK_SIZE)
+    assert BlockLaw.of(workload, encoder_decoder=True).reservation(None).longest == -(-(33 + 16) // BLOCK_SIZE)
+    assert BlockLaw.of(workload).reservation(None).longest == -(-(33 + 15) // BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("stride", [1.0, 2.5, 3.7, 12.25])
@@ -130,5 +138,5 @@ def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
     workload, rng, n = task("S"), np.random.default_rng(4), 400_000
     inputs, outputs = workload.input.sample(n, rng), workload.output.sample(n, rng)
     stays = np.maximum(1, np.ceil((outputs - 1) / stride))
-    found = reservation(workload, stride)
+    found = BlockLaw.of(workload).reservation(stride)
     assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)

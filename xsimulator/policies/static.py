@@ -28,14 +28,20 @@ def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> tuple[Phas
     Finished rows are computed along, at their last position.
     """
     side, law = scenario.decode, scenario.workload.input
-    need, p = scenario.iterations
-    iterations = max(1, int(need.max()))
-    contexts = law.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
+    contexts = scenario.once("static contexts", lambda: _contexts(scenario))
     encode = side.each(lambda group: group.encode_parts(batch / pieces, law, pieces))
     decode = side.decode(batch / parts, contexts)
     hops = scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)
     times = phase_times(encode, decode, parts, hops, repeats=False)
     return times, encode.sum(axis=0), decode.sum(axis=0) * parts
+
+
+def _contexts(scenario: Scenario) -> Array:
+    """[iterations]: mean context of a batch's rows."""
+    need, p = scenario.iterations
+    iterations = max(1, int(need.max()))
+    contexts: Array = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
+    return contexts
 
 
 def outcome(
@@ -56,7 +62,7 @@ def outcome(
         return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
 
     first, spread = times.first_encoded if shift else times.first_decoded
-    longest = expected_longest(scenario.workload.output, batch) - shift
+    longest = scenario.once(("longest", batch), lambda: expected_longest(scenario.workload.output, batch)) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
     decoding = decoding * longest / max(len(ends) - 1, 1)
     return Outcome(
