@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     finally:
         gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
+        gc.enable()  # `tune` does without
 
 
 def _say(text: str, code: int) -> int:

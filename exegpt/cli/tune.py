@@ -1,5 +1,6 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
+import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +108,7 @@ def tune(
     if open_system:
         return _at_rate(settings, bounds[0], rate, arrivals, seed, prices, asked, out, target, report, json)
     setting = settings[0]
+    gc.disable()  # searches leave many small objects and no cycles; the command ends soon
     answers = [search_schedule(setting, bound_s, **asked) for bound_s in bounds]
     best = next((a for a in reversed(answers) if a.schedule), None)
     if out and best:
