@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from exegpt.kernels import device
 from exegpt.kernels.threads import compiled
 
 _UNBOUNDED = 2**31 - 1
@@ -44,7 +45,7 @@ def attention(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
-    if q.device.type == "cuda":
+    if device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
         return attention_gpu(q, keys, values, tables, offsets, contexts, out, **options)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
+from exegpt.kernels import device
+
 
 def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: torch.Tensor) -> None:
     """buffer[t, i] ← block blocks[i] of the cache's tensor t."""
-    if buffer.device.type == "cuda":
+    if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
         copy_blocks_gpu(cache, list(buffer), blocks, None)
@@ -23,7 +25,7 @@ def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: t
 
 def scatter_blocks(buffer: torch.Tensor, cache: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
     """Block blocks[i] of the cache's tensor t ← buffer[t, i]; no block is named twice."""
-    if buffer.device.type == "cuda":
+    if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
         copy_blocks_gpu(list(buffer), cache, None, blocks)
@@ -37,7 +39,7 @@ def move_blocks(cache: Sequence[torch.Tensor], sources: torch.Tensor, targets: t
 
     No block is named twice, neither as a target nor as a source of one and a target of another.
     """
-    if cache[0].device.type == "cuda":
+    if device.on_gpu(cache[0]):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
         copy_blocks_gpu(cache, cache, sources, targets)

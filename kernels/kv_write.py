@@ -3,6 +3,7 @@
 import torch
 from numba import njit, prange
 
+from exegpt.kernels import device
 from exegpt.kernels.threads import compiled
 
 
@@ -12,7 +13,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     Slot s is place s mod block_size of block s // block_size. `keys` is [blocks, kv_heads, head_size, block_size],
     `values` [blocks, kv_heads, block_size, head_size].
     """
-    if k.device.type == "cuda":
+    if device.on_gpu(k):
         from exegpt.kernels.rotary_gpu import kv_write_gpu
 
         kv_write_gpu(k, v, keys, values, slots)

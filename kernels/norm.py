@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from numba import njit, prange
 
+from exegpt.kernels import device
 from exegpt.kernels.threads import compiled
 
 
@@ -15,15 +16,17 @@ def rms_norm(
 
     With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
     """
-    if x.device.type == "cuda":
+    if device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
         return norm_gpu(x, weight, None, epsilon, residual)
     if not compiled(x):
         return rms_norm_reference(x, weight, epsilon, residual)
-    x = x if residual is None else residual.add_(x)
     out = torch.empty_like(x)
-    _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
+    if residual is None:
+        _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
+    else:
+        _add_and_rms_norm(x.numpy(), residual.numpy(), weight.numpy(), epsilon, out.numpy())
     return out
 
 
@@ -42,7 +45,7 @@ def layer_norm(
 
     With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
     """
-    if x.device.type == "cuda":
+    if device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
         return norm_gpu(x, weight, bias, epsilon, residual)
@@ -72,3 +75,23 @@ def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
         scale = np.float32(1 / np.sqrt(squares / width + epsilon))
         for i in range(width):
             out[row, i] = x[row, i] * scale * weight[i]
+
+
+@njit(
+    ["void(float32[:, ::1], float32[:, ::1], float32[::1], float64, float32[:, ::1])"],
+    parallel=True,
+    cache=True,
+    fastmath=True,
+    error_model="numpy",
+)
+def _add_and_rms_norm(x, residual, weight, epsilon, out):  # type: ignore[no-untyped-def]
+    width = x.shape[1]
+    for row in prange(len(x)):
+        squares = np.float32(0)
+        for i in range(width):
+            value = residual[row, i] + x[row, i]
+            residual[row, i] = value
+            squares += value * value
+        scale = np.float32(1 / np.sqrt(squares / width + epsilon))
+        for i in range(width):
+            out[row, i] = residual[row, i] * scale * weight[i]

@@ -3,7 +3,8 @@
 import torch
 from numba import njit, prange
 
-from exegpt.kernels.kv_write import kv_write, kv_write_reference
+from exegpt.kernels import device
+from exegpt.kernels.kv_write import kv_write_reference
 from exegpt.kernels.threads import compiled
 
 
@@ -12,7 +13,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sine
 
     `cosines` and `sines` are float32 [context, head_size / 2].
     """
-    if x.device.type == "cuda":
+    if device.on_gpu(x):
         from exegpt.kernels.rotary_gpu import rotate_gpu
 
         rotate_gpu(x, positions, cosines, sines)
@@ -43,17 +44,19 @@ def rotate_and_write(
 ) -> None:
     """Rotate q [tokens, heads, head_size] in place, store k rotated and v, [tokens, kv_heads, head_size], in the cache.
 
-    `rotate` of q and k, then `kv_write`, whose arguments they are; one kernel on a GPU. What k holds afterwards is
-    undefined: rotated or not.
+    `rotate` of q and k, then `kv_write`, whose arguments they are, in one kernel. What k holds afterwards is undefined:
+    rotated or not.
     """
-    if q.device.type == "cuda":
+    if device.on_gpu(q):
         from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
 
         rotate_and_write_gpu(q, k, v, positions, cosines, sines, keys, values, slots)
         return
-    rotate(q, positions, cosines, sines)
-    rotate(k, positions, cosines, sines)
-    kv_write(k, v, keys, values, slots)
+    if not compiled(q):
+        rotate_and_write_reference(q, k, v, positions, cosines, sines, keys, values, slots)
+        return
+    arrays = (t.numpy() for t in (q, k, v, positions, cosines, sines, keys, values, slots))
+    _rotate_and_write(*arrays)
 
 
 def rotate_and_write_reference(
@@ -89,3 +92,32 @@ def _rotate(x, positions, cosines, sines):  # type: ignore[no-untyped-def]
                 a, b = x[token, head, d], x[token, head, half + d]
                 x[token, head, d] = a * cos[d] - b * sin[d]
                 x[token, head, half + d] = b * cos[d] + a * sin[d]
+
+
+@njit(
+    [
+        "void(float32[:, :, :], float32[:, :, :], float32[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1],"
+        " float32[:, :, :, ::1], float32[:, :, :, ::1], int64[::1])"
+    ],
+    parallel=True,
+    cache=True,
+    fastmath=True,
+    error_model="numpy",
+)
+def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots):  # type: ignore[no-untyped-def]
+    half, block_size = q.shape[2] // 2, values.shape[2]
+    for token in prange(q.shape[0]):
+        cos, sin = cosines[positions[token]], sines[positions[token]]
+        block, place = slots[token] // block_size, slots[token] % block_size
+        for head in range(q.shape[1]):
+            for d in range(half):
+                a, b = q[token, head, d], q[token, head, half + d]
+                q[token, head, d] = a * cos[d] - b * sin[d]
+                q[token, head, half + d] = b * cos[d] + a * sin[d]
+        for head in range(k.shape[1]):
+            for d in range(half):
+                a, b = k[token, head, d], k[token, head, half + d]
+                keys[block, head, d, place] = a * cos[d] - b * sin[d]
+                keys[block, head, half + d, place] = b * cos[d] + a * sin[d]
+            for d in range(2 * half):
+                values[block, head, place, d] = v[token, head, d]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 
+from exegpt.kernels import device
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import follow_torch
@@ -50,7 +51,7 @@ class Sampling:
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Every row's next token: logits [rows, vocab] → int64 [rows]."""
-    if logits.device.type == "cuda":
+    if device.on_gpu(logits):
         from exegpt.kernels.sampling_gpu import sample_gpu
 
         return sample_gpu(logits, sampling)

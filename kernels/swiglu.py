@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from numba import njit, prange
 
+from exegpt.kernels import device
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.threads import compiled
 
@@ -37,11 +38,11 @@ def geglu_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def _fast(x: torch.Tensor) -> bool:
-    return x.device.type == "cuda" or compiled(x)
+    return device.on_gpu(x) or compiled(x)
 
 
 def _gated(x: torch.Tensor, slope: float = 1.0, bend: float = 0.0) -> torch.Tensor:
-    if x.device.type == "cuda":
+    if device.on_gpu(x):
         from exegpt.kernels.swiglu_gpu import gated_gpu
 
         return gated_gpu(x, slope, bend)

@@ -279,8 +279,7 @@ def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], ob
 
     def run() -> None:
         for layer, keys, values in zip(layers, itertools.cycle(cache.keys), itertools.cycle(cache.values)):
-            _, k, v = layer.before_attention(x, positions)
-            kv_write(k[:tokens], v[:tokens], keys, values, slots)
+            layer.before_attention(x, positions, keys, values, slots)
             layer.after_attention(x, attended, **cross)
 
     return run

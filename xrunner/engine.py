@@ -15,7 +15,7 @@ from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import free_memory
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, make_ledger, make_policy
+from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
@@ -200,14 +200,14 @@ class Engine:
         return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds, *changed)
 
     def _deal(self, requests: Rows[Request]) -> tuple[Share, Extent]:
-        """This rank's share of rank 0's requests, which replicas get in turn, and how much any of them comes to use."""
+        """This rank's share of rank 0's requests, and how much any of them comes to use."""
         shares: list[tuple[Share, Extent]] = []
         if self.ranks.rank == 0:
             self.ranks.agree(lambda: self._check_requests(requests))
-            numbered, replicas = list(enumerate(requests)), self.schedule.replicas
+            places = deal([len(r.prompt_ids) + r.max_tokens for r in requests], self.schedule.replicas)
             for rank in range(self.ranks.size):
                 place = Place(self.schedule, rank)
-                own = numbered[place.replica :: replicas]
+                own = [(i, requests[i]) for i in places[place.replica]]
                 extent = Extent.of(self.schedule, [(len(r.prompt_ids), r.max_tokens) for _, r in own])
                 shares.append((own if rank == place.driver else [], extent))
         else:

@@ -69,7 +69,7 @@ def warm_up(model: Model, cache: KVCache, extent: Extent) -> None:
     for rows in sorted(
         {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())
     ):
-        _products(model, rows)
+        _products(model, cache, rows)
         _seen[model].add(rows)
         late = torch.full((1, 1), float(time.perf_counter() - began > _SHAPES_S))
         if model.shard.all_reduce(late).item():  # what one rank of a group leaves out, all do
@@ -94,11 +94,12 @@ def one_sequence(new: int, context: int, block_size: int, start: int | None = No
 
 
 @torch.inference_mode()
-def _products(model: Model, rows: int) -> None:
+def _products(model: Model, cache: KVCache, rows: int) -> None:
     """One layer's products, and the head's, for a number of rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
     layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
-    q, _, _ = layer.before_attention(x, positions)
+    slots = torch.zeros(1, dtype=torch.int64)
+    q = layer.before_attention(x, positions, cache.keys[0], cache.values[0], slots)
     x = layer.after_attention(x, q.contiguous())
     if rows <= _MOST_HEADS and model.head:
         model.sample(x)

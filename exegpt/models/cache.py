@@ -1,13 +1,12 @@
 """The KV cache of one device: one tensor of keys and one of values per layer, allocated once, cut into blocks."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.models.device import PROCESSOR, free_memory
 from exegpt.models.weights import torch_dtype
 
 
@@ -23,20 +22,30 @@ class KVCache:
     values: tuple[torch.Tensor, ...]
 
     @classmethod
-    def allocate(cls, spec: ModelSpec, layers: int, blocks: int, block_size: int, dtype: str) -> "KVCache":
-        """Empty tensors for `blocks` blocks; InputError where this machine has no memory for them."""
+    def allocate(
+        cls,
+        spec: ModelSpec,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        dtype: str,
+        device: torch.device = PROCESSOR,
+    ) -> "KVCache":
+        """Empty tensors for `blocks` blocks; InputError where the device has no memory for them."""
         need = blocks * block_size * layers * spec.kv_bytes(1, dtype)
-        free = available_memory()
+        free = free_memory(device)
         if need > free:
             raise InputError(
                 f"A KV cache of {blocks} blocks of {block_size} tokens needs {need / 2**30:.1f} GiB, and "
                 f"{free / 2**30:.1f} GiB are available: use a schedule with fewer blocks."
             )
         kind = torch_dtype(dtype)
-        return cls(
-            tuple(torch.zeros(blocks, spec.kv_heads, spec.head_size, block_size, dtype=kind) for _ in range(layers)),
-            tuple(torch.zeros(blocks, spec.kv_heads, block_size, spec.head_size, dtype=kind) for _ in range(layers)),
+        shapes = (spec.head_size, block_size), (block_size, spec.head_size)
+        keys, values = (
+            tuple(torch.zeros(blocks, spec.kv_heads, *shape, dtype=kind, device=device) for _ in range(layers))
+            for shape in shapes
         )
+        return cls(keys, values)
 
     @property
     def bytes(self) -> int:
@@ -47,13 +56,3 @@ class KVCache:
         """Write the first `blocks` blocks, so that the system maps their memory now and not in the midst of a run."""
         for tensor in self.keys + self.values:
             tensor[:blocks].zero_()
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

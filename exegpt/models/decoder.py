@@ -6,27 +6,31 @@ from typing import Protocol
 import torch
 
 from exegpt.kernels.argmax import argmax
-from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.sampling import Sampling, sample
 from exegpt.model import ModelSpec
 from exegpt.models.batch import Batch, attend
 from exegpt.models.cache import KVCache
+from exegpt.models.device import PROCESSOR
 from exegpt.models.shard import WHOLE, Shard
 
 
 class Layer(Protocol):
-    """One layer in two halves; between them its keys and values are cached and the attention kernel runs."""
+    """One layer in two halves, between which the attention kernel runs."""
 
     window: int | None
     """How many tokens a token sees, itself and those before it; None for all."""
 
     def before_attention(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] → q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size]."""
+        self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """x [rows, hidden], positions int64 [rows] → q [rows, heads, head_size]; caches the keys and values of the
+        first tokens, as many as there are slots, int64 [tokens]. Rows behind them only fill up.
+        """
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden], attended [tokens, heads, head_size] → the layer's output [tokens, hidden]."""
+        """x [rows, hidden], which is overwritten, attended [rows, heads, head_size] → the layer's output
+        [rows, hidden].
+        """
 
 
 class Ends(Protocol):
@@ -55,10 +59,12 @@ class Model:
     """Whether tokens come out; else the states of every row, which the next stage takes."""
     start: tuple[int, ...] = ()
     """What an encoder-decoder's output begins with in its cache, before the first token that it makes."""
+    device: torch.device = PROCESSOR
+    """Where its weights are, and where caches and batches must be."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model's layers."""
-        return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.dtype)
+        return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.dtype, self.device)
 
     @property
     def cached_layers(self) -> int:
@@ -79,13 +85,11 @@ class Model:
     def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
         """One iteration: caches the batch's tokens and returns the states [rows, hidden] after the last of its layers.
 
-        A stage without the embedding gets `x`, the states [rows, hidden] of the stage before.
+        A stage without the embedding gets `x`, the states [rows, hidden] of the stage before, which are overwritten.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
-        tokens = len(batch.slots)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            q, k, v = layer.before_attention(x, batch.positions)
-            kv_write(k[:tokens], v[:tokens], keys, values, batch.slots)
+            q = layer.before_attention(x, batch.positions, keys, values, batch.slots)
             x = layer.after_attention(x, attend(q, keys, values, batch.attention, window=layer.window))
         return x
 
@@ -93,7 +97,7 @@ class Model:
     def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The next token of every row that needs one, of the states [rows, hidden] of all: int64 [sequences]."""
         x = x if batch.rows is None else x[batch.rows]
-        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64)
+        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64, device=x.device)
 
     @torch.inference_mode()
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:

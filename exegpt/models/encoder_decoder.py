@@ -67,8 +67,7 @@ class EncoderDecoder(Model):
         """
         keys, values = cache.keys[0], cache.values[0]
         for layer in self.encoder:
-            q, k, v = layer.before_attention(x, slots)
-            kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
+            q = layer.before_attention(x, slots, keys, values, slots)
             attended = attend(q, keys, values, (part,), scale=1.0, causal=False, bias=self.encoder_bias)
             x = layer.after_attention(x, attended)
         if self.ends.encoder_norm is not None:
@@ -81,8 +80,7 @@ class EncoderDecoder(Model):
         assert part.starts is not None
         inputs = (replace(part, contexts=part.starts, starts=None),)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            q, k, v = layer.before_attention(x, slots)
-            kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
+            q = layer.before_attention(x, slots, keys, values, slots)
             attended = attend(q, keys, values, (part,), scale=1.0, bias=self.decoder_bias)
             cross = partial(attend, keys=keys, values=values, parts=inputs, scale=1.0, causal=False)
             x = layer.after_attention(x, attended, cross)

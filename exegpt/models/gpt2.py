@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from exegpt.errors import InputError
+from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
+from exegpt.kernels.norm import layer_norm
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
@@ -97,20 +99,21 @@ class GPT2Layer:
         self.down = linear("mlp.c_proj")
 
     def before_attention(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] → q, k and v, each [tokens, heads, head_size]."""
-        normed = F.layer_norm(x, (self.spec.hidden,), *self.input_norm, self.epsilon)
+        self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        normed = layer_norm(x, *self.input_norm, self.epsilon)
         q, k, v = self.qkv(normed).view(len(x), 3, self.spec.heads, self.spec.head_size).unbind(1)
-        return q, k, v
+        kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
+        return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+        """x [rows, hidden], overwritten, and what attention gave, [rows, heads, head_size] → the layer's output."""
+        update = self.shard.all_reduce(self.output(attended.flatten(1)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
 
-    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed = F.layer_norm(x, (self.spec.hidden,), *self.attention_norm, self.epsilon)
+    def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        normed = layer_norm(update, *self.attention_norm, self.epsilon, residual=x)
         return self.down(self.up(normed), residual=self.shard.once(x))
 
 
@@ -139,4 +142,4 @@ class GPT2Ends:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, vocab]."""
-        return self.head(F.layer_norm(x, (self.spec.hidden,), *self.norm, self.epsilon))
+        return self.head(layer_norm(x, *self.norm, self.epsilon))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from exegpt.errors import InputError
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
-from exegpt.kernels.rotary import rotate
+from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec
 from exegpt.models.pieces import in_pieces
@@ -113,7 +113,7 @@ def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
     """These layers, and what comes before and after them where it is asked for."""
-    tables = rotary_tables(config, spec)
+    tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
     ends = LlamaEnds(spec, config, weights, embedding, head)
     return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
 
@@ -147,32 +147,44 @@ class LlamaLayer:
         if spec.architecture == "qwen3":
             query, key = (get(f"self_attn.{part}_norm.weight") for part in "qk")
             self.head_norm = torch.cat((query.expand(self.spec.heads, -1), key.expand(self.spec.kv_heads, -1)))
+            self.ones = torch.ones_like(query)
         self.output = linear("self_attn.o_proj")
         self.attention_norm = get("post_attention_layernorm.weight")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
 
     def before_attention(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] → q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size]."""
-        spec = self.spec
+        self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        spec, tokens = self.spec, len(slots)
         qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
         both = spec.heads + spec.kv_heads
         if self.head_norm is not None:
             rows = qkv[:, :both].reshape(-1, spec.head_size)
-            normed = rms_norm(rows, torch.ones_like(self.head_norm[0]), self.epsilon)
+            normed = rms_norm(rows, self.ones, self.epsilon)
             qkv[:, :both] = normed.view(-1, both, spec.head_size) * self.head_norm
-        rotate(qkv[:, :both], positions, self.cosines, self.sines)
-        return qkv[:, : spec.heads], qkv[:, spec.heads : both], qkv[:, both:]
+        q, new = qkv[:, : spec.heads], qkv[:tokens]
+        rotate_and_write(
+            new[:, : spec.heads],
+            new[:, spec.heads : both],
+            new[:, both:],
+            positions[:tokens],
+            self.cosines,
+            self.sines,
+            keys,
+            values,
+            slots,
+        )
+        return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] and what attention gave, [tokens, heads, head_size] → the layer's output."""
-        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+        """x [rows, hidden], overwritten, and what attention gave, [rows, heads, head_size] → the layer's output."""
+        update = self.shard.all_reduce(self.output(attended.flatten(1)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
 
-    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
+    def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        inner = swiglu(self.gate_up(rms_norm(update, self.attention_norm, self.epsilon, residual=x)))
         return self.down(inner, residual=self.shard.once(x))
 
 

@@ -10,6 +10,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
 from exegpt.models.decoder import Model
+from exegpt.models.device import PROCESSOR
 from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.families import FAMILIES
 from exegpt.models.shard import WHOLE, Shard
@@ -24,24 +25,31 @@ def load_model(
     embedding: bool = True,
     head: bool = True,
     encoder_layers: range | None = None,
+    device: torch.device = PROCESSOR,
 ) -> Model:
     """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
-    or a shard of each, with or without the embedding and the head. Only its own tensors are read. Of an encoder-decoder
-    `layers` are the decoder's, and the encoder's the same numbers unless `encoder_layers` tells others.
+    or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
+    device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers unless `encoder_layers`
+    tells others.
 
     InputError for what can't be run, cut or read.
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
-    weights = SafetensorsWeights(directory, torch_dtype(dtype))
+    weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
     return _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
 
 
 def random_model(
-    spec: ModelSpec, layers: range | int | None = None, dtype: str = "fp32", seed: int = 0, shard: Shard = WHOLE
+    spec: ModelSpec,
+    layers: range | int | None = None,
+    dtype: str = "fp32",
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    device: torch.device = PROCESSOR,
 ) -> Model:
     """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
-    weights = RandomWeights(torch_dtype(dtype), seed)
+    weights = RandomWeights(torch_dtype(dtype), seed, device)
     return _build(spec, {}, weights, dtype, layers, shard)
 
 
@@ -74,7 +82,7 @@ def _build(
         ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
         return _encoder_decoder(spec, config, weights, dtype, encoding, own, shard, ends)
     made, ends = family.build(spec, config, weights, own, shard, embedding, head)
-    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head)
+    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
 
 
 def _encoder_decoder(
@@ -105,6 +113,7 @@ def _encoder_decoder(
         shard=shard,
         head=ends[-1],
         start=(start,),
+        device=weights.device,
         encoder=stack("encoder", encoding),
         encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
         decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),

@@ -7,8 +7,8 @@ import torch
 _ROWS = 1024
 
 
-def in_pieces(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """`function`, which treats every row of x [rows, width] alone, over pieces of it."""
-    if len(x) <= _ROWS:
-        return function(x)
-    return torch.cat([function(piece) for piece in x.split(_ROWS)])
+def in_pieces(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """`function`, which treats every row of its tensors [rows, width] alone, over pieces of them."""
+    if len(tensors[0]) <= _ROWS:
+        return function(*tensors)
+    return torch.cat([function(*piece) for piece in zip(*(t.split(_ROWS) for t in tensors), strict=True)])

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from exegpt.errors import InputError
+from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.swiglu import geglu
@@ -82,7 +83,8 @@ def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, sta
     most = config.get("relative_attention_max_distance", 128)
     table = weights.get(_bias_name(stack), (buckets, spec.heads))
     own = shard.cut(table, (buckets, shard.share(spec).heads))
-    return own[relative_buckets(most, buckets, both_ways=stack == "encoder")].T.float().contiguous()
+    places = relative_buckets(most, buckets, both_ways=stack == "encoder").to(own.device)
+    return own[places].T.float().contiguous()
 
 
 def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
@@ -139,29 +141,30 @@ class T5Layer:
         self.down = linear(inner, "wo")
 
     def before_attention(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] → q, k and v, each [tokens, heads, head_size]."""
+        self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
         q, k, v = self._heads(self.qkv(rms_norm(x, self.input_norm, self.epsilon)), 3)
-        return q, k, v
+        kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
+        return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor, cross: Attend | None = None) -> torch.Tensor:
-        """x [tokens, hidden] and what self-attention gave, [tokens, heads, head_size] → the layer's output. A decoder's
-        is given `cross`: what cross-attention makes of its queries, [tokens, heads, head_size] both.
+        """x [rows, hidden], overwritten, and what self-attention gave, [rows, heads, head_size] → the layer's output. A
+        decoder's is given `cross`: what cross-attention makes of its queries, [rows, heads, head_size] both.
         """
-        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        update = self.shard.all_reduce(self.output(attended.flatten(1)))
         if cross:
-            (q,) = self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)
-            x = self.shard.all_reduce(self.cross_output(cross(q).flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+            (q,) = self._heads(self.cross_query(rms_norm(update, self.cross_norm, self.epsilon, residual=x)), 1)
+            update = self.shard.all_reduce(self.cross_output(cross(q).flatten(1)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
 
     def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""
         k, v = self._heads(self.cross_projection(encoded), 2)
         return k, v
 
-    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.up(rms_norm(x, self.feed_forward_norm, self.epsilon))
+    def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up(rms_norm(update, self.feed_forward_norm, self.epsilon, residual=x))
         return self.down(geglu(inner) if self.spec.gated else inner, residual=self.shard.once(x))
 
     def _heads(self, x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:

@@ -10,8 +10,9 @@ import torch
 
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.models.device import PROCESSOR
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes that models run in."""
 
 
@@ -23,7 +24,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Weights(Protocol):
-    """Gives tensors by name."""
+    """Gives tensors by name, on a device."""
+
+    device: torch.device
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor of that name, which must have that shape."""
@@ -35,14 +38,17 @@ class Weights(Protocol):
 class SafetensorsWeights:
     """Tensors of a model directory, read one by one from `model.safetensors` or the shards that its index names."""
 
-    def __init__(self, directory: str | Path, dtype: torch.dtype):
+    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device = PROCESSOR):
         self.directory = Path(directory)
         self.dtype = dtype
+        self.device = device
         self._files: dict[str, Any] = {}
         self._where = self._index()
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor in this source's dtype; InputError names the file or tensor that is missing, torn or misshapen."""
+        """The tensor in this source's dtype on its device; InputError names the file or tensor that is missing, torn or
+        misshapen.
+        """
         from safetensors import SafetensorError
 
         if name not in self._where:
@@ -58,7 +64,7 @@ class SafetensorsWeights:
             )
         if not tensor.is_floating_point():
             raise InputError(f"Tensor '{name}' in '{path}' is of type {tensor.dtype}: only plain floats are supported.")
-        return tensor.to(self.dtype)
+        return tensor.to(self.device, self.dtype)
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -93,19 +99,22 @@ class SafetensorsWeights:
 class RandomWeights:
     """Tensors drawn at random, so scaled that every layer changes its input and greedy output doesn't degenerate."""
 
-    def __init__(self, dtype: torch.dtype, seed: int = 0):
+    def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = PROCESSOR):
         self.dtype = dtype
-        self._generator = torch.Generator().manual_seed(seed)
+        self.device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Norms are one, biases small; matrices keep their input's scale, the embeddings and head give it 1 and 3."""
         if len(shape) == 1:
             if name.endswith("bias"):
-                return (torch.randn(shape, generator=self._generator) * 0.02).to(self.dtype)
-            return torch.ones(shape, dtype=self.dtype)
+                drawn = torch.randn(shape, generator=self._generator, device=self.device)
+                return (drawn * 0.02).to(self.dtype)
+            return torch.ones(shape, dtype=self.dtype, device=self.device)
         # A head times a normalised state gives logits of deviation 3. A tied one serves as embedding as well.
         deviation = 3.0 / math.sqrt(shape[-1]) if name.endswith(_HEADS) else 1 / math.sqrt(_inputs(name, shape))
-        return torch.empty(shape).normal_(0, deviation, generator=self._generator).to(self.dtype)
+        drawn = torch.empty(shape, device=self.device).normal_(0, deviation, generator=self._generator)
+        return drawn.to(self.dtype)
 
     def __contains__(self, name: str) -> bool:
         return False  # nothing is there before it is asked for

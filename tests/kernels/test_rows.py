@@ -18,6 +18,10 @@ from exegpt.kernels.swiglu import geglu, geglu_reference, swiglu, swiglu_referen
 def test_rms_norm(rows, width):
     x, w = torch.randn(rows, width) * 3, torch.rand(width)
     torch.testing.assert_close(rms_norm(x, w, 1e-5), rms_norm_reference(x, w, 1e-5), atol=1e-6, rtol=2e-6)
+    mine, residual = (x.flip(0) + 0.5 for _ in range(2))
+    got, want = rms_norm(x, w, 1e-5, mine), rms_norm_reference(x, w, 1e-5, residual)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=2e-6)
+    assert torch.equal(mine, residual)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])

@@ -208,9 +208,12 @@ def test_one_random_layer(architecture):
     model = random_model(spec, layers=1)
     assert len(model.layers) == 1
     with torch.inference_mode():
-        x = model.ends.embed(torch.arange(5), torch.arange(5))
-        q, k, v = model.layers[0].before_attention(x, torch.arange(5))
-        assert q.shape == (5, 4, 16) and k.shape == v.shape == (5, kv_heads, 16)
+        x, cache = model.ends.embed(torch.arange(5), torch.arange(5)), model.new_cache(1, 16)
+        (keys,), (values,) = cache.keys, cache.values
+        q = model.layers[0].before_attention(x, torch.arange(5), keys, values, torch.arange(3))
+        assert q.shape == (5, 4, 16) and keys.shape == (1, kv_heads, 16, 16) and values.shape == (1, kv_heads, 16, 16)
+        assert keys[..., :3].all() and not keys[..., 3:].any()
+        assert values[..., :3, :].all() and not values[..., 3:, :].any()
         y = model.layers[0].after_attention(x, q.contiguous())
     assert y.shape == x.shape and y.isfinite().all() and model.sample(y).shape == (5,)
 

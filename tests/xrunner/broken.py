@@ -21,7 +21,7 @@ def _raise_in_the_midst(after: int = 12) -> None:
 
 def _no_memory_left_for_buffers() -> None:
     free = itertools.chain([2**50], itertools.repeat(0))
-    engine.available_memory = lambda: next(free)  # type: ignore[attr-defined]
+    engine.free_memory = lambda device: next(free)  # type: ignore[attr-defined]
 
 
 def _another_version() -> None:

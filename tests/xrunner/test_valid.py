@@ -28,7 +28,7 @@ def stage(devices, layers, tp=None, phase="both"):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dtype": "fp16", "kv_dtype": "fp16"}, "dtype fp16 and kv_dtype fp16"),
+        ({"dtype": "fp8", "kv_dtype": "fp8"}, "dtype fp8 and kv_dtype fp8"),
         ({"kv_dtype": "bf16"}, "dtype fp32 and kv_dtype bf16"),
         ({"stages": (stage([0], (0, 3)), stage([2], (3, 5)))}, r"devices \[0, 2\]"),
         ({"stages": (stage([0], (0, 3)), stage([0], (3, 5)))}, r"devices \[0, 0\]"),

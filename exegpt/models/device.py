@@ -1,0 +1,37 @@
+"""The device that a model's tensors are on: the processor, or a GPU."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from exegpt.errors import InputError
+
+PROCESSOR = torch.device("cpu")
+
+
+def find_device(name: str | None = None, local: int = 0) -> torch.device:
+    """The device of a node's rank `local`: `cpu`, or with `cuda` one of the node's GPUs, which its ranks take in turn.
+    None: a GPU where there is one, else the processor. InputError for a GPU that isn't there.
+    """
+    if name not in (None, "cpu", "cuda"):
+        raise InputError(f"There is no device '{name}': use cpu or cuda.")
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if count:
+        return torch.device("cuda", local % count)
+    if name == "cuda":
+        built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
+        raise InputError(f"--device cuda needs a GPU, and torch sees none here{built}: use --device cpu.")
+    return PROCESSOR
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on a device: of the processor's memory without swapping."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

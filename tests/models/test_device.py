@@ -1,0 +1,95 @@
+"""Models on a device: weights go straight there, and the layers' Triton kernels give what the processor's give."""
+
+import pytest
+import torch
+
+from exegpt.errors import InputError
+from exegpt.kernels import device
+from exegpt.models import Batch, load_model
+from exegpt.models.device import PROCESSOR, find_device, free_memory
+from exegpt.models.weights import DTYPES
+
+from ..kernels.gpu import DEVICE, needs_triton
+from .conftest import ARCHITECTURES
+from .test_decoder import IDS, logits, prompt_batch, theirs
+
+META = torch.device("meta")
+
+
+def tensors(of, seen=None):
+    """All tensors that an object holds."""
+    seen = set() if seen is None else seen
+    if isinstance(of, torch.Tensor):
+        return [of]
+    if id(of) in seen or isinstance(of, type) or callable(of) and not hasattr(of, "weight"):
+        return []
+    seen.add(id(of))
+    inner = of if isinstance(of, list | tuple) else of.values() if isinstance(of, dict) else vars(of).values()
+    return [
+        t
+        for one in inner
+        if isinstance(one, list | tuple | dict) or hasattr(one, "__dict__")
+        for t in tensors(one, seen)
+    ]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_tensor_is_loaded_onto_the_device(directories, arch, dtype):
+    there, here = load_model(directories[arch], dtype, device=META), load_model(directories[arch], dtype)
+    found = tensors([*there.layers, there.ends, there.new_cache(3, 16)])
+    assert len(found) > 20 and {tensor.device for tensor in found} == {META}
+    wide = {t.dtype for t in found} - {DTYPES[dtype]}
+    assert wide <= {torch.float32}  # the rotary tables
+    assert there.device == META and here.device == PROCESSOR
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_float16_follows(directories, arch):
+    mine, want = logits(load_model(directories[arch], "fp16"), IDS).float(), theirs(directories[arch], IDS)
+    assert (mine - want).std() < 0.01 * want.std()
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatch):
+    """A prompt of eleven tokens in two pieces, then one that is decoded."""
+    ids, pieces = IDS[:12], (7, 4, None)
+    want = logits(load_model(directories[arch]), ids, pieces)
+    if DEVICE == PROCESSOR:
+        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+    model = load_model(directories[arch], device=DEVICE)
+    cache, out, past = model.new_cache(9, 16), [], 0
+    for piece in (7, 4, 1):
+        batch = sent(prompt_batch(ids[past : past + piece], past, [7, 2], 16))
+        with torch.inference_mode():
+            out.append(model.ends.logits(model.forward(batch, cache)).cpu())
+        past += piece
+    torch.testing.assert_close(torch.cat(out), want, atol=5e-5, rtol=1e-4)
+
+
+def sent(batch):
+    """A decoder-only model's batch on the tests' device."""
+    (part,) = batch.attention
+    moved = type(part)(part.begin, part.end, *(t.to(DEVICE) for t in (part.tables, part.offsets, part.contexts)))
+    return Batch(*(t.to(DEVICE) for t in (batch.tokens, batch.positions, batch.slots)), (moved,), None)
+
+
+def test_devices_are_found():
+    assert find_device("cpu") == PROCESSOR and free_memory(PROCESSOR) > 2**20
+    with pytest.raises(InputError, match="'tpu'"):
+        find_device("tpu")
+
+
+def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [find_device(None, local) for local in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
+    assert find_device("cpu") == PROCESSOR
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device() == PROCESSOR
+    with pytest.raises(InputError, match="needs a GPU, and torch sees none.*--device cpu"):
+        find_device("cuda")
