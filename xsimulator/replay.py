@@ -4,17 +4,16 @@ It follows the same policies and the same ledger as the runner; where the runner
 how long the step takes. On a pipeline every step is cut into micro-batches (as many as stages, unless the schedule says
 otherwise), a sequence always in the same one. The next step is decided when the first stage is free, as though it knew
 already what ends in the step before. From one event to the next, decoding iterations that are alike but for their
-growing contexts are followed at once. Replicas take turns in getting requests.
+growing contexts are followed at once.
 """
 
-import itertools
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
 
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
-from exegpt.policies import Cut, Ledger, Policy, Sequence, WAAPolicy, make_ledger, make_policy
+from exegpt.policies import Cut, Ledger, Policy, Sequence, WAAPolicy, deal, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, summarise
@@ -58,8 +57,8 @@ def replay(
     spans: list[Span] = []
     busy: list[float] = []
     seconds = 0.0
-    for r in range(schedule.replicas):
-        record, pipelines = _follow(schedule, scenario, requests, r, timeline, step_by_step, adjustment)
+    for r, own in enumerate(deal([r.input + r.output for r in requests], schedule.replicas)):
+        record, pipelines = _follow(schedule, scenario, requests, r, own, timeline, step_by_step, adjustment)
         served += record.served
         for pipeline in pipelines:
             spans += pipeline.spans or ()
@@ -77,15 +76,15 @@ def _follow(
     scenario: Scenario,
     requests: Items[RequestLengths],
     replica: int,
+    own: list[int],
     keep_spans: bool,
     step_by_step: bool,
     adjustment: float | None,
 ) -> tuple[Record, tuple[Pipeline, ...]]:
-    """One replica's share of the requests to their ends, and the stages that they went through."""
+    """A replica's own requests, by their places, to their ends, and the stages that they went through."""
     policy = make_policy(schedule, adjustment)
     ledger = make_ledger(schedule, policy, fcfs)
-    own = itertools.islice(enumerate(requests), replica, None, schedule.replicas)
-    ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in own)
+    ledger.submit(Sequence(i, requests[i].input, requests[i].output, requests[i].arrival_s) for i in own)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
     cut = Cut(micro_batches, schedule.encode_micro_batches, schedule.replicas)
     decode = Pipeline(scenario, scenario.decode, cut, keep_spans, replica)

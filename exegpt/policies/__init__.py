@@ -9,6 +9,7 @@ from exegpt.errors import InputError
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.blocks import BlockPool
 from exegpt.policies.chunked import ChunkedPolicy
+from exegpt.policies.deal import deal
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.ledger import Ledger, Sequence, Step
 from exegpt.policies.orca import OrcaPolicy
@@ -27,6 +28,7 @@ __all__ = [
     "Sequence",
     "Step",
     "WAAPolicy",
+    "deal",
     "make_ledger",
     "make_policy",
 ]

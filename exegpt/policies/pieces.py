@@ -48,7 +48,7 @@ class Cut:
     replicas: int = 1
 
     def micro_batch(self, sequence: Sequence) -> int:
-        """The micro-batch that a sequence is always in: replicas take turns, then micro-batches do."""
+        """The micro-batch that a sequence is always in: they take turns in a replica's requests (`deal`)."""
         return sequence.index // self.replicas % self.count
 
     def pieces(self, step: Step) -> list[Piece]:
