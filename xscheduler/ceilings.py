@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from xsimulator.scenario import Scenario
 from xsimulator.side import Side
-from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
 
@@ -88,7 +87,7 @@ def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
     """Decoding with up to so many residents."""
     batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
     share = np.maximum(batch / len(side.stages), 1.0)
-    context = length_biased_context(scenario.workload, scenario.encoder_decoder)
+    context = scenario.resident_context
     cells = side.decode(share, context)
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 

@@ -57,7 +57,7 @@ def replay(
     spans: list[Span] = []
     busy: list[float] = []
     seconds = 0.0
-    for r, own in enumerate(deal([r.input + r.output for r in requests], schedule.replicas)):
+    for r, own in enumerate(deal([(r.input, r.output) for r in requests], schedule.replicas)):
         record, pipelines = _follow(schedule, scenario, requests, r, own, timeline, step_by_step, adjustment)
         served += record.served
         for pipeline in pipelines:

@@ -18,7 +18,7 @@ from xsimulator.group import Group
 from xsimulator.memory import BlockLaw, Reservation, StageMemory, stage_memory
 from xsimulator.side import Side
 from xsimulator.stage import StageCost, stage_costs
-from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, steady_state
+from xsimulator.steady_state import Form, SteadyState, decode_iterations_of, length_biased_context, steady_state
 
 Array = NDArray[np.float64]
 Figure = TypeVar("Figure")
@@ -140,6 +140,11 @@ class Scenario:
             "biased reservation",
             lambda: BlockLaw.of(self.workload, self.encoder_decoder, resident=True).reservation(None),
         )
+
+    @functools.cached_property
+    def resident_context(self) -> float:
+        """Mean context of a resident query, averaged over iterations."""
+        return self.once("resident context", lambda: length_biased_context(self.workload, self.encoder_decoder))
 
     def hops(self, side: Side, tokens: float) -> Array:
         """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""

@@ -12,7 +12,6 @@ from xsimulator.group import Group, Work, token_totals
 from xsimulator.outcome import Demand, Lifetime, Outcome
 from xsimulator.pipeline import iteration_times
 from xsimulator.scenario import Scenario
-from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
 
@@ -58,7 +57,7 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
     """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` pieces of `tokens` tokens
     together beside `decoding` sequences: the arguments' shape and [stages].
     """
-    context = length_biased_context(scenario.workload, scenario.encoder_decoder)
+    context = scenario.resident_context
     law = scenario.workload.input
     most = float(np.maximum(prompts.max(), 1.0))
 

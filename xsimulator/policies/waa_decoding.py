@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsimulator.scenario import Scenario
-from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
 
@@ -65,7 +64,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
     else:
         need, p = scenario.iterations
         batch = np.array([encode_batch / stride * float(need @ p)])
-        context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
+        context = np.array([scenario.resident_context])
     share = min(stride, 1.0)
     joined = np.zeros((len(batch), len(scenario.decode.stages)))
     joined[0] = side_work(scenario, encode_batch / share)

@@ -42,9 +42,13 @@ def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their law, are
     followed through the stages, with no more under way than the policy allows.
     """
-    found = scenario.once(("encoding", scenario.encode, encode_batch), lambda: _encoding(scenario, encode_batch))
-    handover = handover_seconds(scenario, encode_batch * scenario.workload.input.mean)
-    return replace(found, handover=handover, period=max(found.period, handover / 2))
+
+    def make() -> Encoding:
+        found = scenario.once(("encoding", scenario.encode, encode_batch), lambda: _encoding(scenario, encode_batch))
+        handover = handover_seconds(scenario, encode_batch * scenario.workload.input.mean)
+        return replace(found, handover=handover, period=max(found.period, handover / 2))
+
+    return scenario.once(("encoding", scenario.encode, scenario.decode, encode_batch), make)
 
 
 def _encoding(scenario: Scenario, encode_batch: int) -> Encoding:

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsimulator.policies.waa_decoding import iteration, mean_iterations, side_work
-from xsimulator.policies.waa_encoding import BATCHES, Encoding, between
+from xsimulator.policies.waa_encoding import BATCHES, Encoding, between, encoding
 from xsimulator.scenario import Scenario
-from xsimulator.steady_state import length_biased_context
 
 Array = NDArray[np.float64]
 
@@ -83,7 +82,7 @@ def crowd(scenario: Scenario, most: int, micro_batches: int, room: int) -> Crowd
 def resident_crowd(scenario: Scenario, resident: float, most: int, micro_batches: int) -> Crowd:
     """What so many residents make of the two sides, memory aside."""
     mean = mean_iterations(scenario)
-    context = np.array([length_biased_context(scenario.workload, scenario.encoder_decoder)])
+    context = np.array([scenario.resident_context])
     joined = side_work(scenario, max(resident / mean, 1.0))  # who joined last is taken over meanwhile
     seconds, work = iteration(scenario, np.array([resident]), context, micro_batches, joined[None])
     one = float(seconds[0])
@@ -98,10 +97,10 @@ def admitted_together(scenario: Scenario, rate: float, iteration_s: float, most:
     the side's first stage is free and an iteration ends; at most `most`.
     """
 
-    def more_come(batch: float) -> float:
-        return 1.0 + rate * max(between(scenario, batch)[0].period, iteration_s) - batch
+    def more_come(batch: int) -> float:
+        return 1.0 + rate * max(encoding(scenario, batch).period, iteration_s) - batch
 
-    low, above = 1.0, more_come(1.0)
+    low, above = 1.0, more_come(1)
     for high in BATCHES[1:]:
         if low >= most:
             break
