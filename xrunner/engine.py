@@ -204,7 +204,7 @@ class Engine:
         shares: list[tuple[Share, Extent]] = []
         if self.ranks.rank == 0:
             self.ranks.agree(lambda: self._check_requests(requests))
-            places = deal([len(r.prompt_ids) + r.max_tokens for r in requests], self.schedule.replicas)
+            places = deal([(len(r.prompt_ids), r.max_tokens) for r in requests], self.schedule.replicas)
             for rank in range(self.ranks.size):
                 place = Place(self.schedule, rank)
                 own = [(i, requests[i]) for i in places[place.replica]]

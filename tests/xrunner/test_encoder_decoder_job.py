@@ -52,7 +52,7 @@ def check_work(found, plan):
     """Every device of a side computes every token of that side once: each output token is decoded."""
     per_replica = sum(len(stage.devices) for stage in plan.stages)
     for replica, stage in itertools.product(range(plan.replicas), plan.stages):
-        own = [LENGTHS[i] for i in deal([sum(pair) for pair in LENGTHS], plan.replicas)[replica]]
+        own = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
         want = sum(n if stage.phase == "encode" else m for n, m in own)
         for device in stage.devices:
             spans = [s for s in found["spans"] if s["device"] == replica * per_replica + device]

@@ -137,7 +137,7 @@ def check_apart(found, plan):
     line = [stage for stage in plan.stages if stage.phase == "encode"]
     per_replica = sum(len(stage.devices) for stage in plan.stages)
     for replica in range(plan.replicas):
-        lengths = [LENGTHS[i] for i in deal([sum(pair) for pair in LENGTHS], plan.replicas)[replica]]
+        lengths = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
         device = replica * per_replica + line[0].devices[0]
         batches = work_of(found["spans"], device)
         assert all(phase == "encode" and count <= plan.encode_batch for phase, _, count, _ in batches)

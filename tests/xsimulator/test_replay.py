@@ -260,7 +260,7 @@ def test_cells_keep_the_recurrence(plan, requests):
         assert span.start_s >= until.get(span.device, 0.0) - 1e-12
         until[span.device] = span.end_s
     decoder_only = made.model.spec is MODEL
-    own = [requests[i] for i in deal([r.input + r.output for r in requests], made.replicas)[0]]
+    own = [requests[i] for i in deal([(r.input, r.output) for r in requests], made.replicas)[0]]
     for stage in made.stages:
         tokens = sum(
             r.input * (stage.phase != "decode") + (r.output - decoder_only) * (stage.phase != "encode") for r in own
