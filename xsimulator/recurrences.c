@@ -54,6 +54,28 @@ static PyObject *decode_seconds(PyObject *Py_UNUSED(module), PyObject *const *ar
     Py_RETURN_NONE;
 }
 
+/* Iterations of equal micro-batches: each lasts as long as its slowest stage has micro-batches to do, or as one needs to
+ * come around. */
+static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[2];
+    if (!take_arrays(arguments, given, 4, "rw", views)) return NULL;
+    const double *seconds = views[0].buf;
+    double *out = views[1].buf, micro_batches = PyFloat_AsDouble(arguments[2]), way = PyFloat_AsDouble(arguments[3]);
+    Py_ssize_t iterations = size_of(&views[1]), stages = iterations ? size_of(&views[0]) / iterations : 0;
+    int fits = size_of(&views[0]) == iterations * stages && !PyErr_Occurred();
+    for (Py_ssize_t i = 0; fits && i < iterations; i++) {
+        double around = way, slowest = 0.0;
+        for (Py_ssize_t s = 0; s < stages; s++) {
+            around += seconds[i * stages + s];
+            slowest = larger(slowest, seconds[i * stages + s]);
+        }
+        out[i] = larger(micro_batches * slowest, around);
+    }
+    drop_arrays(views, 2);
+    if (!fits) return misfit();
+    Py_RETURN_NONE;
+}
+
 /* A phase: encoding micro-batches, then decoding iterations. */
 typedef struct {
     const double *encode, *decode, *encode_hop, *decode_hop;
@@ -277,6 +299,7 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 
 static PyMethodDef functions[] = {
     FUNCTION(decode_seconds, "Decoding iterations on a side's stages."),
+    FUNCTION(rounds, "Iterations of equal micro-batches."),
     FUNCTION(phases, "A phase in a pipeline that repeats it."),
     FUNCTION(iterations, "Iterations alone, from an empty pipeline."),
     FUNCTION(tandem, "Items one after the other through stages."),

@@ -23,6 +23,11 @@ def decode_seconds(
 ) -> None:
     """A `DecodeTable`'s seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
 
+def rounds(seconds: Array, out: Array, micro_batches: float, way: float) -> None:
+    """How long iterations of equal micro-batches last, into `out` [iterations]: while the slowest stage of `seconds`
+    [iterations, stages] has micro-batches to do, or as one needs to come around, `way` between the stages included.
+    """
+
 def phases(
     encode: Array,
     decode: Array,

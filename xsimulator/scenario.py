@@ -157,6 +157,13 @@ class Scenario:
             seconds += far * self.profile.send_between_nodes.at(sent)
         return seconds
 
+    def way(self, side: Side, tokens: float) -> float:
+        """Seconds of all hops of a side together."""
+        sent = tokens * self.model.hidden * BYTES[self.profile.dtype]
+        near, far = self.once(("way", side), lambda: [0.0 if n is None else float(n.sum()) for n in self._hops(side)])
+        seconds = near * self.profile.send.at(sent) if near else 0.0
+        return seconds + (far * self.profile.send_between_nodes.at(sent) if far else 0.0)
+
     def _hops(self, side: Side) -> tuple[Array | None, Array | None]:
         """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one; None: no hop."""
 

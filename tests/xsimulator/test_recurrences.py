@@ -8,6 +8,7 @@ from xsimulator import recurrences
 Z = np.zeros
 RIGHT = {
     "decode_seconds": (np.zeros(2, np.intp), Z(2), Z(3), Z((3, 2)), Z(4), Z(5), Z((4, 5)), Z(6), Z(6), Z((6, 2))),
+    "rounds": (Z((5, 2)), Z(5), 3, 1.0),
     "phases": (Z((3, 2)), Z((4, 1, 2)), Z(2), Z(2), Z(4), 2, 2, 9),
     "iterations": (Z((5, 3, 2)), Z(2), Z(3), Z((5, 3, 2)), Z((5, 3, 2))),
     "tandem": (Z((4, 2)), Z(2), Z(4), Z(4), 3),

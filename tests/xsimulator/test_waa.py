@@ -235,8 +235,8 @@ def test_more_micro_batches_than_stages_never_shorten_an_iteration(stages):
     model = OPT
     made = waa_schedule(model, task("S"), 4, split=((1, 1), (stages, 1)), cluster=parse_cluster("8xA40"))
     scenario = scenario_of(made)
-    batch, context, none = np.array([1.0, 24.0, 200.0]), np.full(3, 270.0), np.zeros((3, stages))
-    seconds = [waa_decoding.iteration(scenario, batch, context, n, none)[0] for n in (stages, stages + 1, 2 * stages)]
+    batch, context = np.array([1.0, 24.0, 200.0]), np.full(3, 270.0)
+    seconds = [waa_decoding.iteration(scenario, batch, context, n, 0.0)[0] for n in (stages, stages + 1, 2 * stages)]
     assert (seconds[1] >= seconds[0]).all()
     assert (seconds[2] >= seconds[1]).all()
 
@@ -246,7 +246,7 @@ def test_an_iteration_with_equal_micro_batches_is_the_pipelines_recurrence():
     scenario = scenario_of(made)
     for parts in (1, 2, 3, 5):
         batch = np.array([30.0])
-        (seconds,), (work,) = waa_decoding.iteration(scenario, batch, np.array([270.0]), parts, np.zeros((1, 3)))
-        cells = np.broadcast_to(work / parts, (200, parts, 3))
+        (seconds,), (cells,) = waa_decoding.iteration(scenario, batch, np.array([270.0]), parts, 0.0)
+        cells = np.broadcast_to(cells, (200, parts, 3))
         _, ends = iteration_times(cells, scenario.hops(scenario.decode, 30 / parts))
         assert seconds == pytest.approx((ends[-1, -1, -1] - ends[100, -1, -1]) / 99, rel=1e-6)

@@ -106,8 +106,8 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     # it seldom has two batches at once
     encoder = replace(found.encoder, traversal=found.encoder.alone, deviation=deviation)
     one = float(found.seconds[0])
-    steady = Cycle(found.batch / (rate * one), found.seconds, np.ones(1), found.work[0])
-    busy = np.concatenate([encoder.busy * (rate / found.batch), found.work[0] / one])
+    steady = Cycle(found.batch / (rate * one), found.seconds, np.ones(1), found.cells, micro_batches)
+    busy = np.concatenate([encoder.busy * (rate / found.batch), found.cells[0] * (micro_batches / one)])
     blocks_held = min(room, room_for(scenario, found.resident, micro_batches))
     decoder = Decoding(steady, steady, 0.0)
     return Flow(rate, encoder, decoder, found.resident, blocks_held, busy, True, max(crest, rate), rate == found.rate)

@@ -1,11 +1,13 @@
 """WAA's decoding side under a handover every so often: its cycles of iterations, and their fixed point."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xsimulator.recurrences import rounds
 from xsimulator.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -15,19 +17,22 @@ MOST_JOINED = 4096
 
 
 def iteration(
-    scenario: Scenario, batch: Array, context: Array, micro_batches: int, joined: Array
+    scenario: Scenario, batch: Array, context: Array, micro_batches: int, joining: float
 ) -> tuple[Array, Array]:
     """Seconds of decoding iterations of `batch` sequences with these mean contexts [iterations], and of each stage's
-    work in them [iterations, stages]; `joined` of that is for those who join.
+    work for a micro-batch in them [iterations, stages]; `joining` sequences are taken over in the first.
 
     With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
     has micro-batches to do, or as a micro-batch needs to come around.
     """
     side = scenario.decode
     share = batch / micro_batches
-    cells = side.decode(share, context) + joined / micro_batches
-    around = cells.sum(axis=-1) + scenario.hops(side, float(np.max(share))).sum()
-    return np.maximum(micro_batches * cells.max(axis=-1), around), micro_batches * cells
+    cells = side.decode(share, context)
+    if scenario.encoder_decoder:
+        cells[0] += side.handover(joining * scenario.workload.input.mean) / micro_batches
+    seconds = np.empty(len(batch))
+    rounds(cells, seconds, micro_batches, scenario.way(side, float(share.max())))
+    return seconds, cells
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,19 @@ class Cycle:
     """[max(k, 1)]: each iteration."""
     runs: Array
     """[max(k, 1)]: whether there is one, for it takes somebody to decode; how often, on average."""
-    busy: Array
-    """[stages]: seconds of work per handover."""
+    cells: Array
+    """[max(k, 1), stages]: each stage's work for a micro-batch in it."""
+    micro_batches: int
 
-    @property
+    @functools.cached_property
     def period(self) -> float:
         """Seconds per handover."""
         return float(self.seconds @ self.runs) * min(self.stride, 1.0)
+
+    @property
+    def busy(self) -> Array:
+        """[stages]: seconds of work per handover."""
+        return min(self.stride, 1.0) * self.micro_batches * (self.runs @ self.cells)
 
     def lived(self, need: Array) -> Array:
         """Seconds of the first `need` iterations after a handover, for somebody who is there for all of them."""
@@ -65,18 +76,8 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
         need, p = scenario.iterations
         batch = np.array([encode_batch / stride * float(need @ p)])
         context = np.array([scenario.resident_context])
-    share = min(stride, 1.0)
-    joined = np.zeros((len(batch), len(scenario.decode.stages)))
-    joined[0] = side_work(scenario, encode_batch / share)
-    seconds, work = iteration(scenario, batch, context, micro_batches, joined)
-    runs = np.minimum(1.0, batch)
-    return Cycle(stride, seconds, runs, share * runs @ work)
-
-
-def side_work(scenario: Scenario, encode_batch: float) -> Array:
-    """[decoding stages]: seconds in which an encoder-decoder's decoders take over a batch of encoded prompts."""
-    tokens = encode_batch * scenario.workload.input.mean
-    return scenario.decode.handover(tokens)
+    seconds, cells = iteration(scenario, batch, context, micro_batches, encode_batch / min(stride, 1.0))
+    return Cycle(stride, seconds, np.minimum(1.0, batch), cells, micro_batches)
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,18 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
 
     fast = at(1.0)
     if fast.period > period:
-        joined = at(1.0 / MOST_JOINED)
-        if joined.period < period:
-            joined, _ = bracket(at, period, joined, fast, ratio=1.001)
-        return Decoding(joined, joined, 0.0)
+        slow, fast = fast, at(1.0 / MOST_JOINED)
+        if fast.period >= period:
+            return Decoding(fast, fast, 0.0)
+        return between(*bracket(at, period, fast, slow, ratio=1.001), period)
     slow = at(max(1, int(scenario.iterations[0].max())))
     if slow.period <= period:  # everybody has left before the next handover
         return Decoding(slow, slow, 0.0)
-    fast, slow = bracket(at, period, fast, slow)
+    return between(*bracket(at, period, fast, slow), period)
+
+
+def between(fast: Cycle, slow: Cycle, period: float) -> Decoding:
+    """The two in turn, so that a handover comes every `period` seconds."""
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
 
 

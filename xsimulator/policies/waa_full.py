@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xsimulator.policies.waa_decoding import iteration, mean_iterations, side_work
+from xsimulator.policies.waa_decoding import iteration, mean_iterations
 from xsimulator.policies.waa_encoding import BATCHES, Encoding, between, encoding
 from xsimulator.scenario import Scenario
 
@@ -39,8 +39,8 @@ class Crowd:
     """Seconds that one more prompt takes."""
     seconds: Array
     """[1]: an iteration."""
-    work: Array
-    """[1, stages]: each stage's work in it."""
+    cells: Array
+    """[1, stages]: each stage's work for a micro-batch in it."""
 
 
 def crowd(scenario: Scenario, most: int, micro_batches: int, room: int) -> Crowd:
@@ -83,13 +83,13 @@ def resident_crowd(scenario: Scenario, resident: float, most: int, micro_batches
     """What so many residents make of the two sides, memory aside."""
     mean = mean_iterations(scenario)
     context = np.array([scenario.resident_context])
-    joined = side_work(scenario, max(resident / mean, 1.0))  # who joined last is taken over meanwhile
-    seconds, work = iteration(scenario, np.array([resident]), context, micro_batches, joined[None])
+    joining = max(resident / mean, 1.0)  # who joined last is taken over meanwhile
+    seconds, cells = iteration(scenario, np.array([resident]), context, micro_batches, joining)
     one = float(seconds[0])
     rate = resident / (mean * one)
     batch = admitted_together(scenario, rate, one, most)
     encoder, more = between(scenario, batch)
-    return Crowd(rate, resident, batch, encoder, more, seconds, work)
+    return Crowd(rate, resident, batch, encoder, more, seconds, cells)
 
 
 def admitted_together(scenario: Scenario, rate: float, iteration_s: float, most: int) -> float:
