@@ -32,7 +32,7 @@ def operand(dtype: torch.dtype) -> Any:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU."""
-    if device.type == "cpu":
+    if device.type != "cuda":
         return _H100_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -40,7 +40,7 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may use."""
-    if device.type == "cpu":
+    if device.type != "cuda":
         return _H100_SHARED_BYTES
     properties: Any = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)

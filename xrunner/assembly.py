@@ -1,7 +1,8 @@
 """Assembly: from a piece of a policy's step to the tensors of one iteration, without padding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from exegpt.models import AttentionBatch, Batch, computed_rows
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
 from exegpt.timeline import Phase
+from xrunner.gpu import Gpu
+from xrunner.packing import send
 
 Array = np.ndarray
 
@@ -107,17 +110,54 @@ class Work:
         _, _, tables, *others = self.attention[-1]
         return tables[: 0 if 1 + len(others) == _WITHOUT_STARTS else None, 0]
 
-    def batch(self) -> Batch:
-        """The tensors."""
+    @property
+    def arrays(self) -> list[Array]:
+        """Everything that computing it takes, in order."""
+        parts = [array for _, _, *arrays in self.attention for array in arrays]
+        rows = [] if self.rows is None else [self.rows]
+        return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ())]
+
+    def batch(self, gpu: Gpu | None = None) -> Batch:
+        """Its tensors, on a GPU or on the processor."""
+        return self.batch_of(send(self.arrays, gpu))
+
+    def batch_of(self, tensors: Items[torch.Tensor]) -> Batch:
+        """The batch of tensors that are like `arrays`."""
+        left = iter(tensors)
         return Batch(
-            tokens=torch.from_numpy(self.tokens),
-            positions=torch.from_numpy(self.positions),
-            slots=torch.from_numpy(self.slots),
+            tokens=next(left),
+            positions=next(left),
+            slots=next(left),
             attention=tuple(
-                AttentionBatch(begin, end, *map(torch.from_numpy, arrays)) for begin, end, *arrays in self.attention
+                AttentionBatch(begin, end, *(next(left) for _ in arrays)) for begin, end, *arrays in self.attention
             ),
-            rows=None if self.rows is None else torch.from_numpy(self.rows),
-            sampling=None if self.sampling is None else Sampling(*map(torch.from_numpy, self.sampling)),
+            rows=None if self.rows is None else next(left),
+            sampling=None if self.sampling is None else Sampling(*left),
+        )
+
+    def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "Work":
+        """A piece that decodes one token of each sequence, with more sequences, which only fill up: theirs is the block
+        `scratch` alone. Tables are `width` blocks wide. It gives the states of all rows, and chooses no tokens.
+        """
+        (_, _, tables, _, contexts, *starts) = self.attention[0]
+        held, begun = (
+            self.computed,
+            min(1, len(starts)),
+        )  # those behind an input have one token of it, and one of theirs
+        wide = np.full((sequences, width), scratch, dtype=np.int32)
+        wide[:held, : tables.shape[1]] = tables
+        filling = ((self.tokens, 0), (self.positions, begun), (self.slots, scratch * block_size + begun % block_size))
+        tokens, positions, slots = (_filled(array[:held], sequences, value) for array, value in filling)
+        places = [_filled(contexts, sequences, 1 + begun), *(_filled(array, sequences, begun) for array in starts)]
+        attention = (0, sequences, wide, np.arange(sequences + 1, dtype=np.int32), *places)
+        return replace(
+            self,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            attention=(attention,),
+            rows=None,
+            sampling=None,
         )
 
 
@@ -209,6 +249,11 @@ def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
         np.array([len(one.prompt) + len(one.output) for one in receivers], dtype=np.int64),
         history,
     )
+
+
+def _filled(array: Array, count: int, value: int) -> Array:
+    """The array, filled up with a value to so many elements."""
+    return np.concatenate([array, np.full(count - len(array), value, dtype=array.dtype)])
 
 
 def _attention(begin: int, part: _Part) -> tuple[Any, ...]:

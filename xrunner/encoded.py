@@ -17,7 +17,9 @@ import torch
 
 from exegpt.models import EncoderDecoder, KVCache
 from exegpt.models.weights import torch_dtype
+from xrunner.gpu import Gpu
 from xrunner.handover import Arrival
+from xrunner.packing import send
 from xrunner.place import Place
 from xrunner.transport import CACHE, Transport
 
@@ -25,16 +27,18 @@ from xrunner.transport import CACHE, Transport
 class EncodedReceiving:
     """The side of a rank that takes the encoder's output from another."""
 
-    def __init__(self, model: EncoderDecoder, cache: KVCache, place: Place, transport: Transport):
+    def __init__(
+        self, model: EncoderDecoder, cache: KVCache, place: Place, transport: Transport, gpu: Gpu | None = None
+    ):
         assert place.encoded_by is not None
-        self._model, self._cache, self._transport = model, cache, transport
+        self._model, self._cache, self._transport, self._gpu = model, cache, transport, gpu
         self._source, self._block_size = place.encoded_by, place.schedule.block_size
         self._coming: deque[tuple[Arrival, torch.Tensor, Any]] = deque()
 
     def expect(self, arrival: Arrival) -> None:
         """Make room for the output of a batch whose tokens have these slots."""
         shape = len(arrival.places), self._model.spec.hidden
-        buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype))
+        buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype), device=self._model.device)
         self._coming.append((arrival, buffer, self._transport.expect(buffer, self._source, CACHE)))
 
     def arrived(self) -> list[int]:
@@ -54,7 +58,8 @@ class EncodedReceiving:
         """Make the keys and values of so many outputs, which are there."""
         for _ in range(count):
             arrival, buffer, _ = self._coming.popleft()
-            self._model.take_over(buffer, torch.from_numpy(arrival.places), self._cache)
+            (slots,) = send([arrival.places], self._gpu)
+            self._model.take_over(buffer, slots, self._cache)
 
     def finish(self) -> None:
         """Take what nobody has decoded with: its sequences were cancelled."""

@@ -24,6 +24,7 @@ from xrunner.adaptation import Adaptation, Change, Reschedule
 from xrunner.apart import ApartDriver
 from xrunner.assembly import Running, Work
 from xrunner.driver import Driver
+from xrunner.gpu import Gpu
 from xrunner.handover import Arrival, buffer_bytes
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
@@ -59,8 +60,9 @@ class RunReport:
 class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
-    `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. InputError
-    where the schedule is for another model or dtype, or KV caches exceed their machine's memory.
+    `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. It works on the
+    model's device; `gpu` is how, where that isn't the processor. InputError where the schedule is for another model or
+    dtype, or KV caches exceed their device's memory.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         ranks: Ranks | None = None,
         transport: Transport | None = None,
         since: float | None = None,
+        gpu: Gpu | None = None,
     ):
         self.model = model
         self.schedule = schedule
@@ -77,10 +80,11 @@ class Engine:
         self.transport = transport
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
-        blocks = _cache_blocks(self.place, model.spec)
+        gpu = gpu or (Gpu(model.device) if model.device.type == "cuda" else None)
+        blocks = _cache_blocks(self.place, model.spec) + (gpu is not None)  # one for rows that only fill up
         self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes(blocks))
         cache = model.new_cache(blocks, schedule.block_size)
-        self.worker = Worker(model, cache, self.place, transport)
+        self.worker = Worker(model, cache, self.place, transport, gpu)
         self._clock = self.ranks.clock()
         self._since = since
         self.began = 0.0
@@ -141,7 +145,7 @@ class Engine:
         """
         share, extent = self._deal(requests)
         self._check_memory("A buffer", f"for {extent.tokens} tokens on each rank", self._buffer_bytes(extent))
-        warm_up(self.model, self.worker.cache, extent)
+        warm_up(self.model, self.worker.cache, extent, self.worker.compute.graphs)
         self.worker.begin(self._clock, extent.tokens)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         self.worker.now = lambda: self._clock() - zero

@@ -20,6 +20,8 @@ from exegpt.model import ModelSpec
 from exegpt.models import KVCache
 from exegpt.models.weights import torch_dtype
 from exegpt.schedule import Schedule
+from xrunner.gpu import Gpu
+from xrunner.packing import send
 from xrunner.place import Place, devices
 from xrunner.transport import CACHE, Transport
 
@@ -89,16 +91,17 @@ def _source(head: int, target: Place, sources: list[Place], spec: ModelSpec) -> 
 class Sending:
     """An encoding rank's side of its routes."""
 
-    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport):
-        self._cache, self._place, self._spec, self._transport = cache, place, spec, transport
+    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
+        self._cache, self._place, self._spec, self._transport, self._gpu = cache, place, spec, transport, gpu
         self._routes = [r for r in routes(place.schedule, place.replica, spec) if r.source == place.rank]
 
     def send(self, blocks: np.ndarray) -> None:
         """Send what is in these blocks, int64 [n], which may be overwritten at once."""
-        index = torch.from_numpy(blocks)
+        (index,) = send([blocks], self._gpu)
         for route in self._routes:
             parts = list(route.parts(self._cache, self._place, self._spec))
-            buffer = torch.empty((len(parts), len(index), *parts[0].shape[1:]), dtype=parts[0].dtype)
+            shape = len(parts), len(index), *parts[0].shape[1:]
+            buffer = torch.empty(shape, dtype=parts[0].dtype, device=parts[0].device)
             for part, values in zip(parts, buffer, strict=True):
                 torch.index_select(part, 0, index, out=values)
             self._transport.send(buffer, route.target, CACHE)
@@ -107,8 +110,8 @@ class Sending:
 class Receiving:
     """A decoding rank's side of its routes."""
 
-    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport):
-        self._cache, self._place, self._spec, self._transport = cache, place, spec, transport
+    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
+        self._cache, self._place, self._spec, self._transport, self._gpu = cache, place, spec, transport, gpu
         self._routes = [r for r in routes(place.schedule, place.replica, spec) if r.target == place.rank]
         self._coming: deque[tuple[Arrival, list[tuple[Route, torch.Tensor, Any]]]] = deque()
 
@@ -118,7 +121,7 @@ class Receiving:
         for route in self._routes:
             parts = list(route.parts(self._cache, self._place, self._spec))
             shape = (len(parts), len(arrival.places), *parts[0].shape[1:])
-            buffer = torch.empty(shape, dtype=parts[0].dtype)
+            buffer = torch.empty(shape, dtype=parts[0].dtype, device=parts[0].device)
             buffers.append((route, buffer, self._transport.expect(buffer, route.source, CACHE)))
         self._coming.append((arrival, buffers))
 
@@ -129,7 +132,7 @@ class Receiving:
         numbers = []
         while self._coming and all(self._transport.arrived(pending) for _, _, pending in self._coming[0][1]):
             arrival, buffers = self._coming.popleft()
-            index = torch.from_numpy(arrival.places)
+            (index,) = send([arrival.places], self._gpu)
             for route, buffer, _ in buffers:
                 for part, values in zip(route.parts(self._cache, self._place, self._spec), buffer, strict=True):
                     part.index_copy_(0, index, values)

@@ -42,6 +42,8 @@ class Transport:
         if len(group) > 1:
             self._group = self._world.Create_group(self._world.group.Incl(group))
         self._sending: deque[tuple[Any, object]] = deque()
+        self.capturable = self._group is None
+        """Whether a graph can hold its sums: nothing in them waits on the host."""
         self.meanwhile: Callable[[], object] | None = None
         """Called between the layers of an iteration, and while this rank waits."""
 

@@ -9,7 +9,9 @@ from exegpt.models import EncoderDecoder, KVCache, Model
 from exegpt.models.weights import torch_dtype
 from exegpt.timeline import Span
 from xrunner.assembly import Work
+from xrunner.compute import Compute
 from xrunner.encoded import EncodedReceiving
+from xrunner.gpu import Gpu
 from xrunner.handover import Arrival, Receiving, Sending
 from xrunner.place import Place
 from xrunner.transport import CACHE, NOTICE, STATES, TOKENS, Transport
@@ -26,7 +28,7 @@ class Worker:
     `transport` is None where the rank is alone.
     """
 
-    def __init__(self, model: Model, cache: KVCache, place: Place, transport: Transport | None):
+    def __init__(self, model: Model, cache: KVCache, place: Place, transport: Transport | None, gpu: Gpu | None = None):
         self.model = model
         self.cache = cache
         self.place = place
@@ -34,6 +36,8 @@ class Worker:
         self.now: Callable[[], float] = lambda: 0.0
         """Seconds since the run began, on every rank alike."""
         self.spans: list[Span] = []
+        self.gpu = gpu
+        self.compute = self._compute()
         self.sending, self.receiving = self._handover()
         self.returning = self._returning()
         self._states = torch.empty(0)
@@ -47,16 +51,13 @@ class Worker:
         """Compute a piece, from `start` on (None: from when its states are there). Where this rank samples: the moment
         it was done, as the bits of a float, and its tokens, int64 [1 + tokens].
         """
-        place, out = self.place, None
+        place = self.place
         x = None if place.before is None else self._take(work, place.before)
         returned = self.returning.wait_for(work.decoding_in) if self.returning else 0
         start = self.now() if start is None or returned else start
         if self.returning:
             self.returning.take(returned)
-        batch = work.batch()
-        x = self.model.forward(batch, self.cache, x)
-        if place.samples:
-            out = self.model.next_tokens(x, batch)
+        x, out = self.compute(work, x)
         end = self.now()
         self._pass_on(work, x)
         span = Span(place.rank, place.stage, work.phase, work.micro_batch, start, end, work.sequences, work.computed)
@@ -112,6 +113,15 @@ class Worker:
             for number in self.receiving.arrived():
                 self.transport.post(number, self.place.driver, tag=NOTICE)
 
+    def _compute(self) -> Compute:
+        """This rank's layers on its device. On a GPU its graphs need sums that a graph can hold."""
+        place, transport = self.place, self.transport
+        graphs = place.line[0].phase != "encode" and (place.tp == 1 or bool(transport and transport.capturable))
+        given = self.model, self.cache, place.samples, self.gpu, graphs, place.before is not None
+        if transport is None:
+            return Compute(*given)
+        return Compute(*given, wait=lambda moment: transport.wait(moment.query))
+
     def _handover(self) -> tuple[Sending | None, Receiving | EncodedReceiving | None]:
         """This rank's side of the handover, where encoding and decoding have stages of their own."""
         phase = self.place.line[0].phase
@@ -120,7 +130,7 @@ class Worker:
         assert self.transport
         if isinstance(self.model, EncoderDecoder):
             return None, self._encoded() if phase == "decode" else None
-        given = self.cache, self.place, self.model.spec, self.transport
+        given = self.cache, self.place, self.model.spec, self.transport, self.gpu
         return (Sending(*given), None) if phase == "encode" else (None, Receiving(*given))
 
     def _returning(self) -> EncodedReceiving | None:
@@ -130,7 +140,7 @@ class Worker:
 
     def _encoded(self) -> EncodedReceiving:
         assert self.transport and isinstance(self.model, EncoderDecoder)
-        return EncodedReceiving(self.model, self.cache, self.place, self.transport)
+        return EncodedReceiving(self.model, self.cache, self.place, self.transport, self.gpu)
 
     def _take(self, work: Work, before: int) -> torch.Tensor:
         """The states of a piece's rows, from the stage before: [rows, hidden]."""
@@ -141,7 +151,8 @@ class Worker:
     def _room(self, rows: int) -> torch.Tensor:
         """The buffer for states that come, large enough for so many rows."""
         if len(self._states) < rows and self.place.before is not None:
-            self._states = torch.empty(rows, self.model.spec.hidden, dtype=torch_dtype(self.model.dtype)).zero_()
+            kind = torch_dtype(self.model.dtype)
+            self._states = torch.empty(rows, self.model.spec.hidden, dtype=kind, device=self.model.device).zero_()
         return self._states
 
 

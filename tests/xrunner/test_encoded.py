@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.model import ModelSpec
+from exegpt.models.device import PROCESSOR
 from xrunner.encoded import EncodedReceiving, slots_in
 from xrunner.handover import Arrival
 from xrunner.place import Place, ranks_needed
@@ -59,7 +60,10 @@ def receiving():
     """The receiving side, its transport, and what was taken over: (number of the output, slots)."""
     post, taken = Post(), []
     model = SimpleNamespace(
-        spec=SPEC, dtype="fp32", take_over=lambda x, slots, cache: taken.append((int(x[0, 0]), slots.tolist()))
+        spec=SPEC,
+        dtype="fp32",
+        device=PROCESSOR,
+        take_over=lambda x, slots, cache: taken.append((int(x[0, 0]), slots.tolist())),
     )
     place = SimpleNamespace(encoded_by=3, schedule=SimpleNamespace(block_size=4))
     return EncodedReceiving(model, None, place, post), post, taken

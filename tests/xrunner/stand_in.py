@@ -1,0 +1,74 @@
+"""A GPU of this process: the runner's way through a GPU, over the processor's tensors."""
+
+import torch
+
+from exegpt.models.device import PROCESSOR
+
+
+class StandIn:
+    """Computes at once, and lets copies to the host, and those beside the computing, come late: until a moment is asked
+    for that lies behind them, their target holds rubbish. A graph calls the captured function again.
+    """
+
+    device = PROCESSOR
+
+    def __init__(self):
+        self.pins, self.queued, self.waited, self.captured, self.replayed = {}, [], 0, 0, 0
+
+    def pinned(self, count):
+        host = torch.empty(count, dtype=torch.uint8)
+        self.pins[host.data_ptr()] = host  # kept, so that no other tensor gets its address
+        return host
+
+    def copy(self, target, source):
+        there, here = (t.untyped_storage().data_ptr() in self.pins for t in (target, source))
+        assert there != here, "neither end of a copy, or both, are pinned memory"
+        if there:
+            self._later(target, source)
+        else:
+            target.copy_(source)
+
+    def copy_beside(self, target, source):
+        return self._later(target, source)
+
+    def await_moment(self, moment):
+        moment.synchronize()
+
+    def moment(self):
+        return Moment(self, len(self.queued))
+
+    def capture(self, compute):
+        self.captured += 1
+        compute()
+
+        def replay():
+            self.replayed += 1
+            compute()
+
+        return replay
+
+    def _later(self, target, source):
+        taken = source.clone()
+        target.view(torch.uint8).fill_(0xA5)
+        self.queued.append(lambda: target.copy_(taken))
+        return self.moment()
+
+
+class Moment:
+    def __init__(self, gpu, behind):
+        self.gpu, self.behind, self.asked = gpu, behind, False
+
+    def query(self):
+        """Not yet when first asked."""
+        if not self.asked:
+            self.asked = True
+            return False
+        self.synchronize()
+        return True
+
+    def synchronize(self):
+        self.gpu.waited += 1
+        for place in range(self.behind):
+            if self.gpu.queued[place]:
+                self.gpu.queued[place]()
+                self.gpu.queued[place] = None

@@ -1,0 +1,108 @@
+"""The runner on a GPU, without one: its copies, graphs and scratch block over the processor's tensors."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from exegpt.kernels import device
+from exegpt.models import load_model
+from exegpt.models.create import create_model
+from xrunner.decode_graphs import SIZES
+from xrunner.engine import Engine
+from xrunner.packing import send
+
+from ..kernels.gpu import DEVICE, needs_triton
+from . import cells
+from .cells import LENGTHS, requests
+from .stand_in import StandIn
+
+ARCHITECTURES = {"llama": 2, "gpt2": 4, "t5": 4}
+
+
+@pytest.fixture(scope="module")
+def models(directories, tmp_path_factory):
+    t5 = tmp_path_factory.mktemp("models") / "t5"
+    create_model(t5, "t5", seed=11, **cells.SIZES)
+    return {name: load_model(path) for name, path in (directories | {"t5": t5}).items()}
+
+
+def run(model, plan, todo, gpu=None):
+    engine = Engine(model, plan, gpu=gpu)
+    return {r.id: (r.output_ids, r.finish_reason) for r in engine.run(todo).results}, engine
+
+
+@given(
+    st.lists(
+        arrays.arrays(st.sampled_from(["i4", "i8", "f4"]), arrays.array_shapes(max_dims=3, min_side=0)), max_size=6
+    )
+)
+def test_arrays_are_sent_by_one_copy(given):
+    gpu, given = StandIn(), [*given, np.arange(3)]
+    sent = send(given, gpu)
+    assert len(gpu.pins) == 1
+    for array, tensor in zip(given, sent, strict=True):
+        assert tensor.shape == array.shape and np.array_equal(tensor.numpy(), array, equal_nan=True)
+        assert tensor.numpy().dtype == array.dtype and (tensor.data_ptr() % 16 == 0 or not array.size)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", ["static", "orca", "rra"])
+def test_graphs_give_what_the_processor_gives(models, arch, policy):
+    gpu, model = StandIn(), models[arch]
+    plan = cells.schedule(model.spec, policy)
+    got, engine = run(model, plan, requests(), gpu)
+    want, _ = run(model, plan, requests())
+    assert got == want
+    decoded = sum(span.phase == "decode" for span in engine.worker.spans)
+    assert gpu.replayed == decoded > 0
+    most = plan.max_num_seqs or len(LENGTHS)
+    assert gpu.captured == len([size for size in SIZES if size < most]) + 1  # the next one holds all
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_sampled_tokens_are_the_same(models, arch):
+    todo = requests(temperature=0.9, top_k=7, repetition_penalty=1.2, seed=3)
+    plan = cells.schedule(models[arch].spec, "rra")
+    assert run(models[arch], plan, todo, StandIn())[0] == run(models[arch], plan, todo)[0]
+
+
+def test_rows_that_fill_up_touch_nothing_but_the_scratch_block(models):
+    """What graphs leave in the cache, beside what iterations without them leave."""
+    model, lengths = models["llama"], [(5, 9), (20, 9), (3, 9)]  # three are filled up to four
+    plan = cells.schedule(model.spec, "static", encode_batch=3, kv_blocks=12)
+    caches = []
+    for gpu in (None, StandIn()):
+        _, engine = run(model, plan, requests(lengths), gpu)
+        caches.append(engine.worker.cache)
+    for mine, plain in zip(caches[1].keys + caches[1].values, caches[0].keys + caches[0].values, strict=True):
+        assert len(mine) == len(plain) + 1 and mine[-1].any()
+        torch.testing.assert_close(mine[:-1], plain, atol=1e-5, rtol=1e-5)
+
+
+def test_graphs_are_made_anew_for_longer_sequences(models):
+    model, gpu = models["llama"], StandIn()
+    plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
+    engine = Engine(model, plan, gpu=gpu)
+    for lengths, made in (([(5, 4)] * 2, 2), ([(5, 4)], 2), ([(60, 4)] * 2, 4), ([(5, 4)] * 2, 4)):
+        before = gpu.replayed
+        want = run(model, plan, requests(lengths))[0]
+        assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == want
+        assert gpu.captured == made and gpu.replayed == before + 3
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", ["llama", "t5"])
+def test_a_whole_run_by_the_kernels_of_a_gpu(tmp_path, arch, monkeypatch):
+    sizes = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
+    create_model(tmp_path / "m", arch, seed=5, **sizes)
+    here, lengths = load_model(tmp_path / "m"), [(9, 3), (4, 4), (20, 2)]
+    plan = cells.schedule(here.spec, "orca", kv_blocks=9)
+    want, _ = run(here, plan, requests(lengths))
+    gpu = None
+    if DEVICE.type == "cpu":
+        gpu = StandIn()
+        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+    assert run(load_model(tmp_path / "m", device=DEVICE), plan, requests(lengths), gpu)[0] == want

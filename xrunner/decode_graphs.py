@@ -1,0 +1,94 @@
+"""Decoding by graphs: a rank's layers as one call for the whole of a decoding iteration, where Python and some hundred
+launches would take longer than the GPU.
+
+A graph repeats the same kernels on the same tensors. So there is one for each of a few numbers of sequences, with
+buffers of its own; a piece is filled up to the next such number by sequences that lie in a block which is nobody's.
+Graphs are made in the warm-up, since making one stops the device. Pieces with prompts, or larger than all graphs, go
+without.
+"""
+
+import bisect
+
+import numpy as np
+import torch
+
+from exegpt.models import KVCache, Model
+from exegpt.models.weights import torch_dtype
+from xrunner.assembly import Work
+from xrunner.gpu import Gpu
+from xrunner.packing import fill, packed_bytes, views
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of sequences."""
+
+
+class DecodeGraphs:
+    """The graphs of one rank's layers over its cache, whose last block is nobody's. `takes_states` tells whether
+    another stage is before this one.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, gpu: Gpu, takes_states: bool):
+        self._model, self._cache, self._gpu, self._takes_states = model, cache, gpu, takes_states
+        blocks, _, self._block_size, _ = cache.values[0].shape
+        self._scratch = blocks - 1
+        self._width = 0
+        self._graphs: dict[int, _Graph] = {}
+
+    def capture(self, sequences: int, width: int) -> None:
+        """Make what there isn't yet for so many sequences at most, of so many blocks at most."""
+        if width > self._width:
+            self._width = width
+            self._graphs.clear()
+        for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
+            if size not in self._graphs:
+                padding = self._padded(_nothing(self._model), size)
+                self._graphs[size] = _Graph(self._model, self._cache, self._gpu, self._takes_states, padding)
+
+    def states(self, work: Work, x: torch.Tensor | None) -> torch.Tensor | None:
+        """The states [rows, hidden] after this rank's layers, valid until the next piece; None where no graph takes it.
+
+        Rows behind the piece's tokens are of those that fill up.
+        """
+        place = bisect.bisect_left(SIZES, len(work.tokens))
+        graph = self._graphs.get(SIZES[place]) if work.phase == "decode" and place < len(SIZES) else None
+        if graph is None or work.attention[0][2].shape[1] > self._width:
+            return None
+        return graph.replay(self._padded(work, graph.size), x)
+
+    def _padded(self, work: Work, size: int) -> Work:
+        return work.padded(size, self._width, self._scratch, self._block_size)
+
+
+class _Graph:
+    """The graph for one number of sequences, with its buffers."""
+
+    def __init__(self, model: Model, cache: KVCache, gpu: Gpu, takes_states: bool, padding: Work):
+        self.size = len(padding.tokens)
+        self._gpu = gpu
+        self._buffer = torch.empty(packed_bytes(padding.arrays), dtype=torch.uint8, device=model.device)
+        batch = padding.batch_of(views(self._buffer, padding.arrays))
+        fill(self._buffer, padding.arrays, gpu)
+        self._x: torch.Tensor | None = None
+        if takes_states:
+            kind = torch_dtype(model.dtype)
+            self._x = torch.zeros(self.size, model.spec.hidden, dtype=kind, device=model.device)
+        self._states = torch.empty(0)
+
+        def compute() -> None:
+            self._states = model.forward(batch, cache, self._x)
+
+        self._run = gpu.capture(compute)
+
+    def replay(self, work: Work, x: torch.Tensor | None) -> torch.Tensor:
+        fill(self._buffer, work.arrays, self._gpu)
+        if self._x is not None and x is not None:
+            self._x[: len(x)].copy_(x)
+        self._run()
+        return self._states
+
+
+def _nothing(model: Model) -> Work:
+    """A piece that decodes nobody."""
+    none, some = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    attention = (0, 0, np.zeros((0, 1), dtype=np.int32), np.zeros(1, dtype=np.int32), *[some] * (1 + bool(model.start)))
+    return Work("decode", 0, 0, 0, none, none, none, (attention,), None, 0)
