@@ -121,14 +121,14 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
         slow, fast = fast, at(1.0 / MOST_JOINED)
         if fast.period >= period:
             return Decoding(fast, fast, 0.0)
-        return between(*bracket(at, period, fast, slow, ratio=1.001), period)
+        return in_turn(*bracket(at, period, fast, slow, ratio=1.001), period)
     slow = at(max(1, int(scenario.iterations[0].max())))
     if slow.period <= period:  # everybody has left before the next handover
         return Decoding(slow, slow, 0.0)
-    return between(*bracket(at, period, fast, slow), period)
+    return in_turn(*bracket(at, period, fast, slow), period)
 
 
-def between(fast: Cycle, slow: Cycle, period: float) -> Decoding:
+def in_turn(fast: Cycle, slow: Cycle, period: float) -> Decoding:
     """The two in turn, so that a handover comes every `period` seconds."""
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
 
