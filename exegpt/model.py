@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,11 +38,14 @@ class ModelSpec(Noun):
     """Positions: the most tokens of input and output together."""
     encoder_layers: int = 0
     tied_embeddings: bool = False
+    window: int | None = None
+    """Tokens that a token sees, itself and those before it, where every layer has this window; None: all."""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context"):
-            if getattr(self, field) < 1:
-                raise InputError(f"Model '{self.name}' has {field} = {getattr(self, field)}: it must be at least 1.")
+        for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context", "window"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise InputError(f"Model '{self.name}' has {field} = {value}: it must be at least 1.")
         if self.heads % self.kv_heads:
             raise InputError(
                 f"Model '{self.name}' has {self.heads} heads, which its {self.kv_heads} KV heads do not divide."
@@ -50,9 +54,16 @@ class ModelSpec(Noun):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits of the sizes; two models that differ in name alone have the same."""
-        from exegpt.document import fingerprint
+        from exegpt.document import fingerprint, to_dict
 
-        return fingerprint(replace(self, name=""))
+        sizes = to_dict(replace(self, name=""))
+        return fingerprint({name: size for name, size in sizes.items() if size is not None})  # what it lacks is no size
+
+    def seen(self, new: float, past: float) -> float:
+        """Tokens that `new` tokens after `past` see, all together."""
+        most = self.window or math.inf
+        within = min(max(most - past, 0.0), new)  # those whose window reaches back to the first token
+        return within * past + within * (within + 1) / 2 + ((new - within) * most if new > within else 0.0)
 
     @property
     def _biased(self) -> bool:
@@ -205,7 +216,29 @@ def _llama(config: dict[str, Any], name: str) -> ModelSpec:
         vocab=config["vocab_size"],
         context=config["max_position_embeddings"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        window=_common_window(config),
     )
+
+
+def attention_window(config: dict[str, Any], layer: int) -> int | None:
+    """How many tokens a layer's tokens see, themselves and those before them; None for all. As transformers reads it:
+    a Mistral's config that doesn't say has 4096, a Qwen's has windows only where it asks for them.
+    """
+    kind = config.get("model_type")
+    window: int | None = config.get("sliding_window", 4096)
+    if kind == "mistral":
+        return window
+    if kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window"):
+        return None
+    if config.get("layer_types"):
+        return window if config["layer_types"][layer] == "sliding_attention" else None
+    return window if layer >= config.get("max_window_layers", 28) else None
+
+
+def _common_window(config: dict[str, Any]) -> int | None:
+    """The window that all layers have; None where one sees everything, or they differ."""
+    windows = {attention_window(config, layer) for layer in range(config["num_hidden_layers"])}
+    return windows.pop() if len(windows) == 1 else None
 
 
 def _gpt2(config: dict[str, Any], name: str) -> ModelSpec:

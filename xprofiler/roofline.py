@@ -6,6 +6,7 @@ small sizes, and an engine has overhead: both are parameters here, not knowledge
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,10 +56,13 @@ def _layer(model: ModelSpec, rates: _Rates, tp: int, encoder: bool) -> LayerTabl
         return products + reduces * rates.all_reduce(tokens * model.hidden * rates.value_bytes, tp)
 
     def attention(batch: float, new: float, past: float) -> float:
-        """Each of `new` tokens attends to `past` and to half of the new ones (all of them without a causal mask)."""
-        seen = past + (new if encoder else (new + 1) / 2)
-        flops = 4.0 * batch * new * seen * heads * size
-        moved = batch * ((past + new) * kv_token + 2 * new * heads * size * rates.value_bytes)
+        """Each of `new` tokens attends to `past` and to the new ones before it (all of them without a causal mask), as
+        far as the model's window reaches.
+        """
+        seen = new * new if encoder else model.seen(new, past)
+        flops = 4.0 * batch * seen * heads * size
+        read = min(past + new, (model.window or math.inf) + new - 1)
+        moved = batch * (read * kv_token + 2 * new * heads * size * rates.value_bytes)
         return max(flops / rates.flops_s, moved / rates.bandwidth_bytes_s)
 
     return LayerTables(

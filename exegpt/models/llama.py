@@ -16,7 +16,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
-from exegpt.model import ModelSpec
+from exegpt.model import ModelSpec, attention_window
 from exegpt.models.pieces import in_pieces
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
@@ -39,20 +39,6 @@ def check_config(config: dict[str, Any], name: str) -> None:
     for key, bad in refused.items():
         if bad:
             raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
-
-
-def attention_window(config: dict[str, Any], layer: int) -> int | None:
-    """How many tokens a layer's tokens see, themselves and those before them; None for all. As transformers reads it:
-    a Mistral's config that doesn't say has 4096, a Qwen's has windows only where it asks for them.
-    """
-    kind, window = config.get("model_type"), config.get("sliding_window", 4096)
-    if kind == "mistral":
-        return window
-    if kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window"):
-        return None
-    if config.get("layer_types"):
-        return window if config["layer_types"][layer] == "sliding_attention" else None
-    return window if layer >= config.get("max_window_layers", 28) else None
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:

@@ -142,7 +142,7 @@ def test_odd_sizes_biases_and_ties(tmp_path, arch, pieces):
 
 
 def test_a_mistral_that_does_not_say_has_a_window_of_4096():
-    from exegpt.models.llama import attention_window
+    from exegpt.model import attention_window
 
     assert attention_window({"model_type": "mistral"}, 0) == 4096
     assert attention_window({"model_type": "mistral", "sliding_window": None}, 0) is None

@@ -1,5 +1,7 @@
 """The roofline: its tables are the rates' arithmetic, and unknown rates are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from exegpt.cluster import parse_cluster
@@ -61,3 +63,14 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_those_it_has():
 def test_an_unprofiled_degree_is_refused(profile):
     with pytest.raises(InputError, match="no tensor-parallel degree 8: it has 1, 2, 4"):
         profile.degree(8)
+
+
+def test_a_window_bounds_what_attention_costs(profile):
+    windowed = replace(OPT_13B, window=256)
+    layer, full = (made.degree(1).decoder for made in (roofline_profile(windowed, parse_cluster("4xA40")), profile))
+    assert layer.decode_attention(8, 256) == full.decode_attention(8, 256)
+    assert layer.decode_attention(8, 2048) == layer.decode_attention(8, 512) == layer.decode_attention(8, 256)
+    assert layer.encode_attention(1, 256) == full.encode_attention(1, 256)
+    assert layer.encode_attention(64, 2048) < full.encode_attention(64, 2048)
+    later = layer.chunk_attention(1024, 4096)
+    assert later == layer.chunk_attention(1024, 8192) > layer.chunk_attention(1024, 0)
