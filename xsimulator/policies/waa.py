@@ -86,10 +86,14 @@ def _demand(scenario: Scenario, encode_batch: int, encoder: Encoding, decoder: D
 
 def _crowds_anyway(scenario: Scenario, micro_batches: int) -> bool:
     """Whether memory doesn't hold the residents of batches of one."""
-    encoder = encoding(scenario, 1)
-    decoder = fixed_point(scenario, 1, micro_batches, encoder.period)
-    resident, need = _demand(scenario, 1, encoder, decoder)
-    return need > room_for(scenario, resident, micro_batches)
+
+    def make() -> bool:
+        encoder = encoding(scenario, 1)
+        decoder = fixed_point(scenario, 1, micro_batches, encoder.period)
+        resident, need = _demand(scenario, 1, encoder, decoder)
+        return need > room_for(scenario, resident, micro_batches)
+
+    return scenario.once(("crowds anyway", scenario.encode, scenario.decode, micro_batches), make)
 
 
 def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int) -> Flow:

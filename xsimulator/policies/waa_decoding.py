@@ -73,8 +73,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
         steady = scenario.steady(int(stride))
         batch, context = encode_batch * steady.active, steady.context
     else:
-        need, p = scenario.iterations
-        batch = np.array([encode_batch / stride * float(need @ p)])
+        batch = np.array([encode_batch / stride * mean_iterations(scenario)])
         context = np.array([scenario.resident_context])
     seconds, cells = iteration(scenario, batch, context, micro_batches, encode_batch / min(stride, 1.0))
     return Cycle(stride, seconds, np.minimum(1.0, batch), cells, micro_batches)
@@ -159,5 +158,9 @@ def bracket(
 
 def mean_iterations(scenario: Scenario) -> float:
     """E[D]"""
-    need, p = scenario.iterations
-    return float(need @ p)
+
+    def make() -> float:
+        need, p = scenario.iterations
+        return float(need @ p)
+
+    return scenario.once("mean iterations", make)

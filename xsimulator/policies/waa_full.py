@@ -17,9 +17,8 @@ _ROUNDS = 60
 
 def room_for(scenario: Scenario, resident: float, micro_batches: int) -> int:
     """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, as far as those fit."""
-    need, p = scenario.iterations
-    each = scenario.reservation(1).mean / max(float(need @ p), 1.0)
-    most = scenario.room(1.0, "decode") / each
+    each = scenario.reservation(1).mean / max(mean_iterations(scenario), 1.0)
+    most = scenario.once(("room", scenario.decode), lambda: scenario.room(1.0, "decode")) / each
     tokens = min(resident, max(most, 1.0)) / micro_batches
     return scenario.room(tokens, "decode")
 
