@@ -8,6 +8,7 @@ import torch
 
 from exegpt.kernels.attention import attention
 from exegpt.model import ModelSpec
+from exegpt.models.device import PROCESSOR
 from exegpt.schedule import BLOCK_SIZE
 
 COLD_BYTES = 2**28
@@ -20,13 +21,21 @@ class AttentionProbe:
     tokens, or more. Every call takes other blocks than the one before.
     """
 
-    def __init__(self, model: ModelSpec, batch: int, length: int, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        model: ModelSpec,
+        batch: int,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = PROCESSOR,
+    ):
         block_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize * BLOCK_SIZE
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
         self._heads = model.heads
-        self._order = torch.randperm(self._blocks, dtype=torch.int32)
-        self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, dtype=dtype)
-        self._values = torch.randn(self._blocks, model.kv_heads, BLOCK_SIZE, model.head_size, dtype=dtype)
+        self._order = torch.randperm(self._blocks, dtype=torch.int32).to(device)
+        there = {"dtype": dtype, "device": device}
+        self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, **there)
+        self._values = torch.randn(self._blocks, model.kv_heads, BLOCK_SIZE, model.head_size, **there)
 
     def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
         """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones, with options of
@@ -34,10 +43,11 @@ class AttentionProbe:
         """
         width = -(-(past + new) // BLOCK_SIZE)
         tables = itertools.cycle(self._order[: self._blocks // (batch * width) * batch * width].split(batch * width))
-        q = torch.randn(batch * new, self._heads, self._values.shape[-1], dtype=self._values.dtype)
+        device = self._values.device
+        q = torch.randn(batch * new, self._heads, self._values.shape[-1], dtype=self._values.dtype, device=device)
         out = torch.empty_like(q)
-        offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32)
-        contexts = torch.full((batch,), past + new, dtype=torch.int32)
+        offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32, device=device)
+        contexts = torch.full((batch,), past + new, dtype=torch.int32, device=device)
 
         def attend() -> torch.Tensor:
             table = next(tables).view(batch, width)

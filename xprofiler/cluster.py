@@ -4,17 +4,21 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from exegpt import document
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, local_cluster
+from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from exegpt.models.device import PROCESSOR
 from xprofiler import machine
 from xrunner.ranks import Ranks
 
 
-def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec) -> ClusterSpec:
+def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = PROCESSOR) -> ClusterSpec:
     """A device per rank, each with its share of its node's memory; its rates are those of the median rank while all
     ranks compute. All ranks must call it (about a second).
     """
-    local = machine.measured(local_cluster())
+    local = machine.local(on)
+    local = local if local.device.flops_s else machine.measured(local)
     devices = ranks.all(local.device, DeviceSpec)
     device = replace(
         local.device,

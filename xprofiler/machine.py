@@ -3,9 +3,15 @@
 import os
 import platform
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from exegpt.cluster import ClusterSpec
+from exegpt.cluster import ClusterSpec, DeviceSpec, local_cluster
 from xprofiler.timing import timed
+
+if TYPE_CHECKING:
+    import torch
+
+_GPU_MEMORY_FRACTION = 0.9
 
 
 def processor() -> str:
@@ -20,12 +26,43 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def provenance() -> dict[str, str]:
-    """Hardware and software that a measurement on this machine depends on."""
+def local(device: "torch.device") -> ClusterSpec:
+    """This machine's processor or GPU as a cluster of one device. A GPU's rates are measured (a second); the
+    processor's are zero, and measured when they are asked for.
+    """
+    cluster = local_cluster()
+    if device.type == "cpu":
+        return cluster
+    import torch
+
+    from exegpt.models.weights import DTYPES
+
+    properties = torch.cuda.get_device_properties(device)
+    rates = {name: matrix_flops_s(8192, device, dtype) for name, dtype in DTYPES.items()}
+    bandwidth = read_bandwidth_bytes_s(2**30, device)
+    gpu = DeviceSpec(properties.name, float(properties.total_memory), bandwidth, rates, 1.0, 1.0)
+    name = f"local ({properties.name})"
+    return replace(cluster, name=name, device=gpu, memory_fraction=_GPU_MEMORY_FRACTION)
+
+
+def which(cluster: ClusterSpec) -> "torch.device | None":
+    """The device of this machine that a cluster was made of by `local`; None where it is another's."""
+    import torch
+
+    if cluster.is_cpu:
+        return None if cluster.device.flops_s else torch.device("cpu")  # a file's cluster has known rates
+    kind = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return torch.device("cuda") if cluster.name == f"local ({kind})" else None
+
+
+def provenance(device: "torch.device | None" = None) -> dict[str, str]:
+    """Hardware and software that a measurement on this machine's processor, or on its GPU, depends on."""
     import torch
 
     import exegpt
 
+    if device and device.type == "cuda":
+        return provenance() | {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -35,27 +72,31 @@ def provenance() -> dict[str, str]:
     }
 
 
-def matrix_flops_s(size: int = 2048) -> float:
-    """FLOP/s of a large float32 matrix product through the linear kernel that the runner uses."""
+def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype: "torch.dtype | None" = None) -> float:
+    """FLOP/s of a large matrix product, in float32 unless told otherwise, through the linear kernel that the runner
+    uses.
+    """
     import torch
 
     from exegpt.kernels.linear import PackedLinear
 
-    product = PackedLinear(torch.randn(size, size))
-    x = torch.randn(size, size)
-    return 2.0 * size**3 / timed(lambda: product(x)).seconds
+    weight, x = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product = PackedLinear(weight)
+    return 2.0 * size**3 / timed(lambda: product(x), device=device).seconds
 
 
-def read_bandwidth_bytes_s(size: int = 2**28) -> float:
-    """Bytes/s of streaming `size` bytes, far more than the caches hold, once through the processor."""
+def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = None) -> float:
+    """Bytes/s of streaming `size` bytes, far more than the caches hold, once through the device."""
     import torch
 
-    values = torch.ones(size // 4)
-    return size / timed(lambda: values.sum()).seconds
+    values = torch.ones(size // 4, device=device)
+    return size / timed(lambda: values.sum(), device=device).seconds
 
 
-def measured(cluster: ClusterSpec) -> ClusterSpec:
-    """The local cluster with its device's float32 rate and bandwidth measured (about a second)."""
-    rate = matrix_flops_s()
-    device = replace(cluster.device, bandwidth_bytes_s=read_bandwidth_bytes_s(), flops_s={"fp32": rate})
+def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
+    """The local cluster with its processor's rate in a dtype and bandwidth measured (about a second)."""
+    from exegpt.models.weights import torch_dtype
+
+    rate = matrix_flops_s(dtype=torch_dtype(dtype))
+    device = replace(cluster.device, bandwidth_bytes_s=read_bandwidth_bytes_s(), flops_s={dtype: rate})
     return replace(cluster, device=device)

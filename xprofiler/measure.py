@@ -7,6 +7,7 @@ measures on all of them at once, since in a run they share power and memory band
 every tensor-parallel degree that a node's ranks can form.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 
 from exegpt.cluster import LinkSpec, local_cluster
+from exegpt.errors import InputError
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
 from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
+from exegpt.models.device import PROCESSOR
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -75,22 +78,34 @@ def grids(context: int, tp: int = 1, encoder: bool = False) -> dict[str, Grid]:
     return {grid.table: grid.of_degree(tp) for grid in (*layer, *(of_encoders if encoder else ()), *others)}
 
 
-def measure_profile(directory: str | Path, dtype: str = "fp32", progress: Progress | None = None) -> Profile:
-    """Measure a model directory's layers on this machine and keep the profile; an interrupted one goes on."""
-    return measure_job(directory, dtype, Ranks(), progress).profile
+def measure_profile(
+    source: str | Path | ModelSpec,
+    dtype: str = "fp32",
+    progress: Progress | None = None,
+    device: torch.device = PROCESSOR,
+) -> Profile:
+    """Measure a model's layers on this machine and keep the profile; an interrupted one goes on."""
+    return measure_job(source, dtype, Ranks(), progress, device).profile
 
 
-def measure_job(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, progress: Progress | None = None) -> Measured:
+def measure_job(
+    source: str | Path | ModelSpec,
+    dtype: str,
+    ranks: Ranks,
+    progress: Progress | None = None,
+    device: torch.device = PROCESSOR,
+) -> Measured:
     """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
     links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
-    InputError on every rank where the ranks' models, dtypes, versions or processors differ.
+    InputError on every rank where the ranks' models, dtypes, versions or processors differ, and for several ranks on
+    GPUs.
     """
-    ranks.agree(lambda: _facts(source, dtype))
+    ranks.agree(lambda: _facts(source, dtype, ranks, device))
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
-    facts = machine.provenance() | _job_facts(ranks)
+    facts = machine.provenance(device) | _job_facts(ranks)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +117,9 @@ def measure_job(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, progre
     def load(tp: int) -> Model:
         shard = Shard(ranks.local % tp, tp, _apart)
         if isinstance(source, ModelSpec):
-            return random_model(spec, _cold_layers(spec, dtype, tp), dtype, shard=shard)
-        return load_model(source, dtype, None if ranks.size == 1 else _cold_layers(spec, dtype, tp), shard)
+            return random_model(spec, _cold_layers(spec, dtype, tp), dtype, shard=shard, device=device)
+        layers = None if ranks.size == 1 else _cold_layers(spec, dtype, tp)
+        return load_model(source, dtype, layers, shard, device=device)
 
     measured = _measure(load, spec, dtype, degrees, recorder, ranks, facts)
     if ranks.rank == 0:
@@ -120,11 +136,16 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
     return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
 
 
-def _facts(source: str | Path | ModelSpec, dtype: str) -> dict[str, str]:
+def _facts(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, device: torch.device) -> dict[str, str]:
     """What must be the same on all ranks; InputError for what can't be measured on one."""
     spec = _spec(source)
     torch_dtype(dtype)
-    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance()
+    if ranks.size > 1 and device.type != "cpu":
+        raise InputError(
+            f"{ranks.size} ranks can't measure GPUs together: profile one GPU with one rank, or import published "
+            "measurements with `exegpt profile import`."
+        )
+    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device)
 
 
 def _job_facts(ranks: Ranks) -> dict[str, str]:
@@ -164,7 +185,8 @@ def _measure(
     for turn in range(_PASSES):
         measure_links(recorder, ranks, turn)
     send, send_between_nodes = sends(recorder, ranks)
-    whole, overhead = _whole(load(1), recorder)
+    model = load(1)
+    whole, overhead = _whole(model, recorder)
     tables = [whole]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp in degrees[1:]:
@@ -176,7 +198,7 @@ def _measure(
         source="measured",
         model=spec.fingerprint,
         dtype=dtype,
-        device=local_cluster().device.kind,
+        device=local_cluster().device.kind if model.device == PROCESSOR else facts["device"],
         degrees=tuple(tables),
         overhead=overhead,
         send=send,
@@ -240,20 +262,21 @@ def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: obj
     """The tables of everything but the engine's overhead. The attention probe's pool is free again at the end."""
     dtype = torch_dtype(model.dtype)
     probe = AttentionProbe(
-        model.share, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], dtype
+        model.share, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], dtype, model.device
     )
+    time = functools.partial(timed, device=model.device)
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {
-        "rest": lambda tokens: timed(_layers(model, tokens)),
-        "encoder_rest": lambda tokens: timed(_layers(model, tokens, encoder=True)),
-        "cross_projection": lambda tokens: timed(_cross_projection(model, tokens)),
-        "embedding": lambda tokens: timed(_embedding(model, tokens)),
-        "head": lambda rows: timed(_head(model, rows)),
+        "rest": lambda tokens: time(_layers(model, tokens)),
+        "encoder_rest": lambda tokens: time(_layers(model, tokens, encoder=True)),
+        "cross_projection": lambda tokens: time(_cross_projection(model, tokens)),
+        "embedding": lambda tokens: time(_embedding(model, tokens)),
+        "head": lambda rows: time(_head(model, rows)),
         "all_reduce": lambda tokens: time_all_reduce(group, computed_rows(tokens), model.spec.hidden, dtype),
-        "encode_attention": lambda batch, length: timed(probe.call(batch, length, 0, **whole)),
-        "chunk_attention": lambda chunk, past: timed(probe.call(1, chunk, past, **whole)),
-        "decode_attention": lambda batch, context: timed(_decoding(model, probe, batch, context)),
+        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole)),
+        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole)),
+        "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context)),
     }
     turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
     if isinstance(model, EncoderDecoder):
@@ -268,10 +291,10 @@ def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: obj
 def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], object]:
     """All decoder layers, or all encoder layers, but for their attention kernels, on `tokens` tokens."""
     rows = computed_rows(tokens)
-    x = torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))
+    x = _states(model, rows)
     _, positions = _ids(model, rows)
     cache, slots = _scattered(model, tokens)
-    attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype)
+    attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype, device=model.device)
     layers: tuple[Any, ...] = model.layers
     cross = {}
     if isinstance(model, EncoderDecoder):
@@ -288,7 +311,7 @@ def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], ob
 def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
     """All decoder layers' keys and values of `tokens` encoded tokens."""
     assert isinstance(model, EncoderDecoder), "a decoder-only model has none"
-    encoded = torch.randn(tokens, model.spec.hidden, dtype=torch_dtype(model.dtype))
+    encoded = _states(model, tokens)
     cache, slots = _scattered(model, tokens)
 
     def run() -> None:
@@ -314,12 +337,18 @@ def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
     """A cache that holds `tokens` tokens, and their slots in blocks at random."""
     blocks = -(-tokens // BLOCK_SIZE)
     slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
-    return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous()
+    return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous().to(model.device)
 
 
 def _ids(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random tokens and their positions."""
-    return torch.randint(model.spec.vocab, (tokens,)), torch.arange(tokens) % model.spec.context
+    ids, positions = torch.randint(model.spec.vocab, (tokens,)), torch.arange(tokens) % model.spec.context
+    return ids.to(model.device), positions.to(model.device)
+
+
+def _states(model: Model, rows: int) -> torch.Tensor:
+    """Random states [rows, hidden]."""
+    return torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype), device=model.device)
 
 
 def _embedding(model: Model, tokens: int) -> Callable[[], object]:
@@ -329,5 +358,5 @@ def _embedding(model: Model, tokens: int) -> Callable[[], object]:
 
 def _head(model: Model, rows: int) -> Callable[[], object]:
     """Final norm, head and sampling; every layer's weights have passed through the caches in between."""
-    x = torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype))
+    x = _states(model, rows)
     return lambda: model.sample(x)

@@ -45,7 +45,7 @@ def run_adapting(
             break
         places = [places[place] for place in report.left]
         engine.close()
-        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began)
+        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, engine.model.device)
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
     whole = RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
     return engine, whole

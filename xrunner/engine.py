@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from exegpt import __version__
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Model, Shard, load_model
-from exegpt.models.device import free_memory
+from exegpt.models.device import PROCESSOR, free_memory
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
 from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
@@ -92,9 +93,15 @@ class Engine:
         self._cancelled: set[str] = set()
 
     @staticmethod
-    def load(directory: str | Path, schedule: Schedule, ranks: Ranks, since: float | None = None) -> "Engine":
-        """This rank's engine, with its own part of the model in a directory. All ranks of a job call it alike. It goes
-        on with a run that began at `since`, by the ranks' clock; None: it begins its own.
+    def load(
+        directory: str | Path,
+        schedule: Schedule,
+        ranks: Ranks,
+        since: float | None = None,
+        device: torch.device = PROCESSOR,
+    ) -> "Engine":
+        """This rank's engine, with its own part of the model in a directory, on its device. All ranks of a job call it
+        alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own.
 
         InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
         """
@@ -108,7 +115,7 @@ class Engine:
             encoder_layers = place.encoder_layers if schedule.model.spec.encoder_layers else None
             ends = {"embedding": place.first, "head": place.samples and bool(place.layers)}
             held = {"layers": place.layers, "encoder_layers": encoder_layers}
-            loaded.append(load_model(directory, schedule.dtype, shard=shard, **held, **ends))
+            loaded.append(load_model(directory, schedule.dtype, shard=shard, device=device, **held, **ends))
             return {}
 
         ranks.agree(load)

@@ -11,6 +11,8 @@ from exegpt.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
@@ -33,6 +35,7 @@ def bench(
     columns: options.COLUMNS = None,
     rate: options.RATE = None,
     seed: options.SEED = 0,
+    device: options.DEVICE = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
     json: options.JSON = False,
@@ -49,6 +52,8 @@ def bench(
     from exegpt.cli import inputs, output
     from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
     from exegpt.cli.run import write_report
+    from exegpt.errors import InputError
+    from exegpt.models.device import find_device
     from exegpt.request import Request
     from exegpt.schedule import Schedule
     from xrunner.ranks import job
@@ -56,18 +61,22 @@ def bench(
     def ask() -> tuple[Any, ...]:
         directory, given = inputs.model_directory(model), inputs.read_schedule(schedule)
         named = peer_names(peers)
+        if named and kind != "cpu":
+            raise InputError(f"--peers {peers} are measured on the processor alone: add --device cpu, or leave it out.")
         output.check_output(report)
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
-        setting = _setting(directory, given, profile, ranks.size)
+        setting = _setting(directory, given, profile, ranks.size, kind)
         return (given, *other_schedules(setting, given, policy)), setting, tuple(wanted), tuple(notes), named
 
     with job() as ranks:
         ranks.agree(lambda: {"schedule": str(schedule), "policy": str(policy), "repeats": str(repeats)})
+        kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
         asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
         setting, wanted, notes = asked.setting, asked.requests, asked.notes
-        done = compare_policies(asked.directory, asked.schedules, setting, wanted, repeats, ranks)
+        there = find_device(kind, ranks.local)
+        done = compare_policies(asked.directory, asked.schedules, setting, wanted, repeats, ranks, there)
     if ranks.rank:
         return
     others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats)]
@@ -106,12 +115,12 @@ class _Asked:
     peers: tuple[str, ...]
 
 
-def _setting(directory: Path, given: "Schedule", profile: str | None, ranks: int) -> "Setting":
-    """The setting on this machine, or of several ranks on the schedule's own cluster."""
+def _setting(directory: Path, given: "Schedule", profile: str | None, ranks: int, device: str) -> "Setting":
+    """The setting on this machine's device, or of several ranks on the schedule's own cluster."""
     from exegpt.cli import inputs
 
     if ranks == 1:
-        return inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype)
+        return inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype, device=device)
     found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
     return inputs.Setting(given.model.spec, given.cluster, given.workload, found, given.kv_dtype, (which,))
 
@@ -218,6 +227,7 @@ def compare_policies(
     requests: "Sequence[Request]",
     repeats: int,
     ranks: "Ranks",
+    device: "torch.device",
 ) -> "list[Comparison]":
     """Each schedule's median run, on rank 0 alone; the runs take turns, so that a slow moment doesn't fall on one
     schedule alone.
@@ -239,7 +249,7 @@ def compare_policies(
 
         for _ in range(repeats):
             for mine, schedule in zip(runs, schedules, strict=True):
-                engine = Engine.load(directory, schedule, ranks)
+                engine = Engine.load(directory, schedule, ranks, device=device)
                 report = engine.run(requests, on_finish)
                 told = ranks.gather(report if engine.speaks else None, 0, RunReport)
                 mine += [compare(schedule, setting.profile, one) for one in told if one]

@@ -9,6 +9,8 @@ import typer
 from exegpt.cli import INFEASIBLE, options
 
 if TYPE_CHECKING:
+    import torch
+
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
@@ -37,6 +39,8 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where everything goes.")] = Path("exegpt-demo"),
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
+    device: options.DEVICE = None,
+    dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> int:
@@ -50,13 +54,15 @@ def demo(
     from exegpt.cli.bench import compare_policies
     from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
+    from exegpt.models.device import find_device
     from xrunner.ranks import Ranks
 
     inputs.set_threads(threads)
+    there = find_device(device)
     asked_bound = parse_duration(latency_bound) if latency_bound else None
     directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(directory, seed)
-    setting = _setting(model, trace or workload or "T", columns)
+    setting = _setting(model, trace or workload or "T", columns, there, dtype)
     frontier = _frontier(setting)
     bound_s = asked_bound or _third(frontier)
     answer = search_schedule(setting, bound_s)
@@ -71,7 +77,7 @@ def demo(
     requests = _requests(setting, schedules, num, seed)
     answer = for_these(answer, setting.profile, [request.lengths for request in requests])
     schedules.sort(key=lambda schedule: schedule is not answer.schedule)
-    done = compare_policies(model, schedules, setting, requests, 1, Ranks())
+    done = compare_policies(model, schedules, setting, requests, 1, Ranks(), there)
     document.write(directory / "schedule.json", answer.schedule)
     _leave(directory, setting, [*frontier, answer], done)
     if json:
@@ -109,19 +115,19 @@ def create_demo_model(directory: Path, seed: int) -> Path:
     return path
 
 
-def _setting(model: Path, workload: str, columns: str | None) -> "Setting":
-    """The model on this machine with a measured profile: the stored one, else a new one."""
+def _setting(model: Path, workload: str, columns: str | None, device: "torch.device", asked: str | None) -> "Setting":
+    """The model on this machine's device with a measured profile: the stored one, else a new one."""
     from exegpt.cli import inputs, output
     from exegpt.model import ModelSpec
     from xprofiler import machine, store
     from xprofiler.measure import measure_profile
 
-    spec = ModelSpec.from_directory(model)
-    if store.find(spec, "fp32", machine.provenance()) is None:
+    spec, dtype = ModelSpec.from_directory(model), asked or ("fp32" if device.type == "cpu" else "bf16")
+    if store.find(spec, dtype, machine.provenance(device)) is None:
         output.note("2. Measuring its layers on this machine …")
         with output.progress("measuring layers") as progress:
-            measure_profile(model, dtype="fp32", progress=lambda _, done, total: progress(done, total))
-    setting = inputs.find_setting(str(model), "local", workload, dtype="fp32", columns=columns)
+            measure_profile(model, dtype, lambda _, done, total: progress(done, total), device)
+    setting = inputs.find_setting(str(model), "local", workload, dtype=dtype, columns=columns, device=device.type)
     for text in setting.assumptions:
         output.note(f"· {text}")
     return setting

@@ -89,12 +89,12 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
     from xprofiler import machine, store
     from xprofiler.roofline import roofline_profile
 
-    here = cluster.is_cpu and not cluster.device.flops_s  # `local`: not a file's cluster, whose rates are known
+    here = machine.which(cluster) if cluster.name.startswith("local") else None
     if here and text is None:
-        stored = store.find(model, dtype, machine.provenance())
+        stored = store.find(model, dtype, machine.provenance(here))
         if stored:
             return stored, f"profile: measured on this machine ({stored.fingerprint}){_unrest(stored)}"
-    known = machine.measured(cluster) if here else cluster
+    known = cluster if cluster.device.flops_s else machine.measured(cluster, dtype)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     return roofline_profile(model, known, dtype), f"profile: roofline{why}"
 
@@ -133,7 +133,7 @@ def find_setting(
     rate: str | None = None,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
-    this machine; the assumptions say so.
+    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
     """
     from exegpt.trace import parse_columns, parse_rate, parse_workload
 
@@ -141,6 +141,7 @@ def find_setting(
     if model is None:
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
+    device: str | None = None,
     spec = find_model(model)
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
@@ -148,7 +149,7 @@ def find_setting(
     if workload is None:
         workload = "S"
         assumptions.append("workload: task S (summarization), the default")
-    where = parse_cluster(cluster, memory_fraction)
+    where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     if isinstance(workload, str):
         named = parse_columns(columns) if columns else None
         workload = parse_workload(workload, named, parse_rate(rate) if rate else None)
@@ -156,7 +157,7 @@ def find_setting(
     if load.correlation is not None:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
     if dtype is None:
-        dtype = "fp32" if where.is_cpu else "fp16"
+        dtype = "fp32" if where.is_cpu else "bf16" if cluster == "local" else "fp16"
         assumptions.append(f"dtype: {dtype}, the default")
     for value, option in ((dtype, "--dtype"), (kv_dtype or dtype, "--kv-dtype")):
         check_choice(value, tuple(BYTES), option)
@@ -173,5 +174,14 @@ def set_threads(threads: int | None) -> None:
     """Use so many processor threads; None leaves torch's own choice, one per core."""
     if threads is not None:
         import torch
+
+def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
+    """This machine's device as a cluster."""
+    from exegpt.models.device import find_device
+    from xprofiler import machine
+
+    cluster = machine.local(find_device(device))
+    return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
+
 
         torch.set_num_threads(threads)

@@ -20,6 +20,12 @@ PROFILE = Annotated[
     ),
 ]
 DTYPE = Annotated[str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: fp32 on CPUs.")]
+RUN_DTYPE = Annotated[
+    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16. Default: fp32 on the processor, bf16 on a GPU.")
+]
+DEVICE = Annotated[
+    str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU where there is one, else the processor.")
+]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")

@@ -16,7 +16,8 @@ def profile(
     cluster_out: Annotated[
         Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+    device: options.DEVICE = None,
+    dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
@@ -43,14 +44,18 @@ def profile(
     with job() as ranks:
         first = ranks.rank == 0
         ranks.agree(lambda: _typed(model, (out, cluster_out) if first else (), ranks.threads(threads)))
-        from xprofiler.cluster import found_cluster, write_cluster  # two seconds, if all is well so far
+        from exegpt.models.device import find_device  # seconds, if all is well so far
+        from xprofiler.cluster import found_cluster, write_cluster
         from xprofiler.measure import measure_job
 
         inputs.set_threads(ranks.threads(threads))
+        kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
+        there = find_device(kind, ranks.local)
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
             source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
-            found = measure_job(source, dtype, ranks, lambda _, done, total: progress(done, total))
-        cluster = found_cluster(ranks, found.intra, found.inter) if cluster_out else None
+            asked = dtype or ("fp32" if there.type == "cpu" else "bf16")
+            found = measure_job(source, asked, ranks, lambda _, done, total: progress(done, total), there)
+        cluster = found_cluster(ranks, found.intra, found.inter, there) if cluster_out else None
         if not first:
             return
         measured = found.profile
@@ -64,7 +69,8 @@ def profile(
             {"profile": facts, "out": str(out) if out else None, "provenance": output.provenance(measured)}
         )
     print(
-        f"Measured {model} on {measured.provenance.get('processor', 'this machine')}: {measured.fingerprint}, stored."
+        f"Measured {model} on {measured.provenance.get('device') or measured.provenance['processor']}: "
+        f"{measured.fingerprint}, stored."
     )
 
 

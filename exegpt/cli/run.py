@@ -11,6 +11,8 @@ from exegpt.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from exegpt.cli.inputs import Setting
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request, Result
@@ -46,6 +48,8 @@ def run(
     ] = False,
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
+    device: options.DEVICE = None,
+    dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
     json: options.JSON = False,
@@ -60,6 +64,7 @@ def run(
     """
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
+    from exegpt.models.device import find_device
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
     from xrunner.ranks import job
@@ -73,7 +78,12 @@ def run(
         if given is None and ranks.size > 1:
             raise InputError(f"{ranks.size} ranks were started without a schedule for so many: pass --schedule.")
         wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
-        setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None)
+        if given and dtype not in (None, given.dtype):
+            raise InputError(
+                f"The schedule is for {given.dtype}, and --dtype asks for {dtype}: tune with --dtype {dtype}."
+            )
+        there = given.dtype if given else dtype
+        setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None, kind, there)
         chosen = given or tuned_schedule(
             setting,
             latency_bound,
@@ -99,10 +109,11 @@ def run(
             "adjust": adjust,
         }
         ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
+        kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
         asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request, Result))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
-        done = _run(asked, ranks, out, resume, adapt, adjust)
+        done = _run(asked, ranks, find_device(kind, ranks.local), out, resume, adapt, adjust)
     if done is None:
         return
     if report:
@@ -160,9 +171,16 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def run_setting(
-    directory: Path, requests: "list[Request]", profile: str | None, given: "Schedule | None" = None
+    directory: Path,
+    requests: "list[Request]",
+    profile: str | None,
+    given: "Schedule | None" = None,
+    device: str = "cpu",
+    dtype: str | None = None,
 ) -> "Setting":
-    """The setting of a run on this machine, or on a given schedule's cluster; the workload is the requests' own."""
+    """The setting of a run on this machine's device, or on a given schedule's cluster; the workload is the requests'
+    own.
+    """
     import xsimulator
     from exegpt.cli import inputs
     from exegpt.errors import InputError
@@ -172,7 +190,7 @@ def run_setting(
         raise InputError("None of the requests can be run.")
     workload = Workload.from_requests("requests", [request.lengths for request in requests])
     if given is None:
-        return inputs.find_setting(str(directory), "local", workload, profile, dtype="fp32")
+        return inputs.find_setting(str(directory), "local", workload, profile, dtype=dtype, device=device)
     spec = given.model.spec
     found, which = inputs.find_profile(profile, spec, given.cluster, given.dtype)
     setting = inputs.Setting(spec, given.cluster, workload, found, given.kv_dtype, (which,))
@@ -204,7 +222,13 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
 
 
 def _run(
-    asked: _Asked, ranks: "Ranks", out: Path | None, resume: bool, adapt: bool, adjust: float | None
+    asked: _Asked,
+    ranks: "Ranks",
+    device: "torch.device",
+    out: Path | None,
+    resume: bool,
+    adapt: bool,
+    adjust: float | None,
 ) -> "Comparison | None":
     """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them to `out`
     as they come, and returns what came of it all.
@@ -218,7 +242,7 @@ def _run(
     from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
-    engine = Engine.load(asked.directory, asked.schedule, ranks)
+    engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
     fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
     opened = []
 

@@ -24,10 +24,10 @@ def shrink(put: Callable[[object, str, Any], None]) -> None:
     put(machine, "measured", functools.partial(_measured, machine.measured))
 
 
-def _measured(real: Callable[..., Any], cluster: Any) -> Any:
-    machine.matrix_flops_s.__defaults__ = (64,)
-    machine.read_bandwidth_bytes_s.__defaults__ = (2**16,)
-    return real(cluster)
+def _measured(real: Callable[..., Any], *given: Any) -> Any:
+    machine.matrix_flops_s.__defaults__ = (64, None, None)
+    machine.read_bandwidth_bytes_s.__defaults__ = (2**16, None)
+    return real(*given)
 
 
 def _fail(rank: int, point: int) -> None:

@@ -45,7 +45,7 @@ def test_neighbouring_stages_measure_the_links(nodes, expected):
 def test_the_cluster_found_is_read_back_from_its_file(tmp_path, monkeypatch):
     from xprofiler import machine
 
-    monkeypatch.setattr(machine, "matrix_flops_s", lambda: 1e11)
+    monkeypatch.setattr(machine, "matrix_flops_s", lambda dtype: 1e11)
     monkeypatch.setattr(machine, "read_bandwidth_bytes_s", lambda: 2e10)
     local = parse_cluster("local")
     cluster = found_cluster(Ranks(), local.intra, local.inter)

@@ -1,0 +1,47 @@
+"""Where commands run: on a GPU where there is one, else on the processor; and in which dtype."""
+
+import json
+
+import pytest
+import torch
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture
+def requests(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "prompt_ids": [5, 9, 7], "max_tokens": 4}) + "\n" for i in "ab"))
+    return path
+
+
+@no_gpu
+@pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
+def test_a_gpu_that_is_not_there_is_told_in_one_sentence(exegpt, tiny, tiny_schedule, requests, tmp_path, command):
+    given = {
+        "run": ("--model", tiny, "--requests", requests),
+        "bench": ("--model", tiny, "--schedule", tiny_schedule),
+        "demo": ("--dir", tmp_path / "demo"),
+        "profile": ("--model", tiny),
+    }
+    done = exegpt(command, *given[command], "--device", "cuda")
+    assert done.code == 2 and not done.out and "Traceback" not in done.err
+    assert "--device cuda needs a GPU" in done.err and "--device cpu" in done.err
+
+
+def test_a_device_of_no_kind(exegpt, tiny, requests):
+    done = exegpt("run", "--model", tiny, "--requests", requests, "--device", "tpu")
+    assert done.code == 2 and "'tpu'" in done.err
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_run_in_another_dtype(exegpt, tiny, requests, dtype):
+    done = exegpt("run", "--model", tiny, "--requests", requests, "--device", "cpu", "--dtype", dtype, "--json")
+    assert done.code == 0, done.err
+    assert done.json["schedule"]["dtype"] == dtype and done.json["requests"] == 2
+
+
+def test_another_dtype_than_the_schedules(exegpt, tiny, tiny_schedule, requests):
+    given = ("--model", tiny, "--requests", requests, "--schedule", tiny_schedule)
+    done = exegpt("run", *given, "--device", "cpu", "--dtype", "bf16")
+    assert done.code == 2 and "fp32" in done.err and "--dtype bf16" in done.err

@@ -1,0 +1,73 @@
+"""Measuring on a GPU, with a device whose clock is this test's."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from exegpt.cluster import local_cluster
+from xprofiler import machine
+from xprofiler.timing import timed
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """CUDA's streams, graphs and events over a device on which each call takes 2 ms: how often it was called."""
+    calls, now, captured = [], [0.0], []
+
+    class Graph:
+        def replay(self):
+            now[0] += 2.0 * len(captured)
+
+    @contextlib.contextmanager
+    def graph(_):
+        before = len(calls)
+        yield
+        captured[:] = calls[before:]
+
+    def event(enable_timing):
+        at = SimpleNamespace(ms=None, synchronize=lambda: None)
+        at.record = lambda: setattr(at, "ms", now[0])
+        at.elapsed_time = lambda end: end.ms - at.ms
+        return at
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {
+        "Stream": lambda device: stream,
+        "current_stream": lambda device: stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "synchronize": lambda device: None,
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "Event": event,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return calls, captured
+
+
+def test_a_call_takes_its_share_of_a_graph(clocked):
+    calls, captured = clocked
+    timing = timed(lambda: calls.append(1), device=GPU)
+    assert timing.seconds == pytest.approx(0.002) and timing.spread == pytest.approx(0)
+    assert 1 <= len(captured) <= 8
+
+
+def test_this_machines_gpu(monkeypatch):
+    found = SimpleNamespace(name="Some GPU", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: found.name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "matrix_flops_s", lambda size, device, dtype: {torch.float32: 1e13}.get(dtype, 1e14))
+    monkeypatch.setattr(machine, "read_bandwidth_bytes_s", lambda size, device: 2e12)
+    cluster = machine.local(GPU)
+    assert cluster.device.kind == "Some GPU" and cluster.device.memory_bytes == 80 * 2**30
+    assert cluster.device.flops_s == {"fp32": 1e13, "bf16": 1e14, "fp16": 1e14} and not cluster.is_cpu
+    assert machine.which(cluster) == torch.device("cuda") and machine.which(local_cluster()) == torch.device("cpu")
+    there = machine.provenance(GPU)
+    assert there["device"] == "Some GPU" and there.items() > machine.provenance().items()
+    found.name = "Another GPU"
+    assert machine.which(cluster) is None
