@@ -12,14 +12,13 @@ import itertools
 import json
 import math
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.job import measure_ranks, mpirun
 from exegpt.cli.answer import search_schedule
 from exegpt.cli.demo import create_demo_model
 from exegpt.cli.execute import execute
@@ -135,19 +134,6 @@ MEMORY_FRACTION = 0.05
 FIGURES = ("throughput_tok_s", "latency_s", "latency_p50_s", "ttft_s", "tpot_s")
 
 
-def mpirun(ranks: int, *arguments: object) -> str:
-    """What `exegpt` prints, run by so many ranks of this machine."""
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if not beside:
-        raise SystemExit("there is no mpirun: pip install 'exegpt[mpi]'")
-    line = [beside, "-n", str(ranks), sys.executable, "-m", "exegpt", *map(str, arguments)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, env=os.environ | root)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout
-
-
 def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int, only: str | None) -> list[RanksRow]:
     """RRA on a pipeline of all ranks under a middling bound, and WAA with the ranks dealt to its sides, tasks T and S:
     a profile that these ranks measured, and about `seconds` of requests.
@@ -155,14 +141,8 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
     from exegpt import document
     from exegpt.cli.answer import schedule_text
 
-    made = directory.parent / f"ranks-{ranks}"
-    made.mkdir(exist_ok=True)
-    profile, cluster = made / "profile.json", made / "cluster.yaml"
-    if profile.is_file() and cluster.is_file():
-        print(f"profile: {profile}, measured before; remove it to measure anew", file=sys.stderr)
-    else:
-        mpirun(ranks, "profile", "--model", directory, "--out", profile, "--cluster-out", cluster)
-    rows = []
+    cluster, profile = measure_ranks(directory, ranks)
+    made, rows = profile.parent, []
     for workload, policy in itertools.product(("T", "S"), ("rra", "waa-c,waa-m")):
         if only and only != workload:
             continue
@@ -178,8 +158,9 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
         document.write(made / "schedule.json", answer.schedule)
         text = "input,output\n" + "".join(f"{r.input},{r.output}\n" for r in lengths)
         (made / "requests.csv").write_text(text, encoding="utf-8")
+        run = ["-m", "exegpt", "run", "--model", directory, "--json"]
         files = ["--schedule", made / "schedule.json", "--requests", made / "requests.csv", "--profile", profile]
-        done = [json.loads(mpirun(ranks, "run", "--model", directory, *files, "--json")) for _ in range(runs)]
+        done = [json.loads(mpirun(ranks, *run, *files)) for _ in range(runs)]
         middle = sorted(done, key=lambda one: one["seconds"])[(runs - 1) // 2]
         figures = {key: (middle["predicted"][key], middle[key], middle["error"][key]) for key in FIGURES}
         times = tuple(one["seconds"] for one in done)

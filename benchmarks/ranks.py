@@ -1,69 +1,50 @@
-"""Two ranks of one core each beside one process with two threads: the same model, requests and run.
+"""Two ranks of one core each beside one process with two threads: the same model, requests and time of day.
 
-Each side's best schedules are searched with its own measured profile, unbounded, and run in turn; the median counts.
-Run it when the machine is quiet.
+Each side's schedules are the best of their kind by its own measured profile, unbounded, with as many sequences decoded
+at once in all on either side. Both sides take turns, so that a slow moment doesn't fall on one alone; of each schedule
+the median run counts. Run it when the machine is quiet.
 
     python -m benchmarks.ranks
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.fidelity import mpirun
-from exegpt import document
+from benchmarks.job import measure_ranks, run_all
 from exegpt.cli.answer import schedule_text, search_schedule
 from exegpt.cli.demo import create_demo_model
 from exegpt.cli.inputs import Setting, find_setting
 from exegpt.model import ModelSpec
-from exegpt.models import load_model
 from exegpt.schedule import Schedule
-from exegpt.workload import RequestLengths
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.engine import Engine
 from xrunner.requests import random_requests
+from xsimulator.replay import replay
 
 RANKS = 2
-ALONE, TOGETHER = ("static", "orca", "chunked", "rra"), ("rra", "waa-c", "waa-m")
-"""Policies of one process, and of the ranks."""
+ALONE = tuple(({}, (policy,)) for policy in ("static", "orca", "chunked", "rra"))
+"""What is searched for one process: fixed variables and policies, of which the best is run."""
+STAGES = {"replicas": 1, "tp_degree": 1}
+TOGETHER = (
+    *(({"replicas": RANKS}, (policy,)) for policy in ("static", "orca", "chunked", "rra")),
+    (STAGES, ("rra",)),
+    (STAGES, ("waa-c", "waa-m")),
+)
+"""The same for the ranks: replicas, a pipeline, and encoding and decoding apart."""
 
 
-def best(setting: Setting, policies: Sequence[str], most: int) -> list[Schedule]:
-    """Each policy's best schedule with up to `most` sequences at once on a replica."""
-    answer = search_schedule(setting, math.inf, policies=tuple(policies), most_resident=most)
-    return [a.schedule for a in answer.alternatives if a.schedule]
-
-
-def run_alone(directory: Path, schedules: Sequence[Schedule], rows: Sequence[RequestLengths], runs: int) -> list[float]:
-    """Output tokens per second of each schedule in this process, the median run."""
-    model = load_model(directory)
-    requests = random_requests(rows, model.spec.vocab, 0)
-    tokens = sum(row.output for row in rows)
-    times: list[list[float]] = [[] for _ in schedules]
-    for _ in range(runs):
-        for mine, schedule in zip(times, schedules, strict=True):
-            mine.append(Engine(model, schedule).run(requests).seconds)
-    return [tokens / statistics.median(mine) for mine in times]
-
-
-def run_together(
-    directory: Path, made: Path, schedules: Sequence[Schedule], rows: Sequence[RequestLengths], runs: int
-) -> list[float]:
-    """The same of each schedule on the ranks of a job."""
-    lines = "".join(f"{row.input},{row.output}\n" for row in rows)
-    (made / "requests.csv").write_text("input,output\n" + lines, encoding="utf-8")
-    files = ["--requests", made / "requests.csv", "--profile", made / "profile.json", "--repeats", runs]
+def best(setting: Setting, asked: tuple[tuple[dict[str, Any], tuple[str, ...]], ...], most: int) -> list[Schedule]:
+    """The best schedule of each kind that is feasible, with up to `most` sequences at once on all replicas together."""
     found = []
-    for schedule in schedules:
-        document.write(made / "schedule.json", schedule)
-        given = ["--model", directory, "--schedule", made / "schedule.json", *files, "--json"]
-        found.append(float(json.loads(mpirun(RANKS, "bench", *given))["policies"][0]["throughput_tok_s"]))
+    for fixed, policies in asked:
+        each = most // fixed.get("replicas", 1)
+        answer = search_schedule(setting, math.inf, policies=policies, fixed=fixed, most_resident=each)
+        found += [answer.schedule] if answer.schedule else []
     return found
 
 
@@ -71,7 +52,7 @@ def main() -> None:
     """Run both sides and print the ratio."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--most", type=int, default=64, help="sequences decoded at once, at most, by a replica")
+    parser.add_argument("--most", type=int, default=128, help="sequences decoded at once, at most, in all")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workload", default="S")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
@@ -84,21 +65,30 @@ def main() -> None:
     spec = ModelSpec.from_directory(directory)
     if store.find(spec, "fp32", machine.provenance()) is None:
         measure_profile(directory)
-    made = args.dir / f"ranks-{RANKS}"
-    made.mkdir(exist_ok=True)
-    profile, cluster = made / "profile.json", made / "cluster.yaml"
-    if not (profile.is_file() and cluster.is_file()):
-        mpirun(RANKS, "profile", "--model", directory, "--out", profile, "--cluster-out", cluster)
+    cluster, profile = measure_ranks(directory, RANKS)
     here = find_setting(str(directory), "local", args.workload)
     there = find_setting(str(directory), str(cluster), args.workload, str(profile))
     rows = [replace(row, arrival_s=0.0) for row in here.workload.draw(args.requests, 0, spec.context)]
-    alone, together = best(here, ALONE, args.most), best(there, TOGETHER, args.most)
-    rates = run_alone(directory, alone, rows, args.runs), run_together(directory, made, together, rows, args.runs)
-    for name, schedules, found in (("two threads", alone, rates[0]), ("two ranks", together, rates[1])):
+    requests = random_requests(rows, spec.vocab, 0)
+    sides = (
+        ("two threads", here, 1, best(here, ALONE, args.most)),
+        ("two ranks", there, RANKS, best(there, TOGETHER, args.most)),
+    )
+    rates: dict[str, list[list[float]]] = {name: [] for name, *_ in sides}
+    for _ in range(args.runs):
+        for name, _, ranks, schedules in sides:
+            runs = run_all(directory, schedules, requests, ranks, RANKS // ranks, profile.parent)
+            rates[name].append([run.tokens_s for run in runs])
+            print(name, *(f"{run.tokens_s:.0f}" for run in runs), file=sys.stderr)
+    tops = []
+    for name, setting, _, schedules in sides:
+        found = [statistics.median(mine) for mine in zip(*rates[name], strict=True)]
+        tops.append(max(found))
         for schedule, rate in zip(schedules, found, strict=True):
-            print(f"{name:12} {schedule_text(schedule):90} {rate:7.0f} tok/s")
+            predicted = replay(schedule, setting.profile, rows, timeline=False).estimate.throughput_tok_s
+            print(f"{name:12} {schedule_text(schedule):88} {rate:5.0f} tok/s, predicted {predicted:.0f}")
     print(f"{len(rows)} requests of {args.workload}, the median of {args.runs} runs", file=sys.stderr)
-    print(f"best of two ranks / best of two threads: {max(rates[1]) / max(rates[0]):.2f}")
+    print(f"best of two ranks / best of two threads: {tops[1] / tops[0]:.2f}")
 
 
 if __name__ == "__main__":

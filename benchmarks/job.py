@@ -1,0 +1,110 @@
+"""Schedules run by the ranks of a job, or by one process with several threads, one after the other: a program of its
+own, so that both sides of a comparison are started, warmed up and measured alike.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt import document
+from exegpt.request import Request
+from exegpt.schedule import Schedule
+from exegpt.served import Served
+from exegpt.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the requests under one schedule."""
+
+    seconds: float
+    served: tuple[Served, ...]
+    timeline: Timeline
+
+    @property
+    def tokens_s(self) -> float:
+        """Output tokens per second."""
+        return sum(one.output_tokens for one in self.served) / self.seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a job is to run."""
+
+    model: str
+    schedules: tuple[Schedule, ...]
+    requests: tuple[Request, ...]
+    threads: int
+    """Of each rank."""
+
+
+def mpirun(ranks: int, *arguments: object) -> str:
+    """What `python ARGUMENTS` prints, run by so many ranks of this machine."""
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if not beside:
+        raise SystemExit("there is no mpirun: pip install 'exegpt[mpi]'")
+    start = [beside, "-n", str(ranks), sys.executable]
+    done = subprocess.run([*start, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=os.environ | root)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout
+
+
+def measure_ranks(directory: Path, ranks: int) -> tuple[Path, Path]:
+    """The files of the cluster that so many ranks of this machine are and of the profile that they measured, beside the
+    model's directory; measured once.
+    """
+    made = directory.parent / f"ranks-{ranks}"
+    made.mkdir(exist_ok=True)
+    cluster, profile = made / "cluster.yaml", made / "profile.json"
+    if profile.is_file() and cluster.is_file():
+        print(f"profile: {profile}, measured before; remove it to measure anew", file=sys.stderr)
+    else:
+        given = ["--model", directory, "--out", profile, "--cluster-out", cluster]
+        mpirun(ranks, "-m", "exegpt", "profile", *given)
+    return cluster, profile
+
+
+def run_all(
+    directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], ranks: int, threads: int, made: Path
+) -> list[Run]:
+    """One run of each schedule on so many ranks of so many threads; files in the folder `made`."""
+    asked, done = made / "asked.json", made / "done.json"
+    document.write(asked, Asked(str(directory), tuple(schedules), tuple(requests), threads))
+    program = ["-m", "benchmarks.job", asked, done]
+    if ranks > 1:
+        mpirun(ranks, *program)
+    else:
+        subprocess.run([sys.executable, *map(str, program)], check=True)
+    return [document.from_dict(Run, run, f"'{done}'") for run in document.read_json(done)]
+
+
+def main(asked_file: str, done_file: str) -> None:
+    """Run what is asked for on this rank; the one that speaks writes the list of runs."""
+    import torch
+
+    from xrunner.engine import Engine
+    from xrunner.ranks import job
+
+    with job() as ranks:
+        asked = document.read(Asked, asked_file)
+        torch.set_num_threads(asked.threads)
+        runs = []
+        for schedule in asked.schedules:
+            engine = Engine.load(asked.model, schedule, ranks)
+            report = engine.run(asked.requests)
+            told = ranks.gather(Run(report.seconds, report.served, report.timeline) if engine.speaks else None, 0, Run)
+            runs += [one for one in told if one]
+            engine.close()
+        if ranks.rank == 0:
+            document.write_text(done_file, json.dumps([document.to_dict(run) for run in runs]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
