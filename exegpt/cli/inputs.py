@@ -8,6 +8,7 @@ from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
+from exegpt.trace import SUFFIXES
 from exegpt.workload import Workload
 
 
@@ -56,6 +57,12 @@ def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
         raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
 
 
+def check_columns(columns: str | None, *sources: str | None) -> None:
+    """InputError for a trace's columns where none of `sources` is a trace."""
+    if columns and not any(Path(source or "").suffix in SUFFIXES for source in sources):
+        raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
+
+
 def policy_names(text: str | None) -> tuple[str, ...]:
     """The policies in a comma-separated list; all that can be searched where there is none."""
     from xscheduler.tune import POLICIES
@@ -76,9 +83,12 @@ def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[st
     if model.architecture == "t5":
         return workload, []
     scaled, factor, clipped = workload.scaled_to(model.context)
-    if factor == 1.0:
+    if factor == 1.0 and not clipped:
         return workload, []
-    text = f"lengths of workload {workload.name} times {factor:.3g}, to fit the context of {model.context} tokens"
+    context = f"the context of {model.context:,} tokens"
+    if factor == 1.0:
+        return scaled, [f"{clipped:.2%} of the requests are longer than {context} and are clipped"]
+    text = f"lengths of workload {workload.name} times {factor:.3g}, to fit {context}"
     return scaled, [f"{text}; {clipped:.2%} of the requests are longer still and are clipped"]
 
 
@@ -131,6 +141,7 @@ def find_setting(
     memory_fraction: float | None = None,
     columns: str | None = None,
     rate: str | None = None,
+    device: str | None = None,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
@@ -141,7 +152,6 @@ def find_setting(
     if model is None:
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
-    device: str | None = None,
     spec = find_model(model)
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
@@ -165,6 +175,15 @@ def find_setting(
     return Setting(spec, where, load, found, kv_dtype or dtype, (*assumptions, *scaling, which))
 
 
+def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
+    """This machine's device as a cluster."""
+    from exegpt.models.device import find_device
+    from xprofiler import machine
+
+    cluster = machine.local(find_device(device))
+    return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
+
+
 def with_profile(setting: Setting, profile: Profile, which: str) -> Setting:
     """The same setting standing on another profile."""
     return replace(setting, profile=profile, assumptions=(*setting.assumptions[:-1], which))
@@ -174,14 +193,5 @@ def set_threads(threads: int | None) -> None:
     """Use so many processor threads; None leaves torch's own choice, one per core."""
     if threads is not None:
         import torch
-
-def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
-    """This machine's device as a cluster."""
-    from exegpt.models.device import find_device
-    from xprofiler import machine
-
-    cluster = machine.local(find_device(device))
-    return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
-
 
         torch.set_num_threads(threads)
