@@ -17,8 +17,8 @@ def parse_duration(text: str) -> float:
     if not match:
         raise InputError(f"'{text}' is not a duration: write a number and a unit, like 5s, 250ms, 2m, or inf.")
     seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds <= 0:
-        raise InputError(f"'{text}' is not a usable duration: it must be longer than zero.")
+    if not 0 < seconds < math.inf:
+        raise InputError(f"'{text}' is not a usable duration: it must be longer than zero; inf is no bound.")
     return seconds
 
 
@@ -28,3 +28,11 @@ def format_duration(seconds: float) -> str:
         return "inf"
     unit = "ms" if seconds < 1 else "s" if seconds < 120 else "m"
     return f"{float(f'{seconds / _SECONDS[unit]:.3g}'):g}{unit}"  # twice: to three digits, then without an exponent
+
+
+def duration_text(seconds: float, digits: int = 3) -> str:
+    """A time as sentences and tables have it, to so many digits: `137 s`, `9.63 s`, `87.4 ms`."""
+    rounded = float(f"{seconds:.{digits}g}")
+    if rounded >= 10 ** (digits - 1):
+        return f"{seconds:.0f} s"
+    return f"{rounded:g} s" if rounded >= 1 else f"{rounded * 1e3:.{digits}g} ms"

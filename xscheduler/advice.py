@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from exegpt.cluster import ClusterSpec
-from exegpt.duration import format_duration
+from exegpt.duration import duration_text, format_duration
 from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
 from exegpt.workload import LengthDistribution
@@ -17,6 +17,8 @@ Answer = tuple[Schedule, Estimate]
 
 LOOSER = 1.5
 """By how much a bound is loosened to see what it costs."""
+TIMES = {"latency": "latency", "ttft": "time to first token", "tpot": "time per output token"}
+"""The names of the constraints that bound a time."""
 _WORTH_SAYING = 0.02
 """Differences below this share explain nothing."""
 _TOGETHER, _IN_BATCHES, _APART = ("orca", "chunked"), ("static", "hybrid"), ("waa-c", "waa-m")
@@ -57,7 +59,7 @@ def _figures(best: Answer, other: Answer) -> list[str]:
         )
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
-        times = f"{format_duration(other[1].tpot_s)}, in the best {format_duration(best[1].tpot_s)}"
+        times = f"{duration_text(other[1].tpot_s)}, in the best {duration_text(best[1].tpot_s)}"
         found.append((slower, f"a token takes {times} ({slower:.0%} more)"))
     idles, least = idle(other[1]), idle(best[1])
     if idles is not None and least is not None:
@@ -125,8 +127,7 @@ def _breaks(name: str, figure: float, limit: float) -> str:
         return f"need {100 * figure:.4g}% of the memory"
     if name == "resident":
         return "decode more sequences at once than were measured or allowed"
-    names = {"latency": "latency", "ttft": "time to first token", "tpot": "time per output token"}
-    return f"bring the bounded {names[name]} to {figure:.4g} s, over {limit:.4g} s"
+    return f"bring the bounded {TIMES[name]} to {duration_text(figure, 4)}, over {duration_text(limit, 4)}"
 
 
 def use_of(answer: Answer) -> str:

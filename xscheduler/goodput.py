@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
@@ -90,7 +91,7 @@ class Bounds:
             ("time per output token", self.tpot_s, estimate.tpot_p99_s),
         ):
             if limit is not None and figure is not None and figure > limit:
-                return f"its {name} is {figure:.4g} s, over {limit:.4g} s"
+                return f"its {name} is {duration_text(figure, 4)}, over {duration_text(limit, 4)}"
         return ""
 
 

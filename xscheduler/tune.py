@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
+from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
-from exegpt.model import ModelSpec
+from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
-from xscheduler.advice import next_step, why_behind
+from xscheduler.advice import TIMES, next_step, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
@@ -219,7 +220,7 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
         asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
         return f"no allocation of its {question.base.cluster.devices} devices has what was asked for ({asked})"
     if not made:
-        return "memory: the weights leave no room for one sequence on any allocation that was asked for"
+        return _too_large(policy, question)
     closest = min(made, key=lambda member: member.quickest_s)
     if isinstance(closest, CandidateFamily):
         return _why_infeasible(policy, _of(closest), question)
@@ -228,11 +229,25 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
-            return "memory: not even one sequence fits beside the weights"
+            return "not even one sequence fits into memory beside the weights"
         if constraint.name == "resident":
             return "its smallest batch is larger than the profile measured or than was allowed"
-        return f"its lowest {constraint.name} is {figure:.3g} s, above the bound of {constraint.limit:.3g} s"
+        lowest, limit = (duration_text(seconds, 4) for seconds in (figure, constraint.limit))
+        return f"its lowest {TIMES[constraint.name]} is {lowest}, above the bound of {limit}"
     return "no point of its space meets all bounds at once"
+
+
+def _too_large(policy: str, question: Question) -> str:
+    """The weights beside the memory, in GiB."""
+    base = question.base
+    model, cluster, dtype = base.model, base.cluster, base.profile.dtype
+    weights = model.parameters * BYTES[dtype] / 2**30
+    memory = cluster.devices * cluster.device.memory_bytes * cluster.memory_fraction / 2**30
+    twice = ", here held twice," if policy in ("waa-c", "waa-m") and not base.encoder_decoder else ""
+    return (
+        f"its weights of {weights:,.4g} GiB in {dtype}{twice} leave no room for one sequence in the {memory:,.4g} GiB "
+        f"of {cluster.name} that may be used"
+    )
 
 
 def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tuple[str, ...]:

@@ -1,16 +1,36 @@
 """What a search answered, for people, for scripts and for reports."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
+    from exegpt.estimate import Estimate
     from exegpt.profile import Profile
     from exegpt.schedule import Schedule
     from xscheduler.tuned import Alternative, Tuned
+
+
+POLICY_COLUMNS = ("policy", "req/s", "tok/s", "latency", "schedule")
+"""The columns of `policy_rows`."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Where an answer goes beside the terminal."""
+
+    out: Path | None = None
+    """The schedule's file."""
+    report: Path | None = None
+    json: bool = False
+    """One JSON document instead of tables."""
+    target: "Target | None" = None
+    """The engine whose nearest flags are told too."""
 
 
 def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) -> "Tuned":
@@ -167,17 +187,44 @@ def ranked(answer: "Tuned") -> "list[Alternative]":
 
 def policy_rows(answer: "Tuned") -> list[list[str]]:
     """A table's rows: every policy's best schedule, the winner first."""
-    from exegpt.cli import output
 
     rows = []
     for other in ranked(answer):
         if other.schedule is None or other.estimate is None:
             rows.append([other.policy, "–", "–", "–", other.reason])
             continue
-        e = other.estimate
-        figures = [output.number(e.throughput_seq_s), output.number(e.throughput_tok_s), output.seconds(e.latency_s)]
-        rows.append([other.policy, *figures, schedule_text(other.schedule).split(" ", 1)[1]])
+        rows.append([other.policy, *_figures(other.estimate), schedule_text(other.schedule).split(" ", 1)[1]])
     return rows
+
+
+def best_row(answer: "Tuned", bound_s: float) -> list[str]:
+    """The best schedule in a table's row, without a policy's column of its own."""
+    if answer.schedule is None or answer.estimate is None:
+        return ["–", "–", "–", infeasible_text(answer, bound_s).rstrip(".")]
+    return [*_figures(answer.estimate), schedule_text(answer.schedule)]
+
+
+def _figures(estimate: "Estimate") -> list[str]:
+    from exegpt.cli import output
+
+    rates = (estimate.throughput_seq_s, estimate.throughput_tok_s)
+    return [*map(output.number, rates), output.seconds(estimate.latency_s)]
+
+
+def reasons(alternatives: Iterable["Alternative"]) -> list[str]:
+    """Why each policy is where it is; policies of one reason share a sentence."""
+    names: dict[str, list[str]] = {}
+    for other in alternatives:
+        names.setdefault(other.reason, []).append(other.policy)
+    return [f"{', '.join(policies)}: {reason}" for reason, policies in names.items()]
+
+
+def print_search(*answers: "Tuned") -> None:
+    """How many schedules were simulated for these answers."""
+    searches = [answer.search for answer in answers]
+    simulated, space = (sum(getattr(s, name) for s in searches) for name in ("evaluations", "space"))
+    seconds = sum(s.seconds for s in searches)
+    print(f"Search: {simulated:,} of {space:,} schedules simulated in {seconds:.2f} s ({searches[0].method}).")
 
 
 def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:
@@ -194,12 +241,10 @@ def infeasible_text(answer: "Tuned", bound_s: float) -> str:
     from exegpt.cli import output
     from exegpt.duration import format_duration
 
-    reasons = dict.fromkeys(other.reason for other in answer.alternatives)
     if answer.lowest_latency_s is None:
-        return f"No schedule fits: {'; '.join(reasons)}."
+        return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
     if answer.lowest_latency_s <= bound_s:  # the latency could be met: another bound is in the way
-        told = (f"{other.policy}, {other.reason}" for other in answer.alternatives)
-        return f"No schedule meets all bounds at once: {'; '.join(told)}."
+        return f"No schedule meets all bounds at once: {'; '.join(reasons(answer.alternatives))}."
     lowest = output.seconds(answer.lowest_latency_s)
     return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."
 

@@ -4,11 +4,13 @@ import functools
 import platform
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt.duration import duration_text
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +41,22 @@ def emit(data: dict[str, Any]) -> None:
     print(dumps(data))
 
 
+def listed(head: str, texts: Sequence[str]) -> None:
+    """Print sentences beneath a head; on a terminal their lines end at words, and further ones are indented."""
+    print(head)
+    for text in texts:
+        print(_wrapped(f"  {text}"))
+
+
+def _wrapped(text: str) -> str:
+    if not sys.stdout.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print a table; columns of figures are aligned to the right."""
     from rich import box
@@ -47,7 +65,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
 
     drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
-        figures = all(row[place][:1] in "–+-0123456789" for row in rows)
+        figures = place > 0 and all(row[place][:1] in "–+-0123456789" for row in rows)
         drawn.add_column(column, justify="right" if figures else "left", no_wrap=place == 0)
     for row in rows:
         drawn.add_row(*row)
@@ -67,7 +85,7 @@ def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
+    with Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -103,15 +121,17 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"'{path}' is a folder: name a file in it.")
     if not path.parent.is_dir():
         raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
 
 
 def seconds(value: float | None) -> str:
-    """A time for people: three digits and a unit."""
-    if value is None:
-        return "–"
-    if value >= 100:
-        return f"{value:.0f} s"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    """A time for people, or a dash."""
+    return "–" if value is None else duration_text(value)
 
 
 def share(value: float | None) -> str:

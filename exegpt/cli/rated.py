@@ -1,14 +1,16 @@
 """`exegpt tune --rate`: what serves requests that arrive at a rate, and on which cluster that is cheapest."""
 
+import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt.cli import INFEASIBLE
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from exegpt.cli.answer import Delivery
     from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
     from exegpt.price import Prices
@@ -47,6 +49,42 @@ class Offer:
         return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
 
 
+def answer(
+    settings: "list[Setting]",
+    bound_s: float,
+    rate: str | None,
+    pattern: str,
+    seed: int,
+    prices: "Prices | None",
+    asked: dict[str, Any],
+    delivery: "Delivery",
+) -> int:
+    """Find what sustains the rate on each cluster within the bound (seconds), and deliver; returns the exit code."""
+    from exegpt import document
+    from exegpt.cli import output
+    from exegpt.cli.tune_report import write_report
+    from exegpt.price import price_per_hour
+    from xscheduler.goodput import Bounds
+
+    for setting in settings:
+        if prices is not None:
+            price_per_hour(prices, setting.cluster)  # a missing price is said before the work
+    per_second = asked_rate(settings[0].workload, rate)
+    bounds = Bounds(bound_s if math.isfinite(bound_s) else None, asked["ttft_s"], asked["tpot_s"])
+    offers = [offer(one, bounds, per_second, pattern, seed, prices, asked) for one in settings]
+    offers.sort(key=lambda one: one.order)
+    found = offers[0].rated.tuned
+    if delivery.out and found.schedule:
+        document.write(delivery.out, found.schedule)
+    if delivery.report:
+        write_report(delivery.report, offers[0].setting, [found], [bound_s], asked)
+    if delivery.json:
+        output.emit(offers_document(offers, delivery.target, seed))
+    else:
+        print_offers(offers, bound_s, delivery)
+    return 0 if found.schedule else INFEASIBLE
+
+
 def asked_rate(workload: "Workload", rate: str | None) -> float:
     """Requests per second: what was typed, or the trace's own rate."""
     from exegpt.trace import parse_rate
@@ -79,7 +117,6 @@ def offer(
 ) -> Offer:
     """The best answer on one cluster."""
     import functools
-    import math
 
     from exegpt.cli import output
     from exegpt.cli.answer import search_schedule
@@ -143,36 +180,47 @@ def offers_document(offers: list[Offer], target: "Target | None", seed: int) -> 
     return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
 
 
-def print_offers(offers: list[Offer], bound_s: float, target: "Target | None", out: Path | None) -> None:
+def print_offers(offers: list[Offer], bound_s: float, delivery: "Delivery") -> None:
     """The clusters side by side where there are several, then every policy on the best of them."""
     from exegpt.cli import output
-    from exegpt.cli.answer import print_export, schedule_text
+    from exegpt.cli.answer import print_export, print_search, reasons, schedule_text
     from exegpt.duration import format_duration
 
     best = offers[0]
     for text in dict.fromkeys(a for one in offers for a in (*one.setting.assumptions, *one.rated.tuned.assumptions)):
         output.note(f"· {text}")
     if len(offers) > 1:
-        columns = ["cluster", "price/h", "price/M tokens", "goodput/s", "latency", "schedule"]
-        output.table(columns, [_offer_row(one) for one in offers], f"Clusters at {best.rated.rate_seq_s:.4g}/s")
+        _print_clusters(offers)
     setting, rated = best.setting, best.rated
     title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
     columns = ["policy", "goodput/s", "steady/s", "latency", "TTFT p99", "schedule"]
-    output.table(columns, _policy_rows(rated), title + f"{rated.rate_seq_s:.4g}/s")
-    for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
-        print(f"  {other.policy}: {other.reason}")
-    if rated.tuned.schedule:
-        at = f" on {setting.cluster.name}" if len(offers) > 1 else ""
-        print(f"Best{at}: {schedule_text(rated.tuned.schedule)}")
-        print("Advice:" + "".join(f"\n  {text}" for text in headroom(rated)))
-        if target:
-            print_export(rated.tuned.schedule, target)
-        if out:
-            print(f"Schedule written to {out}.")
-    else:
+    output.table(columns, _policy_rows(rated), title + f"{rated.rate_seq_s:.4g} requests/s")
+    schedule = rated.tuned.schedule
+    if schedule is None:
         output.note(infeasible_rate_text(offers, bound_s))
-    s = rated.tuned.search
-    print(f"Search: {s.evaluations} of {s.space} schedules simulated in {s.seconds:.2f} s ({s.method}).")
+    else:
+        at = f" on {setting.cluster.name}" if len(offers) > 1 else ""
+        sustained = (
+            one for one in sorted(rated.tuned.alternatives, key=_reached(rated)) if one.policy in rated.sustained
+        )
+        output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
+        output.listed("Advice:", headroom(rated))
+        if delivery.target:
+            print_export(schedule, delivery.target)
+    print_search(rated.tuned)
+    if delivery.out and schedule:
+        print(f"Schedule written to {delivery.out}.")
+
+
+def _print_clusters(offers: list[Offer]) -> None:
+    from exegpt.cli import output
+
+    priced = offers[0].price_hour is not None
+    if not priced:
+        output.note("· no prices: clusters by their number of devices; --price FILE compares what they cost")
+    columns = ["cluster", *(["price/h", "price/M tokens"] if priced else []), "goodput/s", "latency", "schedule"]
+    rows = [_offer_row(one, priced) for one in offers]
+    output.table(columns, rows, f"Clusters at {offers[0].rated.rate_seq_s:.4g} requests/s")
 
 
 def infeasible_rate_text(offers: list[Offer], bound_s: float) -> str:
@@ -188,10 +236,11 @@ def infeasible_rate_text(offers: list[Offer], bound_s: float) -> str:
     return f"No schedule sustains {rate:.4g}/s within the bounds: {reached}."
 
 
-def _reached(rated: "Rated") -> "Callable[[Alternative], float]":
-    """A key by which policies stand by falling goodput."""
+def _reached(rated: "Rated") -> "Callable[[Alternative], tuple[float, bool]]":
+    """A key by which policies stand by falling goodput, the answer's before those that reach as much."""
     reached = {policy: found.goodput_seq_s for policy, found in rated.sustained.items()}
-    return lambda alternative: -reached.get(alternative.policy, -1.0)
+    best = rated.tuned.schedule.policy if rated.tuned.schedule else None
+    return lambda alternative: (-reached.get(alternative.policy, -1.0), alternative.policy != best)
 
 
 def _policy_rows(rated: "Rated") -> list[list[str]]:
@@ -210,12 +259,12 @@ def _policy_rows(rated: "Rated") -> list[list[str]]:
     return rows
 
 
-def _offer_row(one: Offer) -> list[str]:
+def _offer_row(one: Offer, priced: bool) -> list[str]:
     from exegpt.cli import output
     from exegpt.cli.answer import schedule_text
 
     tuned = one.rated.tuned
-    prices = [output.number(one.price_hour), output.number(one.price_million)]
+    prices = [output.number(one.price_hour), output.number(one.price_million)] if priced else []
     if tuned.schedule is None or tuned.estimate is None:
         reached = one.rated.highest_rate_seq_s
         return [one.setting.cluster.name, *prices, output.number(reached), "–", "does not sustain the rate"]

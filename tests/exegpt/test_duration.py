@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.duration import format_duration, parse_duration
+from exegpt.duration import duration_text, format_duration, parse_duration
 from exegpt.errors import InputError
 
 
@@ -27,3 +27,19 @@ def test_others_are_refused_with_the_value(text):
 @given(st.floats(1e-3, 1e5))
 def test_what_is_printed_can_be_read(seconds):
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "digits", "text"),
+    [
+        (0.0874, 3, "87.4 ms"),
+        (0.99951, 3, "1 s"),
+        (9.634, 3, "9.63 s"),
+        (99.96, 3, "100 s"),
+        (1234.5, 3, "1234 s"),
+        (12.0961, 4, "12.1 s"),
+        (137.26, 4, "137.3 s"),
+    ],
+)
+def test_tables_have_a_time_in_the_unit_that_reads_best(seconds, digits, text):
+    assert duration_text(seconds, digits) == text

@@ -1,0 +1,56 @@
+"""The HTML report of `exegpt tune`."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exegpt.cli.inputs import Setting
+    from xscheduler.tuned import Tuned
+
+
+def write_report(
+    path: Path,
+    setting: "Setting",
+    answers: "list[Tuned]",
+    bounds: list[float],
+    asked: dict[str, Any],
+    advice: Sequence[str] = (),
+) -> None:
+    """Write what was found under each bound (seconds), and the frontier around it, which is searched here."""
+    from exegpt import document
+    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.report.html import Report, page
+    from exegpt.report.stages import COLUMNS, stage_rows
+
+    more = [search_schedule(setting, bound_s, **asked) for bound_s in frontier_bounds(setting, **asked)]
+    best = next((one for one in reversed(answers) if one.schedule), answers[-1])
+    facts, stages = report_facts(setting), ()  # type: tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]
+    if best.schedule:
+        facts += (("schedule", schedule_text(best.schedule)),)
+        stages = (COLUMNS, *map(tuple, stage_rows(best.schedule, best.estimate)))
+    report = Report(
+        "Schedules under a latency bound",
+        facts,
+        setting.workload,
+        frontier([one for one in (*answers, *more) if one.estimate and one.estimate.latency_from == "start"]),
+        bounds[-1] if math.isfinite(bounds[-1]) else None,
+        policies=_policies(best),
+        stages=stages,
+        advice=tuple(advice),
+    )
+    document.write_text(path, page(report))
+
+
+def _policies(answer: "Tuned") -> tuple[tuple[str, ...], ...]:
+    """The report's row of every policy."""
+    from exegpt.cli import output
+    from exegpt.cli.answer import ranked
+
+    rows = []
+    for one in ranked(answer):
+        e = one.estimate
+        figures = (output.number(e.throughput_tok_s), output.seconds(e.latency_s)) if e else ("–", "–")
+        rows.append((one.policy, *figures, one.reason))
+    return tuple(rows)
