@@ -9,6 +9,9 @@ from pathlib import Path
 from exegpt.errors import InputError
 from exegpt.noun import Noun
 
+MAX_DEVICES = 100_000
+"""A larger cluster is taken for a mistake."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec(Noun):
@@ -61,6 +64,8 @@ class ClusterSpec(Noun):
                 f"Cluster '{self.name}' has {self.nodes} nodes of {self.devices_per_node} devices: both must "
                 "be at least 1."
             )
+        if self.devices > MAX_DEVICES:
+            raise InputError(f"Cluster '{self.name}' has {self.devices:,} devices: at most {MAX_DEVICES:,} can be.")
         if not 0 < self.memory_fraction <= 1:
             raise InputError(f"The memory fraction {self.memory_fraction} is not usable: it must be in (0, 1].")
 

@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 1 an
 import gc
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from exegpt.errors import Infeasible, InputError
 
@@ -14,28 +15,51 @@ BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. A bad input is one sentence on standard error, never a traceback."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # before typer is there to catch it
+        return _say("Interrupted.", INTERRUPTED)
+    finally:
+        gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
+        gc.enable()  # `tune` does without
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     import typer
 
     from exegpt.cli.app import app
 
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # every version's base of errors in what was typed
     try:
-        return app(arguments, standalone_mode=False) or 0
+        code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
+        return _say("Interrupted.", code) if code == INTERRUPTED else code  # typer has caught it, and says nothing
     except InputError as error:
         return _say(str(error), BAD_INPUT)
     except Infeasible as error:
         return _say(str(error), INFEASIBLE)
     except usage_error as error:
-        text = error.format_message()  # type: ignore[attr-defined]
-        return _say(f"{text.rstrip('.')}; see `exegpt --help`." if text else "See `exegpt --help`.", BAD_INPUT)
-    except (KeyboardInterrupt, typer.Abort):
+        return _say_usage(error)
+    except typer.Abort:  # how older versions tell of an interrupt
         return _say("Interrupted.", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stdout = None
         return 0
-    finally:
-        gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
-        gc.enable()  # `tune` does without
+
+
+def _say_usage(error: Any) -> int:
+    """What was wrong in what was typed, with the value, and where help is; a command that has commands, called without
+    one, prints its help.
+    """
+    text = error.format_message().strip()
+    command = error.ctx.command_path if error.ctx else "exegpt"
+    if not text or text.startswith("Usage:"):
+        print(text or error.ctx.get_help(), file=sys.stderr)
+        return BAD_INPUT
+    invalid = getattr(
+        error.__context__, "errors", None
+    )  # of typers that validate with pydantic, and leave the value out
+    value = f" (got {invalid()[0]['input']!r})" if invalid else ""
+    return _say(f"{text.rstrip('.')}{value}; see `{command} --help`.", BAD_INPUT)
 
 
 def _say(text: str, code: int) -> int:

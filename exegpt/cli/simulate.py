@@ -55,6 +55,7 @@ def simulate(
 
     output.check_output(timeline)
     inputs.set_threads(threads)
+    inputs.check_columns(columns, workload, replay)
     settings = {
         "--policy": policy,
         "--max-num-seqs": max_num_seqs,

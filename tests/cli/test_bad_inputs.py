@@ -34,7 +34,15 @@ def check_refused(done, message):
         ("tune -l 5s --policy rra,magic", "'magic'"),
         ("tune -l 5s --dtype int3", "--dtype 'int3'"),
         ("tune -l 5s --rate 5", "'5' is not a rate"),
-        ("tune -l 5s --columns a=b", "'a=b'"),
+        ("tune -l 5s --workload t.csv --columns a=b", "'a=b'"),
+        ("tune -l 5s --columns input=a", "'input=a' .* leave --columns out"),
+        ("tune -l 5s --tolerance -1", r"--tolerance.*-1.*exegpt tune --help"),
+        ("tune -l 5s --threads 100000", r"--threads.*100000"),
+        ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
+        ("tune -l 5s --export sglang", "--export 'sglang'"),
+        ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
+        ("tune -l 5s --out /proc/s.json", "'/proc/s.json' can't be written"),
+        (f"tune -l {'9' * 400}s", "not a usable duration"),
         ("tune -l 5s --gpu-memory-fraction 1.5", r"1\.5"),
         ("tune -l 5s --profile gone.json", r"'gone\.json'"),
         ("tune -l 5s --out /nowhere/s.json", "no folder '/nowhere'"),
@@ -46,6 +54,7 @@ def check_refused(done, message):
         ("show gone.json", r"'gone\.json'"),
         ("simulate", "--schedule"),
         ("simulate --schedule gone.json", r"'gone\.json'"),
+        ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 3", "3 replicas can't share .*: 1, 2, 4 can"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit"),
         ("simulate --model opt-13b --max-num-seqs 4000", "4000 sequences"),
@@ -67,6 +76,22 @@ def check_refused(done, message):
 )
 def test_what_is_typed(exegpt, arguments, message):
     check_refused(exegpt(*arguments.split()), message)
+
+
+@pytest.mark.parametrize("arguments", ["", "model", "reproduce"])
+def test_a_command_that_has_commands_shows_them(exegpt, arguments):
+    done = exegpt(*arguments.split())
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith(f"Usage: exegpt {arguments}".rstrip()) and "Commands:" in done.err
+
+
+def test_an_interrupt_is_said_in_one_word(exegpt, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exegpt.cli.inputs.find_setting", interrupted)
+    done = exegpt("tune", "-l", "5s")
+    assert (done.code, done.out, done.err) == (130, "", "exegpt: Interrupted.\n")
 
 
 @pytest.mark.parametrize(
