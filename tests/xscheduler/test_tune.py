@@ -103,8 +103,8 @@ def test_a_model_too_large_for_the_devices_says_so():
     assert all("two devices" in reasons.pop(policy) for policy in ("waa-c", "waa-m"))
     weights, room = 2 * OPT.parameters / 2**30, 0.3 * 48
     assert set(reasons.values()) == {
-        f"its weights of {weights:.4g} GiB in fp16 leave no room for one sequence in the {room:g} GiB of tiny that may be "
-        "used"
+        f"its weights of {weights:.4g} GiB in fp16 leave no room for one sequence in the {room:g} GiB of tiny that "
+        "may be used"
     }
 
 
