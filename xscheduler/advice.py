@@ -92,12 +92,16 @@ def expected_longest(output: LengthDistribution, batch: int) -> float:
     return float(output.s @ np.diff(below, prepend=0.0))
 
 
-def next_step(space: Space, point: tuple[int, ...]) -> tuple[set[str], str]:
-    """The constraints that one step up along a variable would break, and what the first such step would come to; where
-    none would be broken, the first step that would give nothing.
+BINDING = ("latency", "ttft", "tpot", "memory", "resident")
+"""Constraints, the one that is named first where a step would break several."""
+
+
+def next_step(space: Space, point: tuple[int, ...]) -> tuple[str | None, str]:
+    """The constraint that one step up along a variable would break, and what the first such step would come to; where
+    none would be broken, None and the first step that would give nothing.
     """
-    broken: set[str] = set()
-    text = useless = ""
+    broken: dict[str, str] = {}
+    useless = ""
     for variable, above in _steps(space, point):
         values = space.values(point)
         found = space.simulate((*values[:variable], above, *values[variable + 1 :]))
@@ -106,9 +110,9 @@ def next_step(space: Space, point: tuple[int, ...]) -> tuple[set[str], str]:
             useless = useless or f"{step} would give no more"
         for figure, constraint in zip(found.figures, space.constraints, strict=True):
             if figure > constraint.limit:
-                broken.add(constraint.name)
-                text = text or f"{step} would {_breaks(constraint.name, figure, constraint.limit)}"
-    return broken, text if broken else useless
+                broken.setdefault(constraint.name, f"{step} would {_breaks(constraint.name, figure, constraint.limit)}")
+    first = min(broken, key=BINDING.index, default=None)
+    return first, useless if first is None else broken[first]
 
 
 def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:

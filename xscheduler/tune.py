@@ -152,11 +152,11 @@ def _leanest(space: Candidates, point: Point) -> Point:
     return (last, *point[1:])
 
 
-def _binding(broken: set[str], otherwise: Binding | None) -> Binding | None:
+def _binding(broken: str | None, otherwise: Binding | None) -> Binding | None:
     """What the next step up along any variable would break: memory, a latency, or nothing."""
-    if broken & {"latency", "ttft", "tpot"}:
+    if broken in ("latency", "ttft", "tpot"):
         return "latency"
-    return "memory" if "memory" in broken else otherwise
+    return "memory" if broken == "memory" else otherwise
 
 
 def _compared(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
