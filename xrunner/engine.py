@@ -1,5 +1,6 @@
 """The engine: enforces a schedule on this rank alone, or on all ranks of a job."""
 
+import os
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from xrunner.handover import Arrival, buffer_bytes
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
 from xrunner.requests import check_request
+from xrunner.staged import StagedTransport
 from xrunner.transport import RESULT, Transport
 from xrunner.valid import why_not
 from xrunner.warm_up import Extent, warm_up
@@ -81,7 +83,7 @@ class Engine:
         self.transport = transport
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
-        gpu = gpu or (Gpu(model.device) if model.device.type == "cuda" else None)
+        gpu = gpu or gpu_of(model.device)
         blocks = _cache_blocks(self.place, model.spec) + (gpu is not None)  # one for rows that only fill up
         self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes(blocks))
         cache = model.new_cache(blocks, schedule.block_size)
@@ -105,9 +107,9 @@ class Engine:
 
         InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
         """
-        ranks.agree(lambda: _facts(directory, schedule, ranks))
-        place = Place(schedule, ranks.rank)
-        transport = Transport(ranks, place.group, (Work, Arrival, Result)) if ranks.size > 1 else None
+        ranks.agree(lambda: _facts(directory, schedule, ranks) | {"device": device.type})
+        place, gpu = Place(schedule, ranks.rank), gpu_of(device)
+        transport = make_transport(ranks, place, gpu) if ranks.size > 1 else None
         shard = Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x)
         loaded = []
 
@@ -119,7 +121,7 @@ class Engine:
             return {}
 
         ranks.agree(load)
-        return Engine(loaded[0], schedule, ranks, transport, since)
+        return Engine(loaded[0], schedule, ranks, transport, since, gpu)
 
     @property
     def speaks(self) -> bool:
@@ -320,6 +322,27 @@ def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str,
         "model": f"{spec.name} ({fingerprint([spec.fingerprint, files])})",
         "schedule": fingerprint(to_dict(schedule)),
     }
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """How a device is worked on; None for the processor."""
+    return Gpu(device) if device.type == "cuda" else None
+
+
+def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
+    """A rank's way to the others, where all call it: from GPU to GPU if each has its own, else through host memory."""
+    kinds = Work, Arrival, Result
+    if gpu is None:
+        return Transport(ranks, place.group, kinds)
+    import torch.distributed as dist
+
+    direct = dist.is_available() and dist.is_nccl_available() and os.environ.get("EXEGPT_NCCL") != "0"
+    everyone = ranks.all((ranks.host, str(gpu.device), direct))
+    if all(direct for _, _, direct in everyone) and len(set(everyone)) == ranks.size:
+        from xrunner.direct import DirectTransport
+
+        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, kinds, gpu.device)
+    return StagedTransport(ranks, place.group, kinds, gpu)
 
 
 def _how_to_start(schedule: Schedule, started: int) -> str:

@@ -67,6 +67,7 @@ class Gpu:
                 compute()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads of the process, such as those that watch over NCCL, may go on meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()
         return graph.replay

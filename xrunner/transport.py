@@ -1,8 +1,8 @@
 """Transport: what goes between the ranks of a job that run a model together.
 
 Orders and results are small objects. Tensors (states, tokens, keys and values, sums over a tensor-parallel group) stand
-in host memory and go as they are. Everything goes by MPI; this file is the only one that knows, so that devices whose
-memory MPI can't reach need a class like this one, whose tensors go another way, and nothing else.
+in host memory and go as they are, by MPI. GPUs have classes like this one, whose tensors go another way: `staged.py`
+through host memory, `direct.py` from GPU to GPU.
 
 Nobody waits inside MPI, whose waiting keeps a processor busy: a rank looks whether something has come, lets others run
 for a moment, then sleeps between two looks, and moves meanwhile what it is sending itself.
