@@ -63,13 +63,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         figures = place > 0 and all(row[place][:1] in "–+-0123456789" for row in rows)
         drawn.add_column(column, justify="right" if figures else "left", no_wrap=place == 0)
     for row in rows:
         drawn.add_row(*row)
     console = Console(highlight=False)
+    if title:
+        console.print(title, style="bold", markup=False, soft_wrap=True)  # a title may be wider than its table
     console.print(drawn if console.is_terminal else _unbounded(drawn, console))
 
 

@@ -9,9 +9,13 @@ from exegpt.cli import options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from exegpt.estimate import Estimate
     from exegpt.profile import Profile, Table
     from exegpt.schedule import Schedule
+
+    Shown = tuple[dict[str, Any], Callable[[], None]]  # for scripts, and what prints it for people
 
 
 def show(
@@ -22,30 +26,28 @@ def show(
 
     Example: exegpt show schedule.json
     """
-    from exegpt import document
     from exegpt.cli import output
 
-    if file.suffix == ".jsonl":
-        kind, facts = "results", _results(file)
-    else:
-        data = document.read_json(file)
-        keys = data.keys() if isinstance(data, dict) else ()
-        if "policy" in keys:
-            kind, facts = "schedule", _schedule(file)
-        elif "degrees" in keys:
-            kind, facts = "profile", _profile(file, data)
-        else:
-            raise InputError(f"'{file}' is neither a schedule nor a profile nor a result file.")
+    kind = _kind(file)
+    facts, print_them = {"results": _results, "schedule": _schedule, "profile": _profile}[kind](file)
     if json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
-    rows = [[key, _text(value)] for key, value in facts.items() if value is not None and key not in _TABLES]
-    output.table([kind, ""], rows)
-    if kind == "schedule":
-        _print_stages(file)
+    print_them()
 
 
-_TABLES = ("stages", "utilisation")
-"""What is shown as a table of its own."""
+def _kind(file: Path) -> str:
+    """Which file it is; InputError for another."""
+    from exegpt import document
+
+    if file.suffix == ".jsonl":
+        return "results"
+    data = document.read_json(file)
+    keys = data.keys() if isinstance(data, dict) else ()
+    if "policy" in keys:
+        return "schedule"
+    if "degrees" in keys:
+        return "profile"
+    raise InputError(f"'{file}' is neither a schedule nor a profile nor a result file.")
 
 
 def _text(value: Any) -> str:
@@ -56,15 +58,14 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _schedule(file: Path) -> dict[str, Any]:
+def _schedule(file: Path) -> "Shown":
     from exegpt.cli.inputs import read_schedule
     from exegpt.document import to_dict
     from exegpt.report.stages import stage_utilisation
 
     schedule = read_schedule(file)
-    facts = to_dict(schedule)
     workload, estimate = schedule.workload, _predicted(schedule)
-    return facts | {
+    facts = to_dict(schedule) | {
         "model": schedule.model.spec.name,
         "cluster": schedule.cluster.name,
         "workload": f"{workload.name}: input {workload.input.mean:.1f}±{workload.input.std:.1f}, "
@@ -72,6 +73,32 @@ def _schedule(file: Path) -> dict[str, Any]:
         "arrivals": f"{workload.arrival_rate:.4g}/s" if workload.arrival_rate else None,
         "utilisation": stage_utilisation(schedule, estimate) if estimate else None,
     }
+    return facts, lambda: _print_schedule(schedule, facts, estimate)
+
+
+def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
+    from exegpt.cli import output
+    from exegpt.cli.answer import schedule_text
+    from exegpt.duration import duration_text
+    from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
+    from exegpt.report.stages import COLUMNS, stage_rows
+
+    bound_s = schedule.latency_bound_s
+    rows = {
+        "model": f"{facts['model']} in {schedule.dtype}, keys and values in {schedule.kv_dtype}",
+        "cluster": facts["cluster"],
+        "workload": facts["workload"],
+        "arrivals": facts["arrivals"],
+        "bound": f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none",
+        "KV cache": f"{schedule.kv_blocks:,} blocks of {schedule.block_size} tokens, on each stage",
+        "profile": f"{schedule.profile.source} ({schedule.profile.fingerprint})",
+    }
+    output.table(("schedule", ""), [[name, text] for name, text in rows.items() if text], schedule_text(schedule))
+    copies = f", the first of {schedule.replicas} replicas" if schedule.replicas > 1 else ""
+    output.table(COLUMNS, stage_rows(schedule, estimate), f"Stages{copies}")
+    if estimate is None:
+        return output.note("· what it gives isn't told: the profile that the schedule stands on isn't at hand")
+    output.table(ESTIMATE_COLUMNS, estimate_rows(estimate, schedule))
 
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
@@ -84,26 +111,14 @@ def _predicted(schedule: "Schedule") -> "Estimate | None":
     return estimate(schedule, profile) if profile.fingerprint == schedule.profile.fingerprint else None
 
 
-def _print_stages(file: Path) -> None:
-    from exegpt.cli import output
-    from exegpt.cli.inputs import read_schedule
-    from exegpt.report.stages import COLUMNS, stage_rows
-
-    schedule = read_schedule(file)
-    estimate = _predicted(schedule)
-    copies = f", the first of {schedule.replicas} replicas" if schedule.replicas > 1 else ""
-    output.table(COLUMNS, stage_rows(schedule, estimate), f"Stages{copies}")
-    if estimate is None:
-        output.note("· how busy they are isn't told: the profile that the schedule stands on isn't at hand")
-
-
-def _profile(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _profile(file: Path) -> "Shown":
     from exegpt import document
+    from exegpt.cli import output
     from exegpt.profile import Profile
 
-    profile = document.from_dict(Profile, data, f"'{file}'")
+    profile = document.read(Profile, file)
     tables = _tables(profile)
-    facts = {
+    facts = profile.provenance | {
         "source": profile.source,
         "fingerprint": profile.fingerprint,
         "model": profile.model,
@@ -113,7 +128,8 @@ def _profile(file: Path, data: dict[str, Any]) -> dict[str, Any]:
         **{name: _grid(table) for name, table in tables.items() if table},
         "missing": _missing(tables) or ["nothing"],
     }
-    return profile.provenance | facts
+    rows = [[key, _text(value)] for key, value in facts.items() if value is not None]
+    return facts, lambda: output.table(("profile", ""), rows)
 
 
 def _tables(profile: "Profile") -> "dict[str, Table | None]":
@@ -147,7 +163,7 @@ def _missing(tables: "dict[str, Table | None]") -> list[str]:
     return found + [f"{name} (taken as no time at all)" for name in nothing]
 
 
-def _results(file: Path) -> dict[str, Any]:
+def _results(file: Path) -> "Shown":
     from collections import Counter
 
     from exegpt.served import percentiles
@@ -155,7 +171,7 @@ def _results(file: Path) -> dict[str, Any]:
 
     results = read_results(file)
     done = [r for r in results if r.start_s is not None and r.first_token_s is not None]
-    return {
+    facts = {
         "requests": len(results),
         "output_tokens": sum(len(r.output_ids) for r in results),
         "finish_reasons": dict(Counter(r.finish_reason for r in results)),
@@ -163,3 +179,17 @@ def _results(file: Path) -> dict[str, Any]:
         "latency_s": percentiles([r.finish_s - r.start_s for r in done if r.start_s is not None]),
         "ttft_s": percentiles([r.first_token_s - r.arrival_s for r in done if r.first_token_s is not None]),
     }
+    return facts, lambda: _print_results(facts)
+
+
+def _print_results(facts: dict[str, Any]) -> None:
+    from exegpt.cli import output
+    from exegpt.duration import duration_text
+    from exegpt.report.figures import PERCENTILES, percentile_rows, rate_text
+
+    tokens, seconds = facts["output_tokens"], facts["seconds"]
+    rate = f", {rate_text(tokens / seconds)} output tokens/s" if seconds else ""
+    title = f"{facts['requests']:,} requests ({_text(facts['finish_reasons'])}), {tokens:,} output tokens"
+    times = {"ttft": facts["ttft_s"], "latency": facts["latency_s"]}
+    output.table(("", *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")
+    print("Time to first token counts from arrival, latency from the start of encoding.")

@@ -1,17 +1,22 @@
 """`exegpt simulate`: the estimate and timeline of a given schedule, or of a running engine's settings."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exegpt.cli import options
+from exegpt.duration import duration_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
     from exegpt.schedule import Schedule
+    from exegpt.timeline import Timeline
 
 
 def simulate(
@@ -50,6 +55,7 @@ def simulate(
     """
     from exegpt import document
     from exegpt.cli import inputs, output
+    from exegpt.cli.answer import schedule_text
     from exegpt.errors import InputError
     from exegpt.timeline import chrome_trace
 
@@ -76,18 +82,31 @@ def simulate(
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
         )
-    if replay:
-        run, facts = _replay(given, found, replay, columns, timeline is not None)
-    else:
-        run, facts = _steady(given, found)
-        assumptions += _scarce(given, found)
+    answer, assumed = _replay(given, found, replay, columns, timeline is not None) if replay else _steady(given, found)
+    assumptions += assumed
     if timeline:
-        document.write_text(timeline, document.dumps(chrome_trace([run()]), indent=None))
+        document.write_text(timeline, document.dumps(chrome_trace([answer.timeline()]), indent=None))
     if json:
-        return output.emit({**facts, "assumptions": list(assumptions), "provenance": output.provenance(found)})
+        return output.emit({**answer.facts, "assumptions": list(assumptions), "provenance": output.provenance(found)})
     for text in assumptions:
         output.note(f"· {text}")
-    output.table([given.policy, ""], [[key, _text(value)] for key, value in facts.items() if value not in (None, [])])
+    output.table(answer.columns, answer.rows, schedule_text(given))
+    for text in answer.texts:
+        print(text)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was simulated."""
+
+    facts: dict[str, Any]
+    """For scripts."""
+    columns: "Sequence[str]"
+    rows: "Sequence[Sequence[str]]"
+    """For people."""
+    timeline: "Callable[[], Timeline]"
+    texts: tuple[str, ...] = ()
+    """What doesn't fit a table."""
 
 
 def _of_file(
@@ -223,14 +242,20 @@ def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
     return replace(cluster, name=name, nodes=devices // per_node)
 
 
-def _steady(schedule: Any, profile: Any) -> tuple[Any, dict[str, Any]]:
+def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str, ...]]:
+    """The steady state that a long run tends to."""
     import xsimulator
     from exegpt.document import to_dict
+    from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
 
-    return lambda: xsimulator.timeline(schedule, profile), to_dict(xsimulator.estimate(schedule, profile))
+    found = xsimulator.estimate(schedule, profile)
+    answer = Answer(
+        to_dict(found), ESTIMATE_COLUMNS, estimate_rows(found, schedule), lambda: xsimulator.timeline(schedule, profile)
+    )
+    return answer, _scarce(schedule, profile)
 
 
-def _scarce(schedule: "Schedule", profile: Any) -> tuple[str, ...]:
+def _scarce(schedule: "Schedule", profile: "Profile") -> tuple[str, ...]:
     """A sentence where the steady state takes more KV blocks than the schedule gives."""
     from exegpt.schedule import BLOCK_SIZE
     from xsimulator.estimates import outcome
@@ -247,33 +272,31 @@ def _scarce(schedule: "Schedule", profile: Any) -> tuple[str, ...]:
 
 
 def _replay(
-    schedule: Any, profile: Any, source: str, columns: str | None, timeline: bool
-) -> tuple[Any, dict[str, Any]]:
+    schedule: "Schedule", profile: "Profile", source: str, columns: str | None, timeline: bool
+) -> tuple[Answer, tuple[str, ...]]:
+    """A trace's requests one by one, scaled to the model's context where they don't fit it."""
     import time
 
+    from exegpt.cli.inputs import fit_context
+    from exegpt.report.figures import PERCENTILES, percentile_rows, rate_text
     from exegpt.served import latencies, percentiles
     from exegpt.trace import parse_columns, read_trace
+    from exegpt.workload import Workload
     from xsimulator.replay import replay
 
-    requests = read_trace(source, parse_columns(columns) if columns else None)
+    asked = Workload.from_requests(Path(source).name, read_trace(source, parse_columns(columns) if columns else None))
+    workload, scaling = fit_context(asked, schedule.model.spec)
     start = time.perf_counter()
-    done = replay(schedule, profile, requests, timeline=timeline)
+    done = replay(schedule, profile, workload.requests or (), timeline=timeline)
     wall = time.perf_counter() - start
-    times = latencies(done.served, "arrival")
-    facts = {
-        "requests": len(done.served),
-        "seconds": done.seconds,
-        "wall_seconds": wall,
-        "throughput_seq_s": done.estimate.throughput_seq_s,
-        "throughput_tok_s": done.estimate.throughput_tok_s,
-        **{key: percentiles(times[key]) for key in ("ttft", "tpot", "latency")},
-    }
-    return lambda: done.timeline, facts
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(v)}" for key, v in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    since_arrival = latencies(done.served, "arrival")
+    times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
+    rates = {key: getattr(done.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
+    facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
+    told = (
+        f"{len(done.served):,} requests in {duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
+        f"{rate_text(rates['throughput_seq_s'])} requests/s, {rate_text(rates['throughput_tok_s'])} output tokens/s."
+    )
+    return Answer(
+        facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)
+    ), tuple(scaling)

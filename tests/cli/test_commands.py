@@ -50,6 +50,10 @@ def test_several_bounds_give_the_frontier(exegpt):
     assert frontier[0]["schedule"] is None
     rates = [a["estimate"]["throughput_seq_s"] for a in frontier[1:]]
     assert rates == sorted(rates)
+    assert done.json["provenance"].keys() >= PROVENANCE_KEYS
+    told = exegpt("tune", "-l", "1ms,15s,inf", "--policy", "rra,static", "--export", "vllm").out
+    assert "No schedule meets the bound of 1ms" in told and "behind" not in told
+    assert told.count("vllm serve") == 2 and "Under 15s:" in told and "Under inf:" in told
 
 
 def test_a_bound_that_nothing_meets_names_the_lowest_latency(exegpt):
@@ -73,6 +77,19 @@ def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_pa
     assert {"encode", "decode"} <= {e["name"] for e in events}
 
 
+def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule, tiny_profile, tmp_path):
+    """The context is 128 tokens."""
+    asked = ("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
+    (tmp_path / "t.csv").write_text("input,output\n" + "512,512\n" * 9)
+    answer = exegpt(*asked).json
+    assert any("times 0.125, to fit the context of 128 tokens" in text for text in answer["assumptions"])
+    assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
+    (tmp_path / "t.csv").write_text("input,output\n" + "20,20\n" * 199 + "120,20\n")
+    answer = exegpt(*asked).json
+    assert any("0.50% of the requests are longer than the context" in text for text in answer["assumptions"])
+    assert answer["throughput_tok_s"] == pytest.approx((199 * 20 + 8) / answer["seconds"])
+
+
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
 def test_a_running_engines_settings_can_be_simulated(exegpt, tiny, tiny_profile, tmp_path, policy):
     (tmp_path / "t.csv").write_text("input,output\n" + "20,10\n" * 9)
@@ -91,6 +108,8 @@ def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
     facts = done.json
     assert facts["requests"] == 9 and facts["seconds"] > 8 / 9
     assert facts["throughput_tok_s"] == pytest.approx(90 / facts["seconds"])
+    told = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv").out
+    assert "9 requests in" in told and "since arrival" in told
     for key in ("ttft", "tpot", "latency"):
         assert facts[key].keys() == {"mean", "p50", "p90", "p95", "p99"}
         assert 0 < facts[key]["p50"] <= facts[key]["p99"]
@@ -125,6 +144,7 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
     assert answer["tokens"] == sum(len(row["output_ids"]) for row in rows.values())
     assert "<svg" in report.read_text()
     assert exegpt("show", out, "--json").json["results"]["requests"] == 3
+    assert "time to first token" in exegpt("show", out).out
 
 
 def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path, monkeypatch):
@@ -217,7 +237,8 @@ def test_files_are_shown(exegpt, tiny_schedule, tiny_profile):
     assert schedule["kind"] == "schedule" and schedule["schedule"]["policy"] == "rra"
     profile = exegpt("show", tiny_profile, "--json").json
     assert profile["kind"] == "profile" and profile["profile"]["device"] == "cpu"
-    assert "encode_batch" in exegpt("show", tiny_schedule).out
+    text = exegpt("show", tiny_schedule).out
+    assert "encode_batch" in text and "Stages" in text and "blocks of 16 tokens" in text
 
 
 def test_a_schedules_stages_are_shown_with_how_busy_they_are(exegpt, tmp_path):

@@ -1,0 +1,68 @@
+"""Figures with their units as rows of small tables: what a schedule gives, and how times are spread."""
+
+from collections.abc import Mapping
+
+from exegpt.duration import duration_text
+from exegpt.estimate import Estimate
+from exegpt.schedule import Schedule
+
+ESTIMATE_COLUMNS = ("steady state", "")
+PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+"""The columns of `percentile_rows` after the first."""
+TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latency": "latency"}
+"""Times by their keys in JSON."""
+
+
+def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
+    """(name, text) of all that an estimate of `schedule` says."""
+    e = estimate
+    rows = {
+        "throughput": f"{rate_text(e.throughput_seq_s)} requests/s, {rate_text(e.throughput_tok_s)} output tokens/s",
+        "latency of the bound": _bounded(e, schedule),
+        "latency, all requests": f"{_pair(('p50', e.latency_p50_s), ('p99', e.latency_p99_s))}, since {e.latency_from}",
+        TIMES["ttft"]: _pair(("mean", e.ttft_s), ("p99", e.ttft_p99_s)),
+        TIMES["tpot"]: _pair(("mean", e.tpot_s), ("p99", e.tpot_p99_s)),
+        "memory": _memory(e, schedule),
+        "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
+        "limited by": e.binding or "",
+        "not feasible": "; ".join(e.violations),
+        "beyond the profile's grid": ", ".join(e.extrapolated),
+    }
+    return [[name, text] for name, text in rows.items() if text]
+
+
+def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[list[str]]:
+    """A row for each of `times` (key of TIMES → mean and percentiles in seconds)."""
+    return [[TIMES[key], *(_time(spread[name]) for name in PERCENTILES)] for key, spread in times.items()]
+
+
+def rate_text(value: float) -> str:
+    """Something per second: three digits, whole numbers from 100 on."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _bounded(estimate: Estimate, schedule: Schedule) -> str:
+    who = {"p99-length": "a sequence of the 99th-percentile output length", "p99-queries": "99% of all requests"}
+    text = f"{_time(estimate.latency_s)} for {who[schedule.bound]}"
+    return text + (f", {_time(estimate.latency_tail_s)} for one of the 99.9th" if estimate.latency_tail_s else "")
+
+
+def _memory(estimate: Estimate, schedule: Schedule) -> str:
+    if not estimate.memory_bytes:
+        return ""
+    usable = schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction / 2**30
+    used = _span([f"{amount / 2**30:.1f}" for amount in sorted(estimate.memory_bytes)])
+    return f"{used} GiB at the peak, of {usable:.1f} GiB per device that may be used"
+
+
+def _span(texts: list[str]) -> str:
+    """The lowest and the highest, or one where they are alike."""
+    return "–".join(dict.fromkeys([texts[0], texts[-1]])) if texts else ""
+
+
+def _pair(*figures: tuple[str, float | None]) -> str:
+    return ", ".join(f"{name} {_time(value)}" for name, value in figures)
+
+
+def _time(value: float | None) -> str:
+    return "–" if value is None else duration_text(value)

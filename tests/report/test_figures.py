@@ -1,0 +1,51 @@
+"""Figures with their units, as people read them."""
+
+from dataclasses import replace
+
+import pytest
+
+from exegpt.estimate import Estimate
+from exegpt.report.figures import estimate_rows, percentile_rows, rate_text
+from tests.exegpt.nouns import schedule
+
+ESTIMATE = Estimate(26.52, 849.1, 4.7263, 3.536, 4.7263, 2.4867, 0.03358, 2.8988, 0.03557)
+
+
+def test_an_estimate_says_what_is_known_and_no_more():
+    rows = dict(estimate_rows(ESTIMATE, schedule("rra")))
+    assert rows == {
+        "throughput": "26.5 requests/s, 849 output tokens/s",
+        "latency of the bound": "4.73 s for a sequence of the 99th-percentile output length",
+        "latency, all requests": "p50 3.54 s, p99 4.73 s, since start",
+        "time to first token": "mean 2.49 s, p99 2.9 s",
+        "time per output token": "mean 33.6 ms, p99 35.6 ms",
+    }
+
+
+def test_memory_stands_beside_what_may_be_used():
+    given = schedule("rra")
+    usable = given.cluster.device.memory_bytes * given.cluster.memory_fraction / 2**30
+    full = replace(ESTIMATE, memory_bytes=(3.0 * 2**30, 1.0 * 2**30), utilisation=(0.5, 0.25), binding="memory")
+    rows = dict(estimate_rows(full, given))
+    assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} GiB per device that may be used"
+    assert rows["devices busy"] == "25%–50%" and rows["limited by"] == "memory"
+
+
+def test_what_is_wrong_is_said():
+    given = replace(schedule("rra"), bound="p99-queries")
+    rows = dict(
+        estimate_rows(replace(ESTIMATE, violations=("it is late",), extrapolated=("head",), tpot_s=None), given)
+    )
+    assert rows["not feasible"] == "it is late" and rows["beyond the profile's grid"] == "head"
+    assert rows["latency of the bound"] == "4.73 s for 99% of all requests"
+    assert rows["time per output token"] == "mean –, p99 35.6 ms"
+
+
+def test_times_have_a_row_each():
+    spread = {"mean": 0.5, "p50": 0.4, "p90": None, "p95": 1.0, "p99": 123.4}
+    assert percentile_rows({"latency": spread}) == [["latency", "500 ms", "400 ms", "–", "1 s", "123 s"]]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0367, "0.0367"), (26.52, "26.5"), (849.1, "849"), (10405.6, "10,406")])
+def test_rates_have_three_digits(value, text):
+    assert rate_text(value) == text
