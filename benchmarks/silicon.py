@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.builtin_models import builtin_model
+from exegpt.cli.engine import engine_schedule
 from exegpt.cli.inputs import Setting
-from exegpt.cli.simulate import engine_schedule
 from exegpt.cluster import parse_cluster
 from exegpt.profile import Profile, Table
 from exegpt.schedule import Schedule, Stage

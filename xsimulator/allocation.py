@@ -190,7 +190,10 @@ def _splits(
 def uniform_stages(model: ModelSpec, cluster: ClusterSpec, tp: int) -> tuple[Stage, ...]:
     """Pipeline stages of `tp` devices each over the whole cluster, their contiguous layers as even as can be."""
     if tp not in tp_degrees(model, cluster):
-        raise InputError(f"A tensor-parallel degree of {tp} doesn't fit model '{model.name}' on {cluster.name}.")
+        fit = ", ".join(map(str, tp_degrees(model, cluster)))
+        raise InputError(
+            f"A tensor-parallel degree of {tp} doesn't fit model '{model.name}' on {cluster.name}: use one of {fit}."
+        )
     count = cluster.devices // tp
 
     def cuts(layers: int) -> list[tuple[int, int] | None]:

@@ -12,8 +12,6 @@ from exegpt.duration import duration_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from exegpt.cli.inputs import Setting
-    from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
     from exegpt.schedule import Schedule
     from exegpt.timeline import Timeline
@@ -56,6 +54,7 @@ def simulate(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import schedule_text
+    from exegpt.cli.engine import follow
     from exegpt.errors import InputError
     from exegpt.timeline import chrome_trace
 
@@ -77,7 +76,7 @@ def simulate(
         given, found, assumptions = _of_file(schedule, profile, settings | others)
     elif model and max_num_seqs:
         setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
-        given, found, assumptions = _of_engine(setting, settings), setting.profile, setting.assumptions
+        given, found, assumptions = follow(setting, settings), setting.profile, setting.assumptions
     else:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
@@ -124,127 +123,10 @@ def _of_file(
     return given, found, (which,)
 
 
-def _of_engine(setting: "Setting", settings: dict[str, Any]) -> "Schedule":
-    """The schedule that a running engine with these settings follows; InputError for one of another policy."""
-    from exegpt.cli import inputs
-    from exegpt.errors import InputError
-    from exegpt.schedule import BLOCK_SIZE
-
-    policy = settings["--policy"] or "chunked"
-    inputs.check_choice(policy, ("orca", "chunked"), "--policy")
-    foreign = {"orca": "--max-num-batched-tokens", "chunked": "--prefills-per-step"}[policy]
-    if settings[foreign] is not None:
-        raise InputError(f"Policy {policy} has no {foreign}: leave {foreign} {settings[foreign]} out.")
-    own = (
-        {"max_num_batched_tokens": settings["--max-num-batched-tokens"] or 2048}
-        if policy == "chunked"
-        else {"prefills_per_step": settings["--prefills-per-step"] or 1}
-    )
-    return engine_schedule(
-        setting,
-        policy,
-        settings["--tp-degree"] or 1,
-        settings["--kv-blocks"],
-        settings["--block-size"] or BLOCK_SIZE,
-        settings["--replicas"] or 1,
-        max_num_seqs=settings["--max-num-seqs"],
-        **own,
-    )
-
-
-def engine_schedule(
-    setting: "Setting",
-    policy: str,
-    tp_degree: int,
-    kv_blocks: int | None,
-    block_size: int,
-    replicas: int = 1,
-    **own: int,
-) -> "Schedule":
-    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds.
-
-    Raises InputError for settings that don't go together.
-    """
-    from exegpt.errors import InputError
-    from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
-    from xsimulator.allocation import uniform_stages
-    from xsimulator.scenario import Scenario
-
-    model, profile = setting.model, setting.profile
-    _check_engine(setting, policy, **own)
-    stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
-    if kv_blocks is None:
-        scenario = Scenario(model, setting.cluster, setting.workload, profile, stages, setting.kv_dtype)
-        most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
-        kv_blocks = scenario.room(most) * BLOCK_SIZE // block_size
-        if kv_blocks < 1:
-            raise InputError(
-                f"The weights of '{model.name}' leave no memory for keys and values on {setting.cluster.name}."
-            )
-    longest = setting.workload.input.max + setting.workload.output.max - 1
-    if kv_blocks * block_size < longest:
-        raise InputError(
-            f"{kv_blocks} KV blocks of {block_size} tokens can't hold the longest request of {longest} tokens: pass "
-            f"--kv-blocks {-(-longest // block_size)} at least."
-        )
-    return Schedule(
-        version=Schedule.VERSION,
-        policy=policy,  # type: ignore[arg-type]
-        model=ModelReference(model, model.fingerprint),
-        cluster=setting.cluster,
-        workload=setting.workload.laws,
-        profile=ProfileReference(profile.source, profile.fingerprint),
-        stages=stages,
-        kv_blocks=kv_blocks,
-        block_size=block_size,
-        dtype=profile.dtype,
-        kv_dtype=setting.kv_dtype,
-        tp_degree=tp_degree,
-        replicas=replicas,
-        **own,  # type: ignore[arg-type]
-    )
-
-
-def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
-    """InputError for settings that no engine follows."""
-    from exegpt.errors import InputError
-
-    if policy == "chunked" and setting.model.encoder_layers:
-        raise InputError(
-            f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
-            "--policy orca."
-        )
-    budget, residents = own.get("max_num_batched_tokens"), own["max_num_seqs"]
-    if budget is not None and budget < residents:
-        raise InputError(
-            f"A budget of {budget} tokens per iteration can't give {residents} sequences a token each: raise "
-            "--max-num-batched-tokens or lower --max-num-seqs."
-        )
-
-
-def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
-    """The part of a cluster that one of its replicas has: a node's share, or whole nodes."""
-    from dataclasses import replace
-
-    from exegpt.errors import InputError
-    from xsimulator.allocation import replica_sizes
-
-    sizes = replica_sizes(cluster)
-    if cluster.devices % replicas or cluster.devices // replicas not in sizes:
-        fit = ", ".join(str(cluster.devices // size) for size in reversed(sizes))
-        raise InputError(f"{replicas} replicas can't share the devices of {cluster.name} equally: {fit} can.")
-    devices, per_node = cluster.devices // replicas, cluster.devices_per_node
-    if replicas == 1:
-        return cluster
-    name = f"the {devices} devices of a replica on {cluster.name}"
-    if devices <= per_node:
-        return replace(cluster, name=name, nodes=1, devices_per_node=devices)
-    return replace(cluster, name=name, nodes=devices // per_node)
-
-
 def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str, ...]]:
     """The steady state that a long run tends to."""
     import xsimulator
+    from exegpt.cli.engine import block_notes
     from exegpt.document import to_dict
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
 
@@ -252,23 +134,7 @@ def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str
     answer = Answer(
         to_dict(found), ESTIMATE_COLUMNS, estimate_rows(found, schedule), lambda: xsimulator.timeline(schedule, profile)
     )
-    return answer, _scarce(schedule, profile)
-
-
-def _scarce(schedule: "Schedule", profile: "Profile") -> tuple[str, ...]:
-    """A sentence where the steady state takes more KV blocks than the schedule gives."""
-    from exegpt.schedule import BLOCK_SIZE
-    from xsimulator.estimates import outcome
-    from xsimulator.scenario import Scenario
-
-    scenario = Scenario.of(schedule, profile, None, "exact", True)
-    needed = outcome(scenario, schedule.policy, vars(schedule)).demand.blocks * BLOCK_SIZE // schedule.block_size
-    if needed <= schedule.kv_blocks:
-        return ()
-    return (
-        f"the steady state fills {needed} KV blocks and the schedule has {schedule.kv_blocks}: requests will wait for "
-        "them, which --replay shows",
-    )
+    return answer, block_notes(schedule, profile)
 
 
 def _replay(

@@ -56,7 +56,11 @@ def check_refused(done, message):
         ("simulate --schedule gone.json", r"'gone\.json'"),
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 3", "3 replicas can't share .*: 1, 2, 4 can"),
-        ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit"),
+        ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
+        (
+            "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
+            "9,999,999 tokens leave no memory",
+        ),
         ("simulate --model opt-13b --max-num-seqs 4000", "4000 sequences"),
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),
         ("simulate --model opt-13b --max-num-seqs 4 --kv-blocks 2", "longest request of 591 tokens.*--kv-blocks 37"),

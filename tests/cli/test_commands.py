@@ -286,6 +286,19 @@ def test_an_engines_replicas_and_stages_can_be_simulated(exegpt, replicas, tp, s
     assert done.json["throughput_seq_s"] == pytest.approx(replicas * one["throughput_seq_s"])
 
 
+@pytest.mark.parametrize("policy", ["chunked", "orca"])
+def test_as_many_blocks_as_memory_holds_are_not_too_many(exegpt, policy):
+    asked = ("simulate", "-m", "opt-13b", "-c", "1xA40", "-w", "S", "--max-num-seqs", 4, "--policy", policy)
+
+    def notes(*more):
+        return [text for text in exegpt(*asked, *more, "--json").json["assumptions"] if "more than the" in text]
+
+    assert notes() == []
+    (told,) = notes("--kv-blocks", 10**6)
+    room = int(told.split("more than the ")[1].split(" ")[0].replace(",", ""))
+    assert notes("--kv-blocks", room) == [] and notes("--kv-blocks", room + 1)
+
+
 def test_the_model_is_readable_by_transformers(tiny):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
