@@ -23,6 +23,8 @@ from xsimulator.replay import replay
 
 REQUESTS = 3000
 """Requests that are replayed: enough that the 99th percentile stands still to a few percent."""
+FEW = 500
+"""Fewer requests say little about a 99th percentile."""
 WARM_UP = 0.1
 """Share of the first requests that find the system emptier than it will be, and are not counted."""
 RUNGS = 3
@@ -122,6 +124,11 @@ class Rated:
     def highest_rate_seq_s(self) -> float:
         """The highest rate that any schedule sustains."""
         return max((s.goodput_seq_s for s in self.sustained.values()), default=0.0)
+
+
+def _few(arrivals: Arrivals) -> str:
+    """A warning for so few requests that their 99th percentile is but one of them."""
+    return "; so few say little about percentiles: pass a longer trace" if len(arrivals.requests) < FEW else ""
 
 
 def served_at(schedule: Schedule, profile: Profile, arrivals: Arrivals, rate: float) -> Estimate:
@@ -241,7 +248,7 @@ def tune_at(
         *(text for text in under.assumptions if not text.startswith("bound:")),  # of candidates, since their start
         *(f"bound: {_MEANING[own[0][0].bound]}, counted from arrival" for own in [*candidates.values()][:1]),
         f"arrivals: {rate:.4g}/s, an open system: latency counts from arrival, and figures are measured by the event "
-        f"simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out",
+        f"simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out{_few(arrivals)}",
         "goodput: the highest rate within all bounds, to 1%, and never above the steady throughput",
     )
     schedule, estimate = (winner.schedule, winner.estimate) if winner else (None, None)

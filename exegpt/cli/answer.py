@@ -168,6 +168,14 @@ def schedule_text(schedule: "Schedule") -> str:
     return f"{schedule.policy} {' '.join(own)} on {stages_text(schedule)}"
 
 
+def bound_text(schedule: "Schedule") -> str:
+    """The latency bound that a schedule was found for."""
+    from exegpt.duration import duration_text
+
+    bound_s = schedule.latency_bound_s
+    return f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none"
+
+
 def stages_text(schedule: "Schedule") -> str:
     """The stages of a schedule in brief: `2×TP4`, `encode TP2 + decode 2×TP1`, and how many replicas of them."""
     parts = []

@@ -13,8 +13,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (demo.demo, tune.tune, run.run, bench.bench, simulate.simulate, show.show):
-    app.command()(command)
+for command, about in (  # a line of `exegpt --help` each; their own --help says more
+    (demo.demo, "All of it on this machine in minutes, with a small model."),
+    (tune.tune, "Find the schedule with the highest throughput under a bound."),
+    (run.run, "Run requests offline, beside what was predicted."),
+    (bench.bench, "Run policies, and peers, side by side."),
+    (simulate.simulate, "What a schedule, or an engine's settings, will give."),
+    (show.show, "What a schedule, profile or result file says."),
+):
+    app.command(short_help=about)(command)
 app.command("list")(listing.list_)
 
 _model = typer.Typer(help="Model directories.", no_args_is_help=True, rich_markup_mode=None)
@@ -24,9 +31,9 @@ app.add_typer(_model, name="model")
 _profile = typer.Typer(rich_markup_mode=None)
 _profile.callback(invoke_without_command=True)(profile.profile)
 _profile.command("import")(profile_import.import_)
-app.add_typer(_profile, name="profile")
+app.add_typer(_profile, name="profile", short_help="Measure a model's layers, or import measurements.")
 
-app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(reproduce.app, name="reproduce", short_help="The paper's tables and figures, beside its own.")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,8 @@ from exegpt.errors import InputError
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="models, devices, tasks or policies")], json: options.JSON = False
+    what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies", help="Which list.")],
+    json: options.JSON = False,
 ) -> None:
     """What is built in: models, devices, tasks, policies.
 
@@ -30,7 +31,7 @@ def list_(
 def _cell(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _models() -> list[dict[str, object]]:

@@ -24,7 +24,7 @@ _TASK = Annotated[str | None, typer.Option("--workload", "-w", help="Only this t
 _OVER_ALL = Annotated[bool, typer.Option("--over-all", help="Both figures, and the means over all scenarios.")]
 
 
-@app.command()
+@app.command(short_help="How often monotonicity breaks.")
 def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
     """How often each control variable breaks the monotonicity of throughput and latency.
 
@@ -35,7 +35,7 @@ def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("table5", table.reproduce, table.sections, report, json)
 
 
-@app.command()
+@app.command(short_help="OPT-13B at the paper's schedules.")
 def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
     """OPT-13B on four A40s at the paper's own schedules, and what searches find under the same bounds.
 
@@ -46,7 +46,7 @@ def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("table6", table.reproduce, table.sections, report, json)
 
 
-@app.command()
+@app.command(short_help="Gains of small to mid-sized models.")
 def figure6(
     model: _MODEL = None,
     workload: _TASK = None,
@@ -61,7 +61,7 @@ def figure6(
     _gains("figure6", over_all, model, workload, report, json)
 
 
-@app.command()
+@app.command(short_help="Gains of large models.")
 def figure8(
     model: _MODEL = None,
     workload: _TASK = None,
@@ -76,7 +76,7 @@ def figure8(
     _gains("figure8", over_all, model, workload, report, json)
 
 
-@app.command()
+@app.command(short_help="When output lengths change.")
 def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
     """An unchanged schedule when output lengths change, beside the schedule found anew.
 
@@ -87,7 +87,7 @@ def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("figure11", drawing.reproduce, drawing.sections, report, json)
 
 
-@app.command("search-cost")
+@app.command("search-cost", short_help="What each search costs and reaches.")
 def search_cost(
     exhaustive_points: Annotated[
         int | None, typer.Option(min=0, help="Search spaces of up to so many points exhaustively. Default: 60000.")

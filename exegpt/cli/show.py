@@ -78,18 +78,16 @@ def _schedule(file: Path) -> "Shown":
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
     from exegpt.cli import output
-    from exegpt.cli.answer import schedule_text
-    from exegpt.duration import duration_text
+    from exegpt.cli.answer import bound_text, schedule_text
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
     from exegpt.report.stages import COLUMNS, stage_rows
 
-    bound_s = schedule.latency_bound_s
     rows = {
         "model": f"{facts['model']} in {schedule.dtype}, keys and values in {schedule.kv_dtype}",
         "cluster": facts["cluster"],
         "workload": facts["workload"],
         "arrivals": facts["arrivals"],
-        "bound": f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none",
+        "bound": bound_text(schedule),
         "KV cache": f"{schedule.kv_blocks:,} blocks of {schedule.block_size} tokens, on each stage",
         "profile": f"{schedule.profile.source} ({schedule.profile.fingerprint})",
     }

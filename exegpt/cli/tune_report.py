@@ -20,16 +20,15 @@ def write_report(
 ) -> None:
     """Write what was found under each bound (seconds), and the frontier around it, which is searched here."""
     from exegpt import document
-    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, search_schedule
     from exegpt.report.html import Report, page
     from exegpt.report.stages import COLUMNS, stage_rows
 
     more = [search_schedule(setting, bound_s, **asked) for bound_s in frontier_bounds(setting, **asked)]
     best = next((one for one in reversed(answers) if one.schedule), answers[-1])
-    facts, stages = report_facts(setting), ()  # type: tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]
-    if best.schedule:
-        facts += (("schedule", schedule_text(best.schedule)),)
-        stages = (COLUMNS, *map(tuple, stage_rows(best.schedule, best.estimate)))
+    told = (*setting.assumptions, *best.assumptions)
+    facts = (*report_facts(setting), ("assumed", "; ".join(told)), *_found(best))
+    stages = (COLUMNS, *map(tuple, stage_rows(best.schedule, best.estimate))) if best.schedule else ()
     report = Report(
         "Schedules under a latency bound",
         facts,
@@ -41,6 +40,18 @@ def write_report(
         advice=tuple(advice),
     )
     document.write_text(path, page(report))
+
+
+def _found(best: "Tuned") -> tuple[tuple[str, ...], ...]:
+    """The chosen schedule, its bound, and what it gives."""
+    from exegpt.cli.answer import bound_text, schedule_text
+    from exegpt.report.figures import estimate_rows
+
+    schedule, estimate = best.schedule, best.estimate
+    if schedule is None or estimate is None:
+        return (("schedule", "none meets the bounds"),)
+    rows = estimate_rows(estimate, schedule)
+    return (("bound", bound_text(schedule)), ("schedule", schedule_text(schedule)), *map(tuple, rows))
 
 
 def _policies(answer: "Tuned") -> tuple[tuple[str, ...], ...]:

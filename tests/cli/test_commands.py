@@ -38,7 +38,8 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["provenance"].keys() >= PROVENANCE_KEYS
     assert answer["provenance"]["profile"]["source"] == "roofline"
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
-    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    page = (tmp_path / "r.html").read_text()
+    assert page.startswith("<!doctype html>") and "20 s (p99-length)" in page and "roofline" in page
     best = max(a["estimate"]["throughput_tok_s"] for a in answer["alternatives"] if a["schedule"])
     assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
 
