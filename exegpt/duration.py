@@ -35,4 +35,14 @@ def duration_text(seconds: float, digits: int = 3) -> str:
     rounded = float(f"{seconds:.{digits}g}")
     if rounded >= 10 ** (digits - 1):
         return f"{seconds:.0f} s"
-    return f"{rounded:g} s" if rounded >= 1 else f"{rounded * 1e3:.{digits}g} ms"
+    return f"{rounded:.{digits}g} s" if rounded >= 1 else f"{rounded * 1e3:.{digits}g} ms"
+
+
+def beyond_text(seconds: float, limit_s: float) -> str:
+    """`12.1 s, over 12 s`: a time and the limit that it exceeds, to four digits or as many as tell them apart."""
+    texts = ("", "")
+    for digits in range(4, 17):
+        texts = (duration_text(seconds, digits), duration_text(limit_s, digits))
+        if texts[0] != texts[1]:
+            break
+    return ", over ".join(texts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from exegpt.cluster import ClusterSpec
-from exegpt.duration import duration_text, format_duration
+from exegpt.duration import beyond_text, duration_text, format_duration
 from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
 from exegpt.workload import LengthDistribution
@@ -131,7 +131,7 @@ def _breaks(name: str, figure: float, limit: float) -> str:
         return f"need {100 * figure:.4g}% of the memory"
     if name == "resident":
         return "decode more sequences at once than were measured or allowed"
-    return f"bring the bounded {TIMES[name]} to {duration_text(figure, 4)}, over {duration_text(limit, 4)}"
+    return f"bring the bounded {TIMES[name]} to {beyond_text(figure, limit)}"
 
 
 def use_of(answer: Answer) -> str:

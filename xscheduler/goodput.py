@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exegpt.duration import duration_text
+from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
@@ -93,7 +93,7 @@ class Bounds:
             ("time per output token", self.tpot_s, estimate.tpot_p99_s),
         ):
             if limit is not None and figure is not None and figure > limit:
-                return f"its {name} is {duration_text(figure, 4)}, over {duration_text(limit, 4)}"
+                return f"its {name} is {beyond_text(figure, limit)}"
         return ""
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
-from exegpt.duration import duration_text
+from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec
@@ -232,8 +232,7 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
             return "not even one sequence fits into memory beside the weights"
         if constraint.name == "resident":
             return "its smallest batch is larger than the profile measured or than was allowed"
-        lowest, limit = (duration_text(seconds, 4) for seconds in (figure, constraint.limit))
-        return f"its lowest {TIMES[constraint.name]} is {lowest}, above the bound of {limit}"
+        return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
     return "no point of its space meets all bounds at once"
 
 

@@ -39,6 +39,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _say(str(error), INFEASIBLE)
     except usage_error as error:
         return _say_usage(error)
+    except PermissionError as error:
+        return _say(
+            f"'{error.filename}' can't be used ({error.strerror}): change its rights or name another.", BAD_INPUT
+        )
     except typer.Abort:  # how older versions tell of an interrupt
         return _say("Interrupted.", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`

@@ -98,6 +98,14 @@ def test_an_interrupt_is_said_in_one_word(exegpt, monkeypatch):
     assert (done.code, done.out, done.err) == (130, "", "exegpt: Interrupted.\n")
 
 
+def test_a_file_that_may_not_be_read_is_named(exegpt, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("exegpt.document.read_json", refused)
+    check_refused(exegpt("show", "secret.json"), r"'secret\.json' can't be used \(Permission denied\)")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.duration import duration_text, format_duration, parse_duration
+from exegpt.duration import beyond_text, duration_text, format_duration, parse_duration
 from exegpt.errors import InputError
 
 
@@ -43,3 +43,16 @@ def test_what_is_printed_can_be_read(seconds):
 )
 def test_tables_have_a_time_in_the_unit_that_reads_best(seconds, digits, text):
     assert duration_text(seconds, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "text"),
+    [
+        (12.1004, 12, "12.1 s, over 12 s"),
+        (10.00002, 10, "10.00002 s, over 10 s"),
+        (0.0154, 0.001, "15.4 ms, over 1 ms"),
+        (1.0, 1.0 - 1e-9, "1 s, over 999.999999 ms"),
+    ],
+)
+def test_a_time_beyond_its_limit_is_told_from_it(seconds, limit, text):
+    assert beyond_text(seconds, limit) == text
