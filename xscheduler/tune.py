@@ -254,7 +254,7 @@ def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tu
     if limits.latency_s is not None:
         meaning = {
             "p99-length": "a sequence of the 99th-percentile output length meets the bound",
-            "p99-queries": "99 % of all queries meet the bound",
+            "p99-queries": "99% of all queries meet the bound",
         }
         also = ", and one of the 99.9th too" if limits.tail else ""
         made.append(f"bound: {meaning[bound]}{also}, counted from the start of its encoding")

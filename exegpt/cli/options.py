@@ -43,7 +43,7 @@ BOUND = Annotated[
     str,
     typer.Option(
         "--bound",
-        help="Who must meet it: a sequence of the 99th percentile's length (p99-length) or 99 % of all (p99-queries).",
+        help="Who must meet it: a sequence of the 99th percentile's length (p99-length) or 99% of all (p99-queries).",
     ),
 ]
 POLICY = Annotated[str | None, typer.Option("--policy", help="Only these policies, separated by commas.")]
