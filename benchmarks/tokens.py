@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from exegpt.cluster import local_cluster
+from exegpt.model import Architecture
 from exegpt.models import Model, load_model
 from exegpt.models.create import create_model
+from exegpt.models.device import PROCESSOR, find_device
 from exegpt.models.families import FAMILIES
 from exegpt.request import Request, Result
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -115,21 +117,31 @@ def schedule(model: Model, policy: str, workload: Workload) -> Schedule:
     )
 
 
-def run(number: int, seed: int = 0) -> list[Row]:
-    """Compare `number` requests of task T's lengths, scaled to a context of 256, under every policy that can run."""
-    workload, _, _ = task("T").scaled_to(256)
+SIZES = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 8000, "context": 256}
+
+
+def run(
+    number: int,
+    seed: int = 0,
+    device: torch.device = PROCESSOR,
+    archs: Sequence[Architecture] = tuple(FAMILIES),
+    sizes: Mapping[str, int] = SIZES,
+) -> list[Row]:
+    """Compare `number` requests of task T's lengths, scaled to the models' context, under every policy that can run on
+    a device.
+    """
+    workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for arch in FAMILIES:
+        for arch in archs:
             path = Path(folder) / arch
-            grouped = 2 if arch in ("llama", "mistral", "qwen2", "qwen3") else 4
-            sizes = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": grouped, "ffn": 704, "vocab": 8000}
-            create_model(path, arch, context=256, seed=seed, **sizes)
+            grouped = arch in ("llama", "mistral", "qwen2", "qwen3")
+            create_model(path, arch, kv_heads=sizes["heads"] // 2 if grouped else None, seed=seed, **sizes)
             if arch == "mistral":
                 config = json.loads((path / "config.json").read_text())
                 (path / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
-            requests = random_requests(workload.draw(number, seed, 256), 8000, seed)
-            model, theirs = load_model(path), load(path, arch)
+            requests = random_requests(workload.draw(number, seed, sizes["context"]), sizes["vocab"], seed)
+            model, theirs = load_model(path, device=device), load(path, arch)
             wanted = {r.id: reference(theirs, r) for r in requests}
             for policy in POLICIES:
                 if model.spec.encoder_layers and policy == "chunked":
@@ -144,9 +156,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = run(args.requests, args.seed)
+    rows = run(args.requests, args.seed, find_device(args.device))
     tokens, ties = sum(row.tokens for row in rows), sum(row.near_ties for row in rows)
     differences = sum(row.differences for row in rows)
     if args.json:

@@ -1,6 +1,6 @@
-"""The Triton kernels on this machine's GPU: right, and how fast beside their peers and the roofline.
+"""This machine's GPU: whether kernels and engine are right on it, and how fast they are beside peers and the roofline.
 
-python -m benchmarks.gpu --out gpu.json       # ten minutes on one GPU
+python -m benchmarks.gpu --out gpu.json       # ten minutes on one GPU; its profile goes beside, to gpu.profile.json
 python -m benchmarks.gpu --interpret          # no GPU: tiny shapes in Triton's interpreter, for correctness alone
 python -m benchmarks.gpu --compile 80,90      # no GPU: compiles every kernel for these compute capabilities
 """
@@ -16,6 +16,8 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+_TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,18 +54,25 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks.gpu.cases import TINY
 
         report["checks"] = _check(TINY, torch.device("cpu"))
+        report["engine"] = _interpreted_engine()
     elif torch.cuda.is_available():
         sizes, device = _real_sizes(), torch.device("cuda")
         report["checks"] = _check(sizes, device)
+        report["engine"] = _engine(12, 0, device)
         _write(options.out, report)  # whatever comes of the rest
-        report |= _time(sizes, device, began + options.limit_s)
+        roofline = _roofline(device)
+        report |= {"roofline": asdict(roofline), "steps": _steps(device, roofline)}
+        _write(options.out, report)
+        report["profile"] = _profile(device, options.out)
+        report["times"] = _time(sizes, device, roofline, began + options.limit_s)
     else:
         return _refuse(
             "This machine has no CUDA device that torch sees: run it where there is one, or with --interpret (tiny "
             "shapes, correctness alone) or --compile 90 (compiles for a GPU that isn't there)."
         )
     _write(options.out, report)
-    return 1 if any("failed" in row for part in ("checks", "times") for row in report.get(part, [])) else 0
+    parts = ("checks", "engine", "steps", "profile", "times")
+    return 1 if any("failed" in row for part in parts for row in report.get(part, [])) else 0
 
 
 def _refuse(sentence: str) -> int:
@@ -126,14 +135,99 @@ def _check(sizes: Any, device: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _time(sizes: Any, device: Any, deadline: float) -> dict[str, Any]:
+def _engine(*given: Any) -> list[dict[str, Any]]:
+    """The engine's tokens in float32 beside transformers'."""
+    from benchmarks.tokens import run
+
+    try:
+        found = run(*given)
+    except Exception as error:
+        print(f"{_why(error)}  the engine's tokens")
+        return [{"failed": _why(error)}]
+    rows = []
+    for one in found:
+        row = asdict(one) | ({"failed": f"{one.differences} outputs are not transformers'"} if one.differences else {})
+        rows.append(row)
+        said = row.get("failed") or f"ok, {one.tokens} tokens, {one.near_ties} near-ties"
+        print(f"{said}  engine, {one.arch}, {one.policy}, float32", flush=True)
+    return rows
+
+
+def _interpreted_engine() -> list[dict[str, Any]]:
+    """The same of a tiny model, whose kernels are interpreted on the processor."""
+    from exegpt.kernels import device
+    from exegpt.models.device import PROCESSOR
+
+    real = device.on_gpu
+    device.on_gpu = lambda x: True
+    try:
+        return _engine(3, 0, PROCESSOR, ("llama",), _TINY_MODEL)
+    finally:
+        device.on_gpu = real
+
+
+def _roofline(device: Any) -> Any:
     import torch
 
-    from benchmarks.gpu.cases import all_cases
-    from benchmarks.gpu.timing import measure_roofline, time_case
+    from benchmarks.gpu.timing import measure_roofline
 
     roofline = measure_roofline(torch.bfloat16, device)
     print(f"Roofline: {roofline.bandwidth / 1e9:.0f} GB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
+    return roofline
+
+
+def _steps(device: Any, roofline: Any) -> list[dict[str, Any]]:
+    """A decoding iteration of Llama-3.1-8B with random weights."""
+    from benchmarks.gpu.model import time_step
+    from exegpt.builtin_models import builtin_model
+    from xrunner.gpu import Gpu
+
+    try:
+        step = time_step(builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print)
+    except Exception as error:
+        print(f"{_why(error)}  a decoding iteration")
+        return [{"failed": _why(error)}]
+    if step is None:
+        return []
+    row = asdict(step) | ({} if step.alike else {"failed": "the graph's tokens are not the eager ones"})
+    print(
+        row.get("failed") or "ok",
+        f" decoding {step.batch} × 1 of {step.context}, {step.model}, bfloat16: graph {step.graph * 1e3:.2f} ms, "
+        f"eager {step.eager * 1e3:.2f} ms, {step.bound / step.graph:.1%} and {step.bound / step.eager:.1%} of the "
+        f"roofline ({step.bound * 1e3:.2f} ms)",
+        flush=True,
+    )
+    return [row]
+
+
+def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:
+    """Measure a layer of Llama-3.1-8B as `exegpt profile` does, and write its profile beside the results."""
+    from exegpt import document
+    from exegpt.builtin_models import builtin_model
+    from xprofiler.measure import measure_profile
+
+    began = time.perf_counter()
+    try:
+        profile = measure_profile(builtin_model("llama-3.1-8b"), "bf16", device=device)
+    except Exception as error:
+        print(f"{_why(error)}  a profile")
+        return [{"failed": _why(error)}]
+    path = str(Path(out).with_suffix(".profile.json")) if out else None
+    if path:
+        document.write(path, profile)
+    seconds, rest = time.perf_counter() - began, profile.degree(1).decoder.rest
+    one, many = (f"{float(rest(tokens)) * 1e6:.1f} µs" for tokens in (1, 64))
+    print(f"Profile {profile.fingerprint} in {seconds:.0f} s: {path or 'kept for this machine'}")
+    print(f"A layer without its attention takes {one} for 1 token, {many} for 64.", flush=True)
+    return [{"fingerprint": profile.fingerprint, "seconds": seconds, "file": path}]
+
+
+def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[str, Any]]:
+    import torch
+
+    from benchmarks.gpu.cases import all_cases
+    from benchmarks.gpu.timing import time_case
+
     rows = []
     for case in all_cases(sizes, torch.bfloat16, device):
         row = _row(case)
@@ -151,7 +245,7 @@ def _time(sizes: Any, device: Any, deadline: float) -> dict[str, Any]:
         row |= asdict(timed)
         others = (f"{name} {_seconds(seconds)}" for name, seconds in timed.peers.items())
         print(f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline  {_title(row)}:", *others, flush=True)
-    return {"roofline": asdict(roofline), "times": rows}
+    return rows
 
 
 def _compile(capabilities: list[int]) -> list[dict[str, Any]]:

@@ -14,13 +14,20 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import timing
+from benchmarks.gpu import model, timing
 from benchmarks.gpu.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
 from benchmarks.gpu.check import check
+from exegpt import document
 from exegpt.kernels.gpu import INTERPRETED
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+
+from ..xrunner.stand_in import StandIn
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
+SMALL_MODEL = ModelSpec("small", "llama", 2, 32, 2, 2, 16, 48, True, 300, 2048)
+ROOFLINE = timing.Roofline(bandwidth=1e10, rate=1e11)
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1 was not set when it began")
 
@@ -33,13 +40,15 @@ def command(*arguments):
 
 
 @interpreted
-def test_every_kernel_is_right_in_the_interpreter(tmp_path, capsys):
+def test_every_kernel_is_right_in_the_interpreter(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "_interpreted_engine", lambda: [{"policy": "orca"}])
     assert gpu.main(["--interpret", "--out", str(tmp_path / "gpu.json")]) == 0
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert all(row["error"] <= row["allowed"] for row in report["checks"])
     names = [case.name for case in all_cases(TINY, torch.float16, CPU)]
     assert [row["case"] for row in report["checks"]] == names * 2
     assert f"{2 * len(names)} comparisons, 0 wrong." in capsys.readouterr().out
+    assert report["engine"] == [{"policy": "orca"}]
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x + 0.1, lambda x: x * float("nan"), lambda x: x[1:], lambda x: x.float()])
@@ -75,19 +84,18 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
         return time.perf_counter() - begin
 
     monkeypatch.setattr(timing, "device_seconds", clock)
-    monkeypatch.setattr(timing, "measure_roofline", lambda dtype, device: timing.Roofline(1e10, 1e11))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr("benchmarks.gpu.peers.sdpa_kernel", lambda backend: torch.no_grad())
-    report = gpu._time(TINY, CPU, time.perf_counter() + 1e6)
-    assert len(report["times"]) == len(list(all_cases(TINY, torch.float16, CPU)))
-    for row in report["times"]:
+    times = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() + 1e6)
+    assert len(times) == len(list(all_cases(TINY, torch.float16, CPU)))
+    for row in times:
         assert row["seconds"] > 0 and row["share"] > 0
         assert all(isinstance(seconds, float) for seconds in row["peers"].values()), row
     assert "of the roofline" in capsys.readouterr().out
-    with_peers = {row["case"] for row in report["times"] if row["peers"]}
+    with_peers = {row["case"] for row in times if row["peers"]}
     assert {"prefill", "decoding", "RMSNorm", "SwiGLU", "RoPE and cache", "blocks, gather"} <= with_peers
-    assert any("FlexAttention" in row["peers"] for row in report["times"])
-    late = gpu._time(TINY, CPU, time.perf_counter() - 1)["times"]
+    assert any("FlexAttention" in row["peers"] for row in times)
+    late = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() - 1)
     assert all(row["left_out"] for row in late)
 
 
@@ -151,3 +159,58 @@ def test_every_kernel_compiles_for_a_gpu(capability, shared_kib, tmp_path):
         assert row["shared_bytes"] <= shared_kib * 1024, row
         if row["kernel"] == "_attend":
             assert row["matrix_instructions"] and row["async_copies"], row
+
+
+@interpreted
+@pytest.mark.slow
+def test_the_engine_is_right_in_the_interpreter():
+    rows = gpu._interpreted_engine()
+    assert {row["policy"] for row in rows} == {"static", "orca", "chunked", "rra"}
+    assert all(row["tokens"] > 10 and not row["differences"] for row in rows)
+
+
+@interpreted
+def test_an_engine_with_a_wrong_kernel_is_found(monkeypatch, capsys):
+    from exegpt.kernels import swiglu_gpu
+
+    real = swiglu_gpu.gated_gpu
+    monkeypatch.setattr(swiglu_gpu, "gated_gpu", lambda *given: real(*given).neg_())
+    monkeypatch.setattr("benchmarks.tokens.POLICIES", {"orca": {"max_num_seqs": 12, "prefills_per_step": 2}})
+    rows = gpu._interpreted_engine()
+    assert any("not transformers'" in row.get("failed", "") for row in rows)
+    assert "outputs are not" in capsys.readouterr().out
+
+
+def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
+    """On the processor, whose graphs run the layers again."""
+    monkeypatch.setattr("xrunner.gpu.Gpu", lambda device: StandIn())
+    monkeypatch.setattr("exegpt.builtin_models.builtin_model", lambda name: SMALL_MODEL)
+    (row,) = gpu._steps(CPU, ROOFLINE)
+    assert "failed" not in row and row["alike"] and min(row["eager"], row["graph"]) > row["bound"] > 0
+    assert "of the roofline" in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(model, "free_memory", lambda device: 2**30)
+    assert model.time_step(SMALL_MODEL, "bf16", 2, 20, StandIn(), ROOFLINE, print) is None
+    assert "left out for lack of memory: small" in capsys.readouterr().out
+
+
+def test_the_roofline_of_an_iteration():
+    """A batch that moves little computes little; bound by what takes longer."""
+    weights = SMALL_MODEL.parameters - 300 * 32
+    moved = 4 * (weights + 64 * 1024 * 2 * 2 * 2 * 16)
+    assert model.bound(SMALL_MODEL, "fp32", 64, 1024, timing.Roofline(1.0, 1e30)) == moved
+    flops = 2 * weights * 64 + 64 * 4 * 1024 * 2 * 16 * 2
+    assert model.bound(SMALL_MODEL, "fp32", 64, 1024, timing.Roofline(1e30, 1.0)) == flops
+
+
+def test_a_profile_lies_beside_the_results(monkeypatch, tmp_path):
+    from tests.exegpt.nouns import profile
+
+    asked = []
+    made = profile(SMALL_MODEL)
+    monkeypatch.setattr("xprofiler.measure.measure_profile", lambda *given, **on: asked.append((given, on)) or made)
+    (row,) = gpu._profile(CPU, str(tmp_path / "gpu.json"))
+    assert document.read(Profile, tmp_path / "gpu.profile.json").fingerprint == row["fingerprint"]
+    assert asked[0][0][1] == "bf16" and asked[0][1] == {"device": CPU}

@@ -1,0 +1,97 @@
+"""A whole model's decoding iteration on this device, by a graph and without, beside the roofline."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.timing import Roofline
+from exegpt.model import BYTES, ModelSpec
+from exegpt.models import random_model
+from exegpt.models.device import free_memory
+from exegpt.schedule import BLOCK_SIZE
+from xrunner.assembly import Work
+from xrunner.compute import Compute
+from xrunner.gpu import Gpu
+
+_STEPS = 21
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoding iteration of a model, from its tokens on the host to the next ones there, in seconds."""
+
+    model: str
+    batch: int
+    context: int
+    eager: float
+    graph: float
+    bound: float
+    """What the roofline says."""
+    alike: bool
+    """Whether both give the same tokens."""
+
+
+def time_step(
+    spec: ModelSpec, dtype: str, batch: int, context: int, gpu: Gpu, roofline: Roofline, report: Callable[[str], object]
+) -> Step | None:
+    """Draw a model's weights on the device and decode `batch` sequences of `context` tokens once, again and again; None
+    where the device has no memory for it.
+    """
+    need = 1.2 * spec.parameters * BYTES[dtype] + batch * context * spec.layers * spec.kv_bytes(1, dtype) + 4 * 2**30
+    if need > free_memory(gpu.device):
+        report(f"left out for lack of memory: {spec.name}, which needs {need / 2**30:.0f} GiB")
+        return None
+    model = random_model(spec, dtype=dtype, device=gpu.device)
+    work = decoding(spec, batch, context)
+    cache = model.new_cache(work.attention[0][2].size + 1, BLOCK_SIZE)
+    eager, graph = (Compute(model, cache, True, gpu, graphs) for graphs in (False, True))
+    assert graph.graphs
+    graph.graphs.capture(batch, work.attention[0][2].shape[1])
+    (slow, plain), (fast, replayed) = (_timed(lambda way=way: way(work, None)[1]) for way in (eager, graph))
+    return Step(spec.name, batch, context, slow, fast, bound(spec, dtype, batch, context, roofline), plain == replayed)
+
+
+def _timed(call: Callable[[], torch.Tensor]) -> tuple[float, list[int]]:
+    """Median seconds of a call, and the tokens that it gave."""
+    for _ in range(3):
+        made = call()
+    times = []
+    for _ in range(_STEPS):
+        start = time.perf_counter()
+        made = call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), made.tolist()
+
+
+def bound(spec: ModelSpec, dtype: str, batch: int, context: int, roofline: Roofline) -> float:
+    """Seconds that a decoding iteration takes at least: all weights but the embedding's and all keys and values are
+    read once, and multiplied.
+    """
+    weights = spec.parameters - (0 if spec.tied_embeddings else spec.vocab * spec.hidden)
+    moved = weights * BYTES[dtype] + batch * context * spec.layers * spec.kv_bytes(1, dtype)
+    flops = batch * (2 * weights + 4 * context * spec.heads * spec.head_size * spec.layers)
+    return max(moved / roofline.bandwidth, flops / roofline.rate)
+
+
+def decoding(spec: ModelSpec, batch: int, context: int) -> Work:
+    """A piece that decodes `batch` sequences, each with `context` tokens after it, in blocks of their own."""
+    rng, each = np.random.default_rng(0), -(-context // BLOCK_SIZE)
+    tables = rng.permutation(batch * each).astype(np.int32).reshape(batch, each)
+    place = context - 1
+    contexts, offsets = np.full(batch, context, dtype=np.int32), np.arange(batch + 1, dtype=np.int32)
+    return Work(
+        phase="decode",
+        micro_batch=0,
+        sequences=batch,
+        computed=batch,
+        tokens=rng.integers(spec.vocab, size=batch),
+        positions=np.full(batch, place),
+        slots=tables[:, place // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + place % BLOCK_SIZE,
+        attention=((0, batch, tables, offsets, contexts),),
+        rows=None,
+        gives=batch,
+    )
