@@ -106,7 +106,9 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
             return stored, f"profile: measured on this machine ({stored.fingerprint}){_unrest(stored)}"
     known = cluster if cluster.device.flops_s else machine.measured(cluster, dtype)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
-    return roofline_profile(model, known, dtype), f"profile: roofline{why}"
+    return roofline_profile(
+        model, known, dtype
+    ), f"profile: roofline{why}; an engine's own time per iteration isn't in it"
 
 
 def _unrest(profile: Profile) -> str:

@@ -126,7 +126,9 @@ def _profile(file: Path) -> "Shown":
         **{name: _grid(table) for name, table in tables.items() if table},
         "missing": _missing(tables) or ["nothing"],
     }
-    rows = [[key, _text(value)] for key, value in facts.items() if value is not None]
+    name = profile.provenance.get("model")  # the model's name, where the source tells it
+    shown = facts | ({"model": f"{name} ({profile.model})"} if name else {})
+    rows = [[key, _text(value)] for key, value in shown.items() if value is not None]
     return facts, lambda: output.table(("profile", ""), rows)
 
 
