@@ -150,15 +150,14 @@ def _third(frontier: "list[Tuned]") -> float:
 
 def _print_search(setting: "Setting", answers: "list[Tuned]", bound_s: float) -> None:
     from exegpt.cli import output
-    from exegpt.cli.answer import policy_rows, print_plot
+    from exegpt.cli.answer import POLICY_COLUMNS, policy_rows, print_plot, print_search
     from exegpt.duration import format_duration
 
     answer = answers[-1]
     title = f"The best schedule of each policy under {format_duration(bound_s)}, workload {setting.workload.name}"
-    output.table(["policy", "req/s", "tok/s", "latency", "schedule"], policy_rows(answer), title)
+    output.table(POLICY_COLUMNS, policy_rows(answer), title)
     print_plot(answers, bound_s)
-    s = answer.search
-    print(f"\nSearch: {s.evaluations} of {s.space} schedules simulated in {s.seconds:.2f} s ({s.method}).\n")
+    print_search(answer)
 
 
 def _requests(setting: "Setting", schedules: list[Any], num: int | None, seed: int) -> "list[Request]":
