@@ -5,6 +5,7 @@ come in the order in which they were sent. All that will ever talk to each other
 on every rank: NCCL connects two ranks when they first meet, and both wait for it.
 """
 
+import atexit
 import socket
 from collections import deque
 from typing import Any
@@ -127,3 +128,4 @@ def _join(ranks: Ranks, backend: str) -> None:
     host, port = ranks.all((name, store.port if store else 0))[0]
     store = store or dist.TCPStore(host, port, ranks.size, is_master=False, wait_for_workers=False)
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+    atexit.register(dist.destroy_process_group)

@@ -14,7 +14,7 @@ from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Model, Shard, load_model
-from exegpt.models.device import PROCESSOR, free_memory
+from exegpt.models.device import PROCESSOR, free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
 from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
@@ -270,7 +270,7 @@ class Engine:
 
     def _check_memory(self, what: str, how: str, need: int) -> None:
         """InputError, on all ranks, where what they are about to take on a device is more than it has left."""
-        mine = self.ranks.host, str(self.model.device)
+        mine = self.ranks.host, identity(self.model.device)
         everyone = self.ranks.all((mine, need))
 
         def check() -> dict[str, str]:
@@ -337,7 +337,7 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     import torch.distributed as dist
 
     direct = dist.is_available() and dist.is_nccl_available() and os.environ.get("EXEGPT_NCCL") != "0"
-    everyone = ranks.all((ranks.host, str(gpu.device), direct))
+    everyone = ranks.all((ranks.host, identity(gpu.device), direct))
     if all(direct for _, _, direct in everyone) and len(set(everyone)) == ranks.size:
         from xrunner.direct import DirectTransport
 

@@ -54,10 +54,6 @@ class Gpu:
                 tensor.record_stream(self._beside)
         return moment
 
-    def await_moment(self, moment: Moment) -> None:
-        """Let what is queued from now on wait for a moment of the copies beside."""
-        torch.cuda.current_stream(self.device).wait_event(moment)
-
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """`compute` as a graph: what is returned queues the same kernels on the same tensors, by one call."""
         stream = torch.cuda.Stream(self.device)

@@ -25,9 +25,15 @@ def find_device(name: str | None = None, local: int = 0) -> torch.device:
     return PROCESSOR
 
 
+def identity(device: torch.device) -> str:
+    """The device's name on its machine: ranks that see different GPUs may call them the same."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated on a device: of the processor's memory without swapping."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later can be had, too
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():

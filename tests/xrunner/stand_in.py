@@ -31,9 +31,6 @@ class StandIn:
     def copy_beside(self, target, source):
         return self._later(target, source)
 
-    def await_moment(self, moment):
-        moment.synchronize()
-
     def moment(self):
         return Moment(self, len(self.queued))
 
