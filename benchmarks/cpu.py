@@ -1,7 +1,8 @@
 """Tokens per second on this machine: our policies beside transformers' `generate` and its continuous batching.
 
-Same weights, same requests (task T's lengths), same run, two threads. Ours run unbounded and once more under static's
-70th-percentile latency; the peers are unbounded. Then each phase's share of what the machine's two rates allow.
+Same weights, same requests (task T's lengths), same run, two threads; WAA, whose sides are apart, on two ranks of one
+thread each. Ours run unbounded and once more under static's 70th-percentile latency; the peers are unbounded. Then each
+phase's share of what the machine's two rates allow, of the ranks of what they allow each of both while both compute.
 
     python -m benchmarks.cpu
 """
@@ -11,10 +12,12 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.job import measure_ranks, run_all
 from exegpt.cli import peers
 from exegpt.cli.answer import schedule_text, search_schedule
 from exegpt.cli.demo import create_demo_model
@@ -31,6 +34,10 @@ from xrunner.engine import Engine
 from xrunner.requests import random_requests
 
 PEER_BATCHES = (16, 64)
+RANKS = 2
+"""Of WAA: one for each side."""
+_LEAST_MEMORY = 0.01
+"""Of the ranks' memory: less has no room for the weights."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +83,47 @@ def run_ours(
     for _ in range(runs):
         for mine, schedule in zip(reports, schedules, strict=True):
             mine.append(Engine(model, schedule).run(requests))
+    return _medians(schedules, reports)
+
+
+def _medians(schedules: Sequence[Schedule], runs: Sequence[Sequence[Any]]) -> tuple[list[Row], list[Timeline]]:
+    """The median one of each schedule's runs, which have `seconds`, `served` and a `timeline`."""
     rows, timelines = [], []
-    for mine, schedule in zip(reports, schedules, strict=True):
+    for mine, schedule in zip(runs, schedules, strict=True):
         middle = sorted(mine, key=lambda r: r.seconds)[(len(mine) - 1) // 2]
         measured = summarise(middle.served, middle.seconds, schedule.bound)
         text = schedule_text(schedule).split(" ", 1)[1]
         rows.append(Row(schedule.policy, text, measured.throughput_tok_s, measured.latency_s, schedule.latency_bound_s))
         timelines.append(middle.timeline)
     return rows, timelines
+
+
+def apart(directory: Path, workload: str, bound_s: float, most: int) -> Schedule | None:
+    """WAA's best schedule on the ranks with at most so many residents; None where there is none within the bound.
+
+    Where prompts are encoded faster than their outputs are decoded, memory alone says how many are resident: the most
+    memory is given with which they are not more.
+    """
+    cluster, profile = measure_ranks(directory, RANKS)
+    share = 1.0
+    while share > _LEAST_MEMORY:
+        setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=share)
+        found = search_schedule(setting, bound_s, policies=("waa-c", "waa-m"), most_resident=most).schedule
+        if found:
+            return found
+        share *= 0.98
+    print(f"WAA: no schedule has at most {most} residents and a latency of at most {bound_s:.3g} s", file=sys.stderr)
+    return None
+
+
+def run_apart(
+    directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], runs: int
+) -> tuple[list[Row], list[Timeline], tuple[float, float]]:
+    """Each schedule's median run on the ranks, and each rank's FLOP/s and bytes/s while all compute."""
+    made = directory.parent / f"ranks-{RANKS}"
+    turns = [run_all(directory, schedules, requests, RANKS, 1, made) for _ in range(runs)]
+    rates = statistics.median(turn.flops_s for turn in turns), statistics.median(turn.bytes_s for turn in turns)
+    return *_medians(schedules, list(zip(*(turn.runs for turn in turns), strict=True))), rates
 
 
 def run_peers(directory: Path, requests: list[Request]) -> list[Row]:
@@ -166,6 +206,12 @@ def main() -> None:
         for row, timeline in zip(ours[: len(unbounded)], timelines, strict=False)
         for share in shares(model.spec, row.name, timeline, context, flops_s, bytes_s)
     ]
+    sides = [one for one in (apart(directory, args.workload, b, args.most) for b in (math.inf, bound)) if one]
+    rows, timelines, rates = run_apart(directory, sides, requests, args.runs)
+    ours += rows
+    for row, timeline in zip(rows, timelines, strict=True):
+        if row.bound_s is None:
+            reached += shares(model.spec, row.name, timeline, context, *rates)
     theirs = [] if args.no_peers else run_peers(directory, requests)
     document = {
         "requests": len(requests),
@@ -174,6 +220,8 @@ def main() -> None:
         "threads": args.threads,
         "matrix_flops_s": flops_s,
         "read_bandwidth_bytes_s": bytes_s,
+        "rank_matrix_flops_s": rates[0],
+        "rank_read_bandwidth_bytes_s": rates[1],
         "rows": [asdict(row) for row in [*ours, *theirs]],
         "shares": [asdict(share) for share in reached],
         "ratios": ratios(ours, theirs),
@@ -217,6 +265,8 @@ def show(document: dict[str, Any]) -> None:
     console.print(table)
     rates = document["matrix_flops_s"] / 1e9, document["read_bandwidth_bytes_s"] / 1e9
     title = "The machine: {:.0f} GFLOP/s in matrix products, {:.1f} GB/s read".format(*rates)
+    rates = document["rank_matrix_flops_s"] / 1e9, document["rank_read_bandwidth_bytes_s"] / 1e9
+    title += "; each of two ranks: {:.0f} and {:.1f}".format(*rates)
     table = Table("policy", "phase", "GFLOP/s", "GB/s", "share of the limit", title=title)
     for share in document["shares"]:
         table.add_row(

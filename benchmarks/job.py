@@ -2,9 +2,9 @@
 own, so that both sides of a comparison are started, warmed up and measured alike.
 """
 
-import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,6 +30,17 @@ class Run:
     def tokens_s(self) -> float:
         """Output tokens per second."""
         return sum(one.output_tokens for one in self.served) / self.seconds
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a job gave: a run of each schedule."""
+
+    runs: tuple[Run, ...]
+    flops_s: float
+    """Matrix products' FLOP/s in float32 of the median rank, while all of them multiply."""
+    bytes_s: float
+    """The same for reading."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ def measure_ranks(directory: Path, ranks: int) -> tuple[Path, Path]:
 
 def run_all(
     directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], ranks: int, threads: int, made: Path
-) -> list[Run]:
+) -> Done:
     """One run of each schedule on so many ranks of so many threads; files in the folder `made`."""
     asked, done = made / "asked.json", made / "done.json"
     document.write(asked, Asked(str(directory), tuple(schedules), tuple(requests), threads))
@@ -82,13 +93,14 @@ def run_all(
         mpirun(ranks, *program)
     else:
         subprocess.run([sys.executable, *map(str, program)], check=True)
-    return [document.from_dict(Run, run, f"'{done}'") for run in document.read_json(done)]
+    return document.read(Done, done)
 
 
 def main(asked_file: str, done_file: str) -> None:
-    """Run what is asked for on this rank; the one that speaks writes the list of runs."""
+    """Run what is asked for on this rank; rank 0 writes what came of it."""
     import torch
 
+    from xprofiler import machine
     from xrunner.engine import Engine
     from xrunner.ranks import job
 
@@ -102,8 +114,10 @@ def main(asked_file: str, done_file: str) -> None:
             told = ranks.gather(Run(report.seconds, report.served, report.timeline) if engine.speaks else None, 0, Run)
             runs += [one for one in told if one]
             engine.close()
+        flops_s = statistics.median(ranks.all(machine.matrix_flops_s()))
+        bytes_s = statistics.median(ranks.all(machine.read_bandwidth_bytes_s()))
         if ranks.rank == 0:
-            document.write_text(done_file, json.dumps([document.to_dict(run) for run in runs]))
+            document.write(done_file, Done(tuple(runs), flops_s, bytes_s))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def main() -> None:
     rates: dict[str, list[list[float]]] = {name: [] for name, *_ in sides}
     for _ in range(args.runs):
         for name, _, ranks, schedules in sides:
-            runs = run_all(directory, schedules, requests, ranks, RANKS // ranks, profile.parent)
+            runs = run_all(directory, schedules, requests, ranks, RANKS // ranks, profile.parent).runs
             rates[name].append([run.tokens_s for run in runs])
             print(name, *(f"{run.tokens_s:.0f}" for run in runs), file=sys.stderr)
     tops = []

@@ -27,9 +27,9 @@ def test_every_schedule_serves_every_request(model, tmp_path, monkeypatch, ranks
     else:
         pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
         plans = [schedule(spec, replicas=2), apart(spec, (1,), (1,))]
-    runs = run_all(model, plans, requests(), ranks, 1, tmp_path)
-    assert len(runs) == len(plans)
-    for run in runs:
+    done = run_all(model, plans, requests(), ranks, 1, tmp_path)
+    assert len(done.runs) == len(plans) and done.flops_s > 0 and done.bytes_s > 0
+    for run in done.runs:
         served = {one.index: (one.input_tokens, one.output_tokens) for one in run.served}
         assert [served[i] for i in range(len(LENGTHS))] == LENGTHS
         assert run.seconds == run.timeline.seconds > 0
