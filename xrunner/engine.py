@@ -154,7 +154,7 @@ class Engine:
         """
         share, extent = self._deal(requests)
         self._check_memory("A buffer", f"for {extent.tokens} tokens on each rank", self._buffer_bytes(extent))
-        warm_up(self.model, self.worker.cache, extent, self.worker.compute.graphs)
+        warm_up(self.model, self.worker.cache, extent, self.worker.compute.graphs, self._since is not None)
         self.worker.begin(self._clock, extent.tokens)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         self.worker.now = lambda: self._clock() - zero

@@ -59,18 +59,22 @@ def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> i
     return encoded + resident if schedule.policy == "orca" else max(encoded, resident)
 
 
-def warm_up(model: Model, cache: KVCache, extent: Extent, graphs: DecodeGraphs | None = None) -> None:
+def warm_up(
+    model: Model, cache: KVCache, extent: Extent, graphs: DecodeGraphs | None = None, running: bool = False
+) -> None:
     """Do everything once that is slower the first time, on a cache that nobody holds. All ranks of a tensor-parallel
     group call it at once.
 
     On the processor the attention kernels are compiled, the blocks that the run can come to use are mapped, and
     oneDNN's products, which are generated anew for every number of rows, see the numbers that iterations will have. On
-    a GPU every form of the kernels is compiled that the run can come to need, and decoding's graphs are made.
+    a GPU every form of the kernels is compiled that the run can come to need, and decoding's graphs are made. Where a
+    run is `running` already, products are left out: to see a number of rows takes longer than what it saves.
     """
     cache.touch(extent.blocks)
     if model.device.type == "cpu":
         _run_once(model, cache, (2, 1), 1)
-        _see_rows(model, cache, extent)
+        if not running:
+            _see_rows(model, cache, extent)
     else:
         for width in sorted({1, extent.longest}):  # a long table is dealt to several programs
             _run_once(model, cache, (*_PROMPTS, 1), width)
