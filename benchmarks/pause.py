@@ -18,7 +18,6 @@ from exegpt.cli.demo import create_demo_model
 from exegpt.cli.inputs import find_setting
 from exegpt.request import Request
 from exegpt.schedule import Schedule
-from exegpt.workload import Workload
 from xrunner.requests import random_requests
 
 RANKS = 2
