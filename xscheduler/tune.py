@@ -171,9 +171,9 @@ def _compared(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
             if len(ranked) == 1:
                 return "the best"
             ahead = _rate(best) / _rate(ranked[1]) - 1
-            return f"the best: {f'{ahead:.1%} ahead of' if ahead > 1e-6 else 'as good as'} {ranked[1].policy}"
+            return f"the best: {f'{ahead:.1%} ahead of' if ahead >= 5e-4 else 'as good as'} {ranked[1].policy}"
         behind = 1 - _rate(one) / _rate(best)
-        if behind <= 1e-6:
+        if behind < 5e-4:
             return f"as good as {best.policy}"
         assert one.schedule and one.estimate and best.schedule and best.estimate
         why = why_behind((best.schedule, best.estimate), (one.schedule, one.estimate))

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt.report.schedule_text import schedule_text, variables_text
+
 if TYPE_CHECKING:
     from exegpt.cli.export import Target
     from exegpt.cli.inputs import Setting
@@ -158,36 +160,6 @@ def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[fl
     return [*np.geomspace(low, high, count).tolist(), math.inf] if low < high else [math.inf]
 
 
-def schedule_text(schedule: "Schedule") -> str:
-    """A schedule in one line: its policy and control variables."""
-    names = "encode_batch decode_iterations decode_batch micro_batches encode_micro_batches max_num_seqs"
-    names += " max_num_batched_tokens prefills_per_step"
-    own = [f"{name}={getattr(schedule, name)}" for name in names.split() if getattr(schedule, name)]
-    if schedule.encode_micro_batches == 1:
-        own.remove("encode_micro_batches=1")
-    return f"{schedule.policy} {' '.join(own)} on {stages_text(schedule)}"
-
-
-def bound_text(schedule: "Schedule") -> str:
-    """The latency bound that a schedule was found for."""
-    from exegpt.duration import duration_text
-
-    bound_s = schedule.latency_bound_s
-    return f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none"
-
-
-def stages_text(schedule: "Schedule") -> str:
-    """The stages of a schedule in brief: `2×TP4`, `encode TP2 + decode 2×TP1`, and how many replicas of them."""
-    parts = []
-    for phase in ("encode", "both", "decode"):
-        degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
-        counts = [f"{n}×TP{tp}" if n > 1 else f"TP{tp}" for tp in dict.fromkeys(degrees) for n in [degrees.count(tp)]]
-        if counts:
-            parts.append(("" if phase == "both" else f"{phase} ") + ",".join(counts))
-    text = " + ".join(parts)
-    return f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
-
-
 def ranked(answer: "Tuned") -> "list[Alternative]":
     """Every policy's best schedule, the quickest first."""
     return sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.estimate else -1.0))
@@ -201,7 +173,7 @@ def policy_rows(answer: "Tuned") -> list[list[str]]:
         if other.schedule is None or other.estimate is None:
             rows.append([other.policy, "–", "–", "–", other.reason])
             continue
-        rows.append([other.policy, *_figures(other.estimate), schedule_text(other.schedule).split(" ", 1)[1]])
+        rows.append([other.policy, *_figures(other.estimate), variables_text(other.schedule)])
     return rows
 
 

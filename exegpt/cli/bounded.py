@@ -84,8 +84,8 @@ def _print_one(setting: "Setting", found: "Tuned", bound_s: float, delivery: "De
         print_export,
         ranked,
         reasons,
-        schedule_text,
     )
+    from exegpt.report.schedule_text import schedule_text
 
     output.table(POLICY_COLUMNS, policy_rows(found), _title(setting, _text(bound_s)))
     if found.schedule is None:

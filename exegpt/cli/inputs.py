@@ -186,11 +186,6 @@ def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
     return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
 
 
-def with_profile(setting: Setting, profile: Profile, which: str) -> Setting:
-    """The same setting standing on another profile."""
-    return replace(setting, profile=profile, assumptions=(*setting.assumptions[:-1], which))
-
-
 def set_threads(threads: int | None) -> None:
     """Use so many processor threads; None leaves torch's own choice, one per core."""
     if threads is not None:

@@ -183,8 +183,9 @@ def offers_document(offers: list[Offer], target: "Target | None", seed: int) -> 
 def print_offers(offers: list[Offer], bound_s: float, delivery: "Delivery") -> None:
     """The clusters side by side where there are several, then every policy on the best of them."""
     from exegpt.cli import output
-    from exegpt.cli.answer import print_export, print_search, reasons, schedule_text
+    from exegpt.cli.answer import print_export, print_search, reasons
     from exegpt.duration import format_duration
+    from exegpt.report.schedule_text import schedule_text
 
     best = offers[0]
     for text in dict.fromkeys(a for one in offers for a in (*one.setting.assumptions, *one.rated.tuned.assumptions)):
@@ -245,7 +246,7 @@ def _reached(rated: "Rated") -> "Callable[[Alternative], tuple[float, bool]]":
 
 def _policy_rows(rated: "Rated") -> list[list[str]]:
     from exegpt.cli import output
-    from exegpt.cli.answer import schedule_text
+    from exegpt.report.schedule_text import variables_text
 
     rows = []
     for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
@@ -255,13 +256,13 @@ def _policy_rows(rated: "Rated") -> list[list[str]]:
             continue
         rates = [output.number(found.goodput_seq_s), output.number(found.steady.throughput_seq_s)]
         times = [output.seconds(e.latency_s), output.seconds(e.ttft_p99_s)] if e else ["–", "–"]
-        rows.append([other.policy, *rates, *times, schedule_text(found.schedule).split(" ", 1)[1]])
+        rows.append([other.policy, *rates, *times, variables_text(found.schedule)])
     return rows
 
 
 def _offer_row(one: Offer, priced: bool) -> list[str]:
     from exegpt.cli import output
-    from exegpt.cli.answer import schedule_text
+    from exegpt.report.schedule_text import schedule_text
 
     tuned = one.rated.tuned
     prices = [output.number(one.price_hour), output.number(one.price_million)] if priced else []

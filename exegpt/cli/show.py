@@ -78,8 +78,8 @@ def _schedule(file: Path) -> "Shown":
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
     from exegpt.cli import output
-    from exegpt.cli.answer import bound_text, schedule_text
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
+    from exegpt.report.schedule_text import bound_text, schedule_text
     from exegpt.report.stages import COLUMNS, stage_rows
 
     rows = {

@@ -53,9 +53,9 @@ def simulate(
     """
     from exegpt import document
     from exegpt.cli import inputs, output
-    from exegpt.cli.answer import schedule_text
     from exegpt.cli.engine import follow
     from exegpt.errors import InputError
+    from exegpt.report.schedule_text import schedule_text
     from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)

@@ -44,8 +44,8 @@ def write_report(
 
 def _found(best: "Tuned") -> tuple[tuple[str, ...], ...]:
     """The chosen schedule, its bound, and what it gives."""
-    from exegpt.cli.answer import bound_text, schedule_text
     from exegpt.report.figures import estimate_rows
+    from exegpt.report.schedule_text import bound_text, schedule_text
 
     schedule, estimate = best.schedule, best.estimate
     if schedule is None or estimate is None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.answer import schedule_text
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
+from exegpt.report.schedule_text import schedule_text
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune

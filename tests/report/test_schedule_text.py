@@ -1,0 +1,43 @@
+"""A schedule in one line."""
+
+from dataclasses import replace
+
+import pytest
+
+from exegpt.report.schedule_text import bound_text, schedule_text, stages_text, variables_text
+from exegpt.schedule import Stage
+from tests.exegpt.nouns import schedule
+
+
+def stage(first, tp, phase="both"):
+    return Stage(tuple(range(first, first + tp)), tp, phase, None, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "text"),
+    [
+        ((stage(0, 1),), 1, "TP1"),
+        ((stage(0, 4), stage(4, 4)), 1, "2×TP4"),
+        ((stage(0, 2), stage(2, 1), stage(3, 1)), 2, "2 replicas of TP2,2×TP1"),
+        ((stage(0, 1, "encode"), stage(1, 2, "decode")), 1, "encode TP1 + decode TP2"),
+    ],
+)
+def test_stages_in_brief(stages, replicas, text):
+    assert stages_text(replace(schedule("rra"), stages=stages, replicas=replicas)) == text
+
+
+def test_only_the_variables_that_a_policy_has():
+    given = replace(
+        schedule("rra"), encode_batch=4, decode_iterations=7, decode_batch=9, stages=(stage(0, 1),), replicas=1
+    )
+    assert variables_text(replace(given, encode_micro_batches=1)) == (
+        "encode_batch=4 decode_iterations=7 decode_batch=9 on TP1"
+    )
+    assert schedule_text(replace(given, encode_micro_batches=2)).startswith("rra encode_batch=4 ")
+    assert "encode_micro_batches=2" in variables_text(replace(given, encode_micro_batches=2))
+
+
+def test_a_bound_says_whom_it_is_about():
+    given = schedule("rra")
+    assert bound_text(replace(given, latency_bound_s=4.5, bound="p99-queries")) == "4.5 s (p99-queries)"
+    assert bound_text(replace(given, latency_bound_s=None)) == "none"
