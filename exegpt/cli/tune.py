@@ -72,7 +72,7 @@ def tune(
     inputs.check_choice(arrivals, rated.PATTERNS, "--arrivals")
     inputs.check_columns(columns, workload)
     prices = read_prices(price) if price else None
-    clusters = cluster.split(",") if cluster else [None]
+    clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
     open_system = rate is not None or arrivals == "trace"
     _check_combination(len(bounds), len(clusters), open_system, prices is not None)
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "columns": columns, "rate": rate}
