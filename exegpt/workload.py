@@ -92,7 +92,7 @@ class LengthDistribution(Noun):
         """A normal truncated to (0, max], in whole tokens: P(s) is the normal's weight in (s-1, s].
 
         With `fit`, the parent's moments are chosen so that the discrete law has the asked mean and deviation; where
-        no truncated normal has them (or without `fit`), `mean` and `std` are the parent's (spec section 2).
+        no truncated normal has them (or without `fit`), `mean` and `std` are the parent's (docs/theory.md).
         """
         parent = _fit_parent(mean, std, max) if fit else None
         s, p = _discrete_normal(*(parent or (mean, std)), max)
@@ -151,7 +151,7 @@ class Workload(Noun):
     input: LengthDistribution
     output: LengthDistribution
     p99_output: int
-    """The output length whose latency the default bound is about (spec section 2)."""
+    """The output length whose latency the default bound is about (docs/theory.md)."""
     arrival_rate: float | None = None
     """Requests per second; None: as many as can be served."""
     requests: tuple[RequestLengths, ...] | None = None

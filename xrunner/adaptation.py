@@ -1,5 +1,5 @@
 """Adaptation: another schedule while running, when lengths have left those that the present one was found for (paper
-section 5.2; spec section 8).
+section 5.2; docs/theory.md).
 
 The search runs beside the run, in a thread. Where the new schedule has the same stages it takes over between two
 iterations, and residents notice nothing. Where layers move to other ranks, nobody is admitted any more, the residents

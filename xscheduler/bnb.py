@@ -1,4 +1,4 @@
-"""Monotone branch and bound over integer boxes (paper Algorithm 1; spec section 6)."""
+"""Monotone branch and bound over integer boxes (paper Algorithm 1; docs/theory.md)."""
 
 import heapq
 import itertools

@@ -1,4 +1,4 @@
-"""Spaces: control variables, what a point gives, and what it must keep to (spec section 6)."""
+"""Spaces: control variables, what a point gives, and what it must keep to (docs/theory.md)."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""XSimulator: what a schedule will give (paper section 4; spec sections 3 to 5)."""
+"""XSimulator: what a schedule will give (paper section 6; docs/theory.md)."""
 
 from xsimulator.estimates import estimate, timeline
 

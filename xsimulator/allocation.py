@@ -1,4 +1,4 @@
-"""Layers to devices (spec section 4): tensor-parallel groups on some devices, pipeline stages over all of them, and the
+"""Layers to devices (docs/theory.md): tensor-parallel groups on some devices, pipeline stages over all of them, and the
 split of the layers that makes the slowest stage quickest.
 """
 

@@ -1,4 +1,4 @@
-"""Encoding and decoding on stages of their own (WAA), followed event by event (spec sections 3.2 and 5).
+"""Encoding and decoding on stages of their own (WAA), followed event by event (docs/theory.md).
 
 Each side decides when its first stage is free, whatever the other does. An encoded batch goes to the decoding side
 through host memory, one batch after the other on the way there and one on the way back; it joins at the first

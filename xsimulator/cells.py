@@ -1,4 +1,4 @@
-"""Cells: the pieces of iterations on the stages of a pipeline, each when its turn comes (spec section 5).
+"""Cells: the pieces of iterations on the stages of a pipeline, each when its turn comes (docs/theory.md).
 
 A cell starts when its stage is free, its input has arrived from the stage before, and, where it decodes, its
 micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.

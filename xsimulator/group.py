@@ -1,4 +1,4 @@
-"""What iterations cost on one tensor-parallel group, by the parts of a model that a stage may hold (spec section 5).
+"""What iterations cost on one tensor-parallel group, by the parts of a model that a stage may hold (docs/theory.md).
 
 A stage's time is the sum over what it holds: so many layers, the embedding, the head, and the engine's overhead. Here
 each part is asked of the Profile once, whatever stages there are; `stage.py` adds them up. All methods take scalars or

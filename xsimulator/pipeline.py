@@ -1,4 +1,4 @@
-"""The pipeline as an exact recurrence over (iteration, micro-batch, stage) (spec section 5).
+"""The pipeline as an exact recurrence over (iteration, micro-batch, stage) (docs/theory.md).
 
 A cell starts when its stage is free, its input has arrived from the stage before, and, on the first stage of a
 decoding iteration, the micro-batch's own previous token is out. Every stage works in the same order: a phase's

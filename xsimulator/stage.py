@@ -1,4 +1,4 @@
-"""What one iteration costs on one pipeline stage (spec section 5): its share of a group's work.
+"""What one iteration costs on one pipeline stage (docs/theory.md): its share of a group's work.
 
 Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
 head on the last, + the engine's overhead.

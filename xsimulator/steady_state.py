@@ -1,4 +1,4 @@
-"""RRA's steady state (spec section 3.1): how many sequences decode at each iteration of a phase, and how long they are.
+"""RRA's steady state (docs/theory.md): how many sequences decode at each iteration of a phase, and how long they are.
 
 Let D(S) be the decoding iterations that a query of output length S needs, and c(S) = ceil(D / N_D) the phases that it
 stays. A query that entered j phases ago is there at iteration u of a phase where D ≥ (j - 1)·N_D + u, so by Little's

@@ -1,4 +1,4 @@
-"""Dynamic adjustment (paper section 5.2; spec section 8): batches that cost what the schedule reckoned with.
+"""Dynamic adjustment (paper section 5.2; docs/theory.md): batches that cost what the schedule reckoned with.
 
 A batch's encoding time varies with the sum of its inputs, and the decoding batch with how many happen to end. Both
 stay near their targets where the next batch is picked from the front of the queue with that in mind.

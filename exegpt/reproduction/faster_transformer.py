@@ -1,4 +1,4 @@
-"""FasterTransformer, the paper's baseline (section 7.1; spec section 7), and the latency bounds that it gives.
+"""FasterTransformer, the paper's baseline (section 7.1; docs/theory.md), and the latency bounds that it gives.
 
 Static batches: tensor parallelism over a node's devices, a pipeline over nodes with as many micro-batches as stages, no
 early termination, no padding of inputs, memory reserved for the greatest lengths.

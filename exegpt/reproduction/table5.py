@@ -26,7 +26,7 @@ TOLERANCES = (0.02, 0.05, 0.10)
 ENCODE_BATCHES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
-"""N_D and B_m fall, so that throughput and latency are expected to rise (spec section 6)."""
+"""N_D and B_m fall, so that throughput and latency are expected to rise (docs/theory.md)."""
 VARIABLES = {"rra": ("T_P", "B_E", "N_D"), "waa-c": ("T_P", "B_E", "B_m")}
 """In the order of a grid's axes; T_P is the devices in groups, falling."""
 PAPER = {  # (task, tolerance): RRA's B_E and N_D, WAA's B_E, T_P and B_m, each (latency, throughput) in percent

@@ -1,6 +1,6 @@
 """Tables 6 and 7: OPT-13B on four A40s, task S, at the paper's own four schedules, then what a search finds.
 
-The paper's schedules are counted as the paper counts, with no allowance for variation (spec section 7). WAA's fit two
+The paper's schedules are counted as the paper counts, with no allowance for variation (docs/theory.md). WAA's fit two
 encoding devices as one stage and two decoding devices as another.
 """
 

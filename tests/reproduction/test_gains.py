@@ -73,7 +73,7 @@ def everything():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
 def test_mean_gains(everything):
-    """The paper's 2.0, 3.2 and 2.9: in these ranges a build without a mistake comes out (spec section 7)."""
+    """The paper's 2.0, 3.2 and 2.9: in these ranges a build without a mistake comes out."""
     small, large, both = everything.summaries
     assert (small.pairs, large.pairs, both.pairs) == (48, 48, 96)
     assert 1.8 < small.mean < 3.0

@@ -1,6 +1,6 @@
 """What the paper measured with OPT-13B on four A40s, task S: RRA's rows of Table 6, and Table 7's phases.
 
-The roofline knows no kernel, so the paper's figures are held to 10 % (spec section 7).
+The roofline knows no kernel, so the paper's figures are held to 10 %.
 """
 
 import pytest
@@ -50,7 +50,7 @@ def test_table_6_rra(row, latency_s, throughput_seq_s):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_papers_latency_is_its_phases_less_the_unused_tail(row):
-    """Latency = ceil(63 / N_D) · B_E / throughput but for the last phase's unused iterations (spec section 7)."""
+    """Latency = ceil(63 / N_D) · B_E / throughput but for the last phase's unused iterations."""
     scenario = Scenario.of(opt_schedule(*row), PROFILE, None, "paper", False)
     times, found = rra.phase(scenario, *row).times, estimate_of(scenario, rra.outcome(scenario, *row))
     encode_batch, decode_iterations = row
@@ -84,7 +84,7 @@ def table():
 @pytest.mark.parametrize("number", range(4))
 def test_every_row_at_the_papers_own_schedule(table, number):
     """Throughput within 10 %, and RRA's latency. WAA's is 30 to 45 % short, for its iterations are quicker than the
-    paper's (spec section 7): it is reported, not fitted."""
+    paper's (docs/theory.md): it is reported, not fitted."""
     row = table.rows[number]
     assert abs(row.deviation.throughput_seq_s) < 0.10
     if row.paper.policy == "rra":

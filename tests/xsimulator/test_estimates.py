@@ -144,7 +144,7 @@ def test_a_certain_workload_is_arithmetic():
 def test_the_bound_allows_for_variation_and_the_means_do_not():
     made = opt_schedule("rra", task("S"), **rra_variables(52, 13))
     plain, careful = (estimate(made, ROOFLINE, variation=v) for v in (False, True))
-    assert 1.03 < careful.latency_s / plain.latency_s < 1.08  # spec section 5: +5 to +6 %
+    assert 1.03 < careful.latency_s / plain.latency_s < 1.08  # docs/theory.md: +5 to +6 %
     assert careful.throughput_seq_s == plain.throughput_seq_s
     assert (careful.ttft_s, careful.tpot_s, careful.latency_p50_s) == (plain.ttft_s, plain.tpot_s, plain.latency_p50_s)
     assert careful.ttft_p99_s > plain.ttft_p99_s

@@ -1,4 +1,4 @@
-"""RRA, round-robin allocation (paper section 4.1; spec sections 3.1 and 5)."""
+"""RRA, round-robin allocation (paper section 4.1; docs/theory.md)."""
 
 from dataclasses import dataclass
 

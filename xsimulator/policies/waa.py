@@ -1,4 +1,4 @@
-"""WAA, workload-aware allocation (paper section 4.1; spec section 3.2): encoding and decoding on devices of their own.
+"""WAA, workload-aware allocation (paper section 4.1; docs/theory.md): encoding and decoding on devices of their own.
 
 The encoding side hands over B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
 them between two iterations. With k iterations from one handover to the next the decoding side sees exactly RRA's
