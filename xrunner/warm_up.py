@@ -1,7 +1,8 @@
 """Warm-up: compile, map memory and pick kernels before the clock starts."""
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,8 @@ class Extent:
     """decoded in one iteration"""
     longest: int
     """KV blocks of one sequence"""
+    prompts: int
+    """encoded in one iteration"""
 
     @staticmethod
     def of(schedule: Schedule, sequences: Sequence[tuple[int, int]]) -> "Extent":
@@ -48,7 +51,8 @@ class Extent:
         blocks = [pool.blocks_for(prompt + output - 1 + start) for prompt, output in sequences]
         resident = min(len(sequences), schedule.kv_blocks, schedule.max_num_seqs or len(sequences))
         tokens = computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences], resident))
-        return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1))
+        prompts = min(len(sequences), schedule.encode_batch or schedule.prefills_per_step or resident)
+        return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 
 
 def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
@@ -72,30 +76,42 @@ def warm_up(
     """
     cache.touch(extent.blocks)
     if model.device.type == "cpu":
-        _run_once(model, cache, (2, 1), 1)
+        for new in (2, 1):
+            _run_once(model, cache, 1, new, 1)
         if not running:
             _see_rows(model, cache, extent)
     else:
-        for width in sorted({1, extent.longest}):  # a long table is dealt to several programs
-            _run_once(model, cache, (*_PROMPTS, 1), width)
+        for sequences, new, width in _forms(extent, cache.values[0].shape[2]):
+            _run_once(model, cache, sequences, new, width)
     if graphs:
         graphs.capture(extent.sequences, extent.longest)
     cache.touch(1)
 
 
-def _run_once(model: Model, cache: KVCache, counts: Sequence[int], width: int) -> None:
-    """Compute one sequence's so many last tokens, greedily and by chance."""
+def _forms(extent: Extent, block_size: int) -> Iterator[tuple[int, int, int]]:
+    """(sequences, new tokens of each, blocks of a table) for which a GPU has kernels of their own."""
+    many = {2**i + 1 for i in range(6, (extent.prompts - 1).bit_length())}  # up to the next power of two; 1 up to 64
+    widths = {1, extent.longest} | {2**i // block_size for i in range(10, 32) if 2**i < extent.longest * block_size}
+    yield from ((1, 1, width) for width in sorted(widths))  # a long table is dealt to several programs
+    for sequences, new, width in itertools.product(sorted({1} | many), _PROMPTS, sorted({1, extent.longest})):
+        if sequences * (new // 2 + 1) <= max(extent.tokens, _PROMPTS[0]):  # what so many tokens each can round up to
+            yield sequences, new, width
+    if extent.tokens >= _MOST_ROWS:
+        yield -(-_MOST_ROWS // _PROMPTS[-1]), _PROMPTS[-1], 1
+
+
+def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int) -> None:
+    """Compute so many last tokens of alike sequences, greedily and by chance, where they can be so long."""
     blocks, _, block_size, _ = cache.values[0].shape
-    for new in counts:
-        context = max(2, new)
-        if context > min(block_size * blocks, model.spec.context):
-            continue
-        start = 1 if new == 1 and model.start and model.layers else None
-        batch = one_sequence(new, context, block_size, start, width, model.device)
-        x = model.forward(batch, cache, _states(model, new))
-        if model.head:
-            model.sample(x)
-            model.sample(x[:1], _by_chance(model.device))
+    context = max(2, new)
+    if context > min(block_size * blocks, model.spec.context):
+        return
+    start = 1 if new == 1 and model.start and model.layers else None
+    batch = alike(sequences, new, context, block_size, start, width, model.device)
+    x = model.forward(batch, cache, _states(model, sequences * new))
+    if model.head:
+        model.sample(x[:1])
+        model.sample(x[:1], _by_chance(model.device))
 
 
 def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
@@ -111,15 +127,18 @@ def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
             break
 
 
-def one_sequence(new: int, context: int, block_size: int, start: int | None, width: int, device: torch.device) -> Batch:
-    """A batch of one sequence in block 0 and following, whose last `new` of `context` tokens are computed, with a table
-    of `width` blocks at least. Where an encoder-decoder decodes, those of its output begin at `start`.
+def alike(
+    sequences: int, new: int, context: int, block_size: int, start: int | None, width: int, device: torch.device
+) -> Batch:
+    """A batch of sequences that all lie in block 0 and following, whose last `new` of `context` tokens are computed,
+    with tables of `width` blocks at least. Where an encoder-decoder decodes, those of its output begin at `start`.
     """
-    blocks = -(-context // block_size)
-    table = [*range(blocks), *[0] * (width - blocks)]
-    arrays = [table], [0, new], [context], *([[start]] if start is not None else [])
-    attention = AttentionBatch(0, new, *(torch.tensor(a, dtype=torch.int32, device=device) for a in arrays))
-    positions = torch.arange(context - new, context, device=device)
+    blocks, tokens = -(-context // block_size), sequences * new
+    tables = [[*range(blocks), *[0] * (width - blocks)]] * sequences
+    arrays = [tables, [*range(0, tokens + 1, new)], [context] * sequences]
+    arrays += [[start] * sequences] if start is not None else []
+    attention = AttentionBatch(0, tokens, *(torch.tensor(a, dtype=torch.int32, device=device) for a in arrays))
+    positions = torch.arange(context - new, context, device=device).repeat(sequences)
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 
 

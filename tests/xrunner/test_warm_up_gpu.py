@@ -1,0 +1,90 @@
+"""The warm-up on a GPU: every form of a kernel that a run launches has been launched before, and so compiled."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.runtime.jit import KernelInterface
+
+from exegpt.kernels import device
+from exegpt.models import load_model
+from exegpt.models.create import create_model
+from xrunner.assembly import Work
+from xrunner.compute import Compute
+from xrunner.warm_up import Extent, warm_up
+
+from .test_no_waiting import META, Nowhere
+
+BLOCK = 16
+
+
+@pytest.fixture
+def forms(monkeypatch):
+    """The kernels that are launched, by what they are compiled for anew."""
+    seen = set()
+
+    def launch(self, grid):
+        return lambda *args, **options: seen.add((self.__name__, repr(sorted(options.items()))))
+
+    monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
+    monkeypatch.setattr(KernelInterface, "__getitem__", launch)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "m"
+    create_model(path, "llama", layers=1, hidden=64, heads=4, kv_heads=2, ffn=64, vocab=300, context=20_000)
+    return load_model(path, "bf16", device=META)
+
+
+def piece(lengths, contexts):
+    """Work on so many new tokens of sequences of these contexts."""
+    tokens, width = sum(lengths), -(-max(contexts) // BLOCK)
+    none, decodes = np.zeros(tokens, dtype=np.int64), max(lengths) == 1
+    tables, offsets = np.zeros((len(lengths), width), dtype=np.int32), np.cumsum([0, *lengths], dtype=np.int32)
+    attention = (0, tokens, tables, offsets, np.array(contexts, dtype=np.int32))
+    rows = offsets[1:].astype(np.int64) - 1
+    phase = "decode" if decodes else "encode"
+    return Work(phase, 0, len(lengths), tokens, none, none, none, (attention,), rows, len(lengths))
+
+
+def extent(most, together, longest):
+    """Of runs with so many tokens and prompts in an iteration, and sequences of so many tokens."""
+    return Extent(2000, most, 200, -(-longest // BLOCK), together)
+
+
+SHORT = extent(600, 30, 60)
+LONG = extent(4000, 8, 20_000)
+MANY = extent(8000, 200, 300)
+
+
+@pytest.mark.parametrize(
+    ("reached", "lengths", "contexts"),
+    [
+        (SHORT, [1], [9]),
+        (SHORT, [1] * 100, [60] * 100),
+        (SHORT, [20] * 30, [20] * 30),
+        (SHORT, [3, 2, 9], [60, 7, 9]),
+        (LONG, [1], [20_000]),
+        (LONG, [1], [1500]),
+        (LONG, [1] * 3, [9000] * 3),
+        (LONG, [1] * 200, [9000] * 200),
+        (LONG, [500] * 8, [500] * 8),
+        (LONG, [2], [5000]),
+        (LONG, [4000], [20_000]),
+        (MANY, [40] * 200, [40] * 200),
+        (MANY, [7] * 130, [300] * 130),
+        (MANY, [2] * 65, [30] * 65),
+        (MANY, [100] * 70, [100] * 70),
+    ],
+)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_nothing_is_compiled_in_a_run(model, forms, reached, lengths, contexts, graphs):
+    cache = model.new_cache(2000, BLOCK)
+    compute = Compute(model, cache, True, Nowhere(), graphs)
+    warm_up(model, cache, reached, compute.graphs)
+    before = set(forms)
+    compute(piece(lengths, contexts), None)
+    assert not forms - before
