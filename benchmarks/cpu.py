@@ -189,7 +189,7 @@ def main() -> None:
     model = load_model(directory)
     if store.find(model.spec, "fp32", machine.provenance()) is None:
         measure_profile(directory)
-    setting = find_setting(str(directory), "local", args.workload)
+    setting = find_setting(str(directory), "local", args.workload, device="cpu")
     requests = random_requests(
         setting.workload.draw(args.requests, args.seed, model.spec.context), model.spec.vocab, args.seed
     )

@@ -268,7 +268,7 @@ def main() -> None:
             print(f"skipped: there is no trace {workload} under {DATA} (EXEGPT_DATA)", file=sys.stderr)
             continue
         source: str | Workload = str(DATA / workload) if "/" in workload else workload
-        setting = evenly(find_setting(str(directory), "local", source, columns=columns), args.requests)
+        setting = evenly(find_setting(str(directory), "local", source, columns=columns, device="cpu"), args.requests)
         rows.append(run_case(model, setting, place, tuple(args.policy.split(",")), args.requests, args.runs, args.seed))
         print(f"{rows[-1].workload}: {_errors(rows[-1].throughput_errors)}", file=sys.stderr)
     if args.json:

@@ -66,7 +66,7 @@ def main() -> None:
     if store.find(spec, "fp32", machine.provenance()) is None:
         measure_profile(directory)
     cluster, profile = measure_ranks(directory, RANKS)
-    here = find_setting(str(directory), "local", args.workload)
+    here = find_setting(str(directory), "local", args.workload, device="cpu")
     there = find_setting(str(directory), str(cluster), args.workload, str(profile))
     rows = [replace(row, arrival_s=0.0) for row in here.workload.draw(args.requests, 0, spec.context)]
     requests = random_requests(rows, spec.vocab, 0)

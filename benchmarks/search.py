@@ -186,7 +186,7 @@ def cases(directory: Path, profile: str | None) -> list[tuple[str, Tabulated]]:
         print(f"skipped: there is no model '{directory}' with measured layers; exegpt demo makes one", file=sys.stderr)
         return made
     for workload in ("S", "T"):
-        s = find_setting(str(directory), "local", workload, profile)
+        s = find_setting(str(directory), "local", workload, profile, device="cpu")
         base = Scenario(s.model, s.cluster, s.workload, s.profile, (), s.kv_dtype, watched=False)
         made.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(base, POLICIES, {}, True)))
     return made

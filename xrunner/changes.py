@@ -44,8 +44,9 @@ def run_adapting(
         if moving is None:
             break
         places = [places[place] for place in report.left]
+        device = engine.model.device
         engine.close()
-        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, engine.model.device)
+        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, device)
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
     whole = RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
     return engine, whole

@@ -133,9 +133,10 @@ class Engine:
         self._cancelled.add(request_id)
 
     def close(self) -> None:
-        """Give back what the ranks have together, when nothing is to be run any more."""
+        """Give back what the ranks have together, and this one's memory; nothing can be run any more."""
         if self.transport:
             self.transport.close()
+        del self.worker, self.model
 
     def run(
         self,

@@ -161,6 +161,8 @@ def find_setting(
     if workload is None:
         workload = "S"
         assumptions.append("workload: task S (summarization), the default")
+    if device and cluster != "local":
+        raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     if isinstance(workload, str):
         named = parse_columns(columns) if columns else None

@@ -31,6 +31,7 @@ def tune(
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
     columns: options.COLUMNS = None,
+    device: options.DEVICE = None,
     threads: options.THREADS = None,
     rate: options.RATE = None,
     arrivals: Annotated[
@@ -76,6 +77,7 @@ def tune(
     open_system = rate is not None or arrivals == "trace"
     _check_combination(len(bounds), len(clusters), open_system, prices is not None)
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "columns": columns, "rate": rate}
+    given["device"] = device
     settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:

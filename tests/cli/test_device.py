@@ -16,13 +16,14 @@ def requests(tmp_path):
 
 
 @no_gpu
-@pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
+@pytest.mark.parametrize("command", ["run", "bench", "demo", "profile", "tune"])
 def test_a_gpu_that_is_not_there_is_told_in_one_sentence(exegpt, tiny, tiny_schedule, requests, tmp_path, command):
     given = {
         "run": ("--model", tiny, "--requests", requests),
         "bench": ("--model", tiny, "--schedule", tiny_schedule),
         "demo": ("--dir", tmp_path / "demo"),
         "profile": ("--model", tiny),
+        "tune": ("-l", "5s", "--model", tiny),
     }
     done = exegpt(command, *given[command], "--device", "cuda")
     assert done.code == 2 and not done.out and "Traceback" not in done.err
@@ -45,3 +46,8 @@ def test_another_dtype_than_the_schedules(exegpt, tiny, tiny_schedule, requests)
     given = ("--model", tiny, "--requests", requests, "--schedule", tiny_schedule)
     done = exegpt("run", *given, "--device", "cpu", "--dtype", "bf16")
     assert done.code == 2 and "fp32" in done.err and "--dtype bf16" in done.err
+
+
+def test_a_device_beside_another_cluster(exegpt):
+    done = exegpt("tune", "-l", "5s", "--cluster", "4xA40", "--device", "cpu")
+    assert done.code == 2 and "--device cpu" in done.err and "'4xA40'" in done.err

@@ -1,8 +1,10 @@
 """The engine: its tokens are transformers', and no request is lost, doubled or left with a block."""
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -190,6 +192,18 @@ def test_an_engine_runs_again(models):
     engine = Engine(models["llama"], schedule(models["llama"], "chunked"))
     first, second = (engine.run(requests(LENGTHS)).results for _ in range(2))
     assert {r.id: r.output_ids for r in first} == {r.id: r.output_ids for r in second}
+
+
+def test_a_closed_engine_leaves_no_cache(models):
+    engine = Engine(models["llama"], schedule(models["llama"]))
+    engine.run(requests([(4, 2)]))
+    cache = weakref.ref(engine.worker.cache.keys[0])
+    gc.disable()  # what is freed at once, and not at some later moment
+    try:
+        engine.close()
+        assert cache() is None and engine.speaks
+    finally:
+        gc.enable()
 
 
 def test_no_requests(models):
