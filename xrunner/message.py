@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields, is_dataclass
 from functools import cache
+from math import prod
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -51,7 +52,7 @@ def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
         if "pairs" in one:
             return {whole(key): whole(value) for key, value in one["pairs"]}
         dtype, shape = np.dtype(one["array"][0]), one["array"][1]
-        count = int(np.prod(shape))
+        count = prod(shape)
         made = np.frombuffer(data, dtype, count, place).reshape(shape) if count else np.zeros(shape, dtype)
         place += count * dtype.itemsize + -(count * dtype.itemsize) % _ALIGNED
         return made
