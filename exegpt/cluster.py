@@ -1,5 +1,6 @@
 """ClusterSpec: nodes × devices, what one device can do, and the links within and between nodes."""
 
+import math
 import os
 import platform
 import re
@@ -11,6 +12,12 @@ from exegpt.noun import Noun
 
 MAX_DEVICES = 100_000
 """A larger cluster is taken for a mistake."""
+
+
+def _check(what: str, value: float, least: float = 1.0) -> None:
+    """InputError unless the value is a finite number from `least` on."""
+    if not (math.isfinite(value) and value >= least):
+        raise InputError(f"The {what} is {value}: it must be a finite number of at least {least:g}.")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,11 @@ class DeviceSpec(Noun):
     flops_fractions: dict[str, float] = field(default_factory=dict)
     """The same as `flops_fraction` for those dtypes whose share differs."""
 
+    def __post_init__(self) -> None:
+        _check(f"memory_bytes of device '{self.kind}'", self.memory_bytes)
+        for name, rate in {"bandwidth_bytes_s": self.bandwidth_bytes_s, **self.flops_s}.items():
+            _check(f"{name} of device '{self.kind}'", rate, least=0.0)  # 0: not measured yet
+
     def reached_flops_s(self, dtype: str) -> float:
         """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""
         return self.flops_s.get(dtype, 0.0) * self.flops_fractions.get(dtype, self.flops_fraction)
@@ -41,6 +53,10 @@ class LinkSpec(Noun):
 
     bandwidth_bytes_s: float
     latency_s: float = 10e-6
+
+    def __post_init__(self) -> None:
+        _check("bandwidth_bytes_s of a link", self.bandwidth_bytes_s)
+        _check("latency_s of a link", self.latency_s, least=0.0)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
         noun: Noun = _adapter(cls).validate_python(data, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
+        own = first.get("ctx", {}).get("error")
+        if isinstance(own, InputError):  # a noun's own sentence
+            raise InputError(f"{what}: {own}") from None
         where = ".".join(str(part) for part in first["loc"]) or "the top level"
         value = repr(first["input"])
         value = value if len(value) < 60 else value[:57] + "..."

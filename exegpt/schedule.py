@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from exegpt.cluster import ClusterSpec
+from exegpt.cluster import MAX_DEVICES, ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.noun import Noun
@@ -14,6 +14,8 @@ Bound = Literal["p99-length", "p99-queries"]
 
 BLOCK_SIZE = 16
 """Tokens per KV block, unless a schedule says otherwise."""
+MAX_BLOCKS = 10_000_000
+"""More are taken for a mistake."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ class Schedule(Noun):
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
+        if self.kv_blocks > MAX_BLOCKS or self.replicas > MAX_DEVICES:
+            raise InputError(
+                f"A schedule of {self.kv_blocks:,} KV blocks and {self.replicas:,} replicas is taken for a mistake: at "
+                f"most {MAX_BLOCKS:,} and {MAX_DEVICES:,} are followed."
+            )
         phases = {stage.phase for stage in self.stages}
         if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
             raise InputError(

@@ -40,7 +40,7 @@ def simulate(
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
     ] = None,
-    kv_blocks: Annotated[int | None, typer.Option(min=1, help="Default: what fits into memory.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option(min=1, help="On each stage. Default: what fits into memory.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     dtype: options.DTYPE = None,
     columns: options.COLUMNS = None,

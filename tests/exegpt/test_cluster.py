@@ -63,6 +63,19 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
         ("nodes: 1\ndevices_per_node: 1\nkind: A41\n", "'A41'"),
         ("nodes: x\ndevices_per_node: 1\nkind: A40\n", "nodes"),
         ("nodes: 1\ndevices_per_node: 1\nkind: A40\ncolour: red\n", "colour"),
+        (
+            "nodes: 1\ndevices_per_node: 2\nkind: A40\nintra: {bandwidth_bytes_s: 0}\n",
+            "c.yaml': The bandwidth.* is 0.0",
+        ),
+        (
+            "nodes: 1\ndevices_per_node: 2\nkind: A40\ninter: {bandwidth_bytes_s: 1, latency_s: -1}\n",
+            "latency_s.* is -1",
+        ),
+        (
+            "nodes: 1\ndevices_per_node: 1\ndevice: {memory_bytes: .nan, bandwidth_bytes_s: 1, flops_s: {}}\n"
+            "intra: {bandwidth_bytes_s: 1}\ninter: {bandwidth_bytes_s: 1}\n",
+            "memory_bytes.* is nan",
+        ),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):
