@@ -24,16 +24,32 @@ def run_adapting(
     Returns the engine that ended the run and the report of all of it. Times count from the beginning of the first
     engine's run.
     """
-    places = list(range(len(requests)))
+    whose = [list(range(len(requests)))]
+    told: list[RunReport | None] = []
+    while True:
+        own = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
+        told.append(own if engine.speaks else None)
+        onward = engine.ranks.all((own.moving, own.left) if engine.speaks else None, Change)
+        moving, left = next(one for one in onward if one)
+        if moving is None:
+            break
+        whose.append([whose[-1][place] for place in left])
+        device = engine.model.device
+        engine.close()
+        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, device)
+    # Each engine may have spoken on another rank. What they said is long: no rank hears it before all work is done.
+    everyone = zip(*engine.ranks.all(tuple(told), RunReport), strict=True)
+    return engine, _whole([next(one for one in engines if one) for engines in everyone], whose)
+
+
+def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]]) -> RunReport:
+    """One report of all engines' runs, given the places of each one's requests."""
     results: list[Result] = []
     served: list[Served] = []
     spans: list[Span] = []
     changes: list[Change] = []
     moving: Change | None = None
-    while True:
-        own = engine.run([requests[place] for place in places], on_finish, reschedule, adjustment)
-        # Another engine may speak on another rank: all ranks keep what has come so far.
-        report = next(told for told in engine.ranks.all(own if engine.speaks else None, RunReport) if told)
+    for report, places in zip(reports, whose, strict=True):
         if moving:
             changes.append(_with_pause(moving, spans, report.timeline.spans))
         results += report.results
@@ -41,15 +57,8 @@ def run_adapting(
         spans += report.timeline.spans
         changes += report.changes
         moving = report.moving
-        if moving is None:
-            break
-        places = [places[place] for place in report.left]
-        device = engine.model.device
-        engine.close()
-        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, device)
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
-    whole = RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
-    return engine, whole
+    return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
 
 
 def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:
