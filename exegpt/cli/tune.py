@@ -76,8 +76,8 @@ def tune(
     clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
     open_system = rate is not None or arrivals == "trace"
     _check_combination(len(bounds), len(clusters), open_system, prices is not None)
-    given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "columns": columns, "rate": rate}
-    given["device"] = device
+    given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
+    given |= {"columns": columns, "rate": rate}
     settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:
