@@ -14,8 +14,6 @@ Bound = Literal["p99-length", "p99-queries"]
 
 BLOCK_SIZE = 16
 """Tokens per KV block, unless a schedule says otherwise."""
-MAX_BLOCKS = 10_000_000
-"""More are taken for a mistake."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,8 @@ class Schedule(Noun):
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
-        if self.kv_blocks > MAX_BLOCKS or self.replicas > MAX_DEVICES:
-            raise InputError(
-                f"A schedule of {self.kv_blocks:,} KV blocks and {self.replicas:,} replicas is taken for a mistake: at "
-                f"most {MAX_BLOCKS:,} and {MAX_DEVICES:,} are followed."
-            )
+        if self.replicas > MAX_DEVICES:
+            raise InputError(f"A schedule can't have {self.replicas:,} replicas: at most {MAX_DEVICES:,} can be.")
         phases = {stage.phase for stage in self.stages}
         if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
             raise InputError(

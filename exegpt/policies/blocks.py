@@ -11,12 +11,13 @@ class BlockPool:
             raise InputError(f"A pool of {total} blocks of {block_size} tokens is not usable: both must be at least 1.")
         self.total = total
         self.block_size = block_size
-        self._free = list(range(total - 1, -1, -1))
+        self._returned: list[int] = []
+        self._untouched = 0  # the first of those that nobody has held yet: a pool may have tens of millions
 
     @property
     def free(self) -> int:
         """How many blocks nobody holds."""
-        return len(self._free)
+        return len(self._returned) + self.total - self._untouched
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens need."""
@@ -24,14 +25,17 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks by number. The caller has asked `free` first; MemoryError otherwise."""
-        if count > len(self._free):
-            raise MemoryError(f"{count} KV blocks were asked for, {len(self._free)} of {self.total} are free")
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
-        return taken[::-1]
+        if count > self.free:
+            raise MemoryError(f"{count} KV blocks were asked for, {self.free} of {self.total} are free")
+        known = max(0, len(self._returned) - count)
+        taken = self._returned[known:][::-1]
+        del self._returned[known:]
+        fresh = range(self._untouched, self._untouched + count - len(taken))
+        self._untouched = fresh.stop
+        return [*taken, *fresh]
 
     def give_back(self, blocks: list[int]) -> None:
         """Return blocks that `take` handed out."""
-        if len(self._free) + len(blocks) > self.total:
-            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - len(self._free)} were held")
-        self._free.extend(reversed(blocks))
+        if self.free + len(blocks) > self.total:
+            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - self.free} were held")
+        self._returned.extend(reversed(blocks))

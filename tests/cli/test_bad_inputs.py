@@ -55,7 +55,6 @@ def check_refused(done, message):
         ("simulate", "--schedule"),
         ("simulate --schedule gone.json", r"'gone\.json'"),
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
-        ("simulate --model opt-13b --max-num-seqs 4 --kv-blocks 999999999999", "999,999,999,999 KV blocks"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 3", "3 replicas can't share .*: 1, 2, 4 can"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
         (
