@@ -74,7 +74,8 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["tokens"])
+# Part of a batch begins anywhere in its positions and slots.
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
 def _prepare(  # type: ignore[no-untyped-def]
     q,
     k,
