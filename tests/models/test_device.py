@@ -21,7 +21,7 @@ def tensors(of, seen=None):
     seen = set() if seen is None else seen
     if isinstance(of, torch.Tensor):
         return [of]
-    if id(of) in seen or isinstance(of, type) or callable(of) and not hasattr(of, "weight"):
+    if id(of) in seen or isinstance(of, type) or (callable(of) and not hasattr(of, "weight")):
         return []
     seen.add(id(of))
     inner = of if isinstance(of, list | tuple) else of.values() if isinstance(of, dict) else vars(of).values()
@@ -91,5 +91,5 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
 def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device() == PROCESSOR
-    with pytest.raises(InputError, match="needs a GPU, and torch sees none.*--device cpu"):
+    with pytest.raises(InputError, match=r"needs a GPU, and torch sees none.*--device cpu"):
         find_device("cuda")
