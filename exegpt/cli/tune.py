@@ -59,6 +59,8 @@ def tune(
 
     With --rate, requests arrive over time and latency counts from arrival. Several clusters, separated by commas, are
     compared by --price.
+
+    Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
     """
     from exegpt.cli import bounded, inputs, output, rated
     from exegpt.cli.answer import Delivery
@@ -67,6 +69,8 @@ def tune(
 
     output.check_output(out)
     output.check_output(report)
+    if out and report and out.resolve() == report.resolve():
+        raise InputError(f"--out and --report are both '{out}': name two files.")
     inputs.set_threads(threads)
     bounds = [parse_duration(part) for part in latency_bound.split(",")]
     asked = _asked(bound, ttft, tpot, policy, search, tolerance)

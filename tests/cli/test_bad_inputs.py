@@ -41,6 +41,7 @@ def check_refused(done, message):
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
+        ("tune -l 5s --out x.json --report ./x.json", "both 'x.json'"),
         ("tune -l 5s --out /proc/s.json", "'/proc/s.json' can't be written"),
         (f"tune -l {'9' * 400}s", "not a usable duration"),
         ("tune -l 5s --gpu-memory-fraction 1.5", r"1\.5"),
