@@ -1,6 +1,6 @@
 """Measuring with few points: for tests in this process, and, run as a program, for the ranks of a test's job.
 
-As a program it is `exegpt`. By environment: FAIL=RANK:POINT ends that rank by an exception at its so-manieth point,
+As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:POINT ends that rank by an exception at its so-manieth point,
 ALONE=1 gives every rank a node of its own.
 """
 
@@ -47,8 +47,16 @@ def _own_nodes(real: Any, world: Any, node: Any) -> Any:
     return real(world, world.Split(world.rank))
 
 
+def _refuse(*_: object) -> None:
+    raise AssertionError("a message was pickled")
+
+
 if __name__ == "__main__":
+    from mpi4py import MPI
+
     from exegpt.cli import main
+
+    MPI.pickle.__init__(_refuse, _refuse)  # type: ignore[misc]
 
     shrink(setattr)
     if "FAIL" in os.environ:
