@@ -1,7 +1,7 @@
 """Measuring with few points: for tests in this process, and, run as a program, for the ranks of a test's job.
 
-As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:POINT ends that rank by an exception at its so-manieth point,
-ALONE=1 gives every rank a node of its own.
+As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:POINT ends
+that rank by an exception at its so-manieth point, ALONE=1 gives every rank a node of its own.
 """
 
 import functools
