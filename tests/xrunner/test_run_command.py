@@ -127,7 +127,7 @@ def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job,
 def test_caches_that_only_together_exceed_the_memory_are_refused(job, asked, llama, tmp_path):
     spec = ModelSpec.from_directory(llama)
     each = 16 * 3 * spec.kv_bytes(1, "fp32")
-    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.6 * free_memory(PROCESSOR) / each)))
+    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.8 * free_memory(PROCESSOR) / each)))
     assert done.returncode == 2
     assert re.search(r"A KV cache of \d+ blocks on each rank needs .* GiB, and .* are available", sentence(done.stderr))
     assert not list(tmp_path.glob("out*"))
