@@ -27,18 +27,31 @@ from xrunner.requests import random_requests
 from xsimulator.replay import replay
 
 RANKS = 2
-ALONE = tuple(({}, (policy,)) for policy in ("static", "orca", "chunked", "rra"))
-"""What is searched for one process: fixed variables and policies, of which the best is run."""
+KINDS = (
+    *(({}, (policy,)) for policy in ("static", "orca", "chunked", "rra")),
+    *(({"decode_iterations": few}, ("rra",)) for few in (12, 2)),
+)
+"""What is searched on either side: fixed variables and policies, of which the best is run. RRA's long phases encode
+very large batches, which take longer than their profile says: short ones have their chance, too.
+"""
 STAGES = {"replicas": 1, "tp_degree": 1}
 TOGETHER = (
-    *(({"replicas": RANKS}, (policy,)) for policy in ("static", "orca", "chunked", "rra")),
+    *(({"replicas": RANKS, **fixed}, policies) for fixed, policies in KINDS),
     (STAGES, ("rra",)),
     (STAGES, ("waa-c", "waa-m")),
 )
-"""The same for the ranks: replicas, a pipeline, and encoding and decoding apart."""
+"""For the ranks: replicas, a pipeline, and encoding and decoding apart."""
 
 
-def best(setting: Setting, asked: tuple[tuple[dict[str, Any], tuple[str, ...]], ...], most: int) -> list[Schedule]:
+Asked = tuple[tuple[dict[str, Any], tuple[str, ...]], ...]
+
+
+def only(asked: Asked, policies: str | None) -> Asked:
+    """Those of some policies; None: all."""
+    return tuple(one for one in asked if policies is None or set(one[1]) & set(policies.split(",")))
+
+
+def best(setting: Setting, asked: Asked, most: int) -> list[Schedule]:
     """The best schedule of each kind that is feasible, with up to `most` sequences at once on all replicas together."""
     found = []
     for fixed, policies in asked:
@@ -55,6 +68,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=128, help="sequences decoded at once, at most, in all")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workload", default="S")
+    parser.add_argument("--policy", help="only these of the policies, separated by commas")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
     args = parser.parse_args()
     import torch
@@ -71,8 +85,8 @@ def main() -> None:
     rows = [replace(row, arrival_s=0.0) for row in here.workload.draw(args.requests, 0, spec.context)]
     requests = random_requests(rows, spec.vocab, 0)
     sides = (
-        ("two threads", here, 1, best(here, ALONE, args.most)),
-        ("two ranks", there, RANKS, best(there, TOGETHER, args.most)),
+        ("two threads", here, 1, best(here, only(KINDS, args.policy), args.most)),
+        ("two ranks", there, RANKS, best(there, only(TOGETHER, args.policy), args.most)),
     )
     rates: dict[str, list[list[float]]] = {name: [] for name, *_ in sides}
     for _ in range(args.runs):
