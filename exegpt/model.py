@@ -11,7 +11,6 @@ from exegpt.errors import InputError
 from exegpt.noun import Noun
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"]
-Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
 BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one value of each dtype."""

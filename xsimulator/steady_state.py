@@ -90,24 +90,6 @@ def _survival(need: Array, p: Array, iterations: int) -> Array:
     return padded.reshape(rows, iterations)
 
 
-def resident_tokens(workload: Workload, steady: SteadyState, encode_batch: int) -> float:
-    """The 99.9th percentile of the tokens in the cache, its maximum over u; at most that many of the longest sequences.
-
-    Cohorts of different age are independent: a query that entered j phases ago holds x + (j - 1)·N_D + u tokens with
-    the probability that it is still there.
-    """
-    law, present = workload.input, steady.present
-    place = np.arange(1.0, present.size + 1).reshape(present.shape)
-    x1, x2, x3 = (float(law.s**k @ law.p) for k in (1, 2, 3))
-    m1 = present * (x1 + place)
-    m2 = present * (x2 + 2 * x1 * place + place**2)
-    m3 = present * (x3 + 3 * x2 * place + 3 * x1 * place**2 + place**3)
-    mean, variance, third = (encode_batch * m.sum(axis=0) for m in (m1, m2 - m1**2, m3 - 3 * m1 * m2 + 2 * m1**3))
-    most = encode_batch * (present > 0).sum(axis=0) * (law.max + present.size)
-    percentiles = [cornish_fisher(*of_one) for of_one in zip(mean, variance, third, strict=True)]
-    return float(np.minimum(percentiles, most).max())
-
-
 def cornish_fisher(mean: float, variance: float, third: float) -> float:
     """The 99.9th percentile of a law with this mean, variance and third central moment."""
     if variance <= 1e-12 * mean**2:  # what is less is rounding
