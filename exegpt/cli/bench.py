@@ -50,7 +50,6 @@ def bench(
     Example: mpirun -n 2 exegpt bench --schedule two-ranks.json --model my-model --profile ranks.json --policy waa-c
     """
     from exegpt.cli import inputs, output
-    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
     from exegpt.cli.run import write_report
     from exegpt.errors import InputError
     from exegpt.models.device import find_device
@@ -93,6 +92,15 @@ def bench(
         )
     for text in (*setting.assumptions, *notes):
         output.note(f"· {text}")
+    _print(done, others)
+    print(f"{len(wanted)} requests, the median of {repeats} runs each.")
+
+
+def _print(done: "Sequence[Comparison]", others: "Sequence[dict[str, Any]]") -> None:
+    """Ours, predicted beside measured, and the peers."""
+    from exegpt.cli import output
+    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
+
     output.table(COMPARISON_COLUMNS, comparison_rows(done))
     if others:
         rows = [
@@ -100,7 +108,6 @@ def bench(
             for row in others
         ]
         output.table(["peer", "setting", "tok/s", f"{done[0].schedule.policy} over it", "tokens alike"], rows)
-    print(f"{len(wanted)} requests, the median of {repeats} runs each.")
 
 
 @dataclass(frozen=True)
