@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.models": {"exegpt", "exegpt.kernels"},
     "exegpt.cli": None,
     "exegpt.report": {"exegpt", "xrunner"},
-    "exegpt.reproduction": NOUNS | {"exegpt.report", "xprofiler", "xsimulator", "xscheduler"},
+    "exegpt.cli.reproduction": NOUNS | {"exegpt.report", "xprofiler", "xsimulator", "xscheduler"},
     "xprofiler": {"exegpt", *RUNNABLE, "xrunner"},
     "xsimulator": NOUNS,
     "xscheduler": NOUNS | {"xsimulator"},

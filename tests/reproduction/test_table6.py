@@ -6,8 +6,8 @@ The roofline knows no kernel, so the paper's figures are held to 10 %.
 import pytest
 
 from exegpt.builtin_models import builtin_model
+from exegpt.cli.reproduction import table6
 from exegpt.cluster import parse_cluster
-from exegpt.reproduction import table6
 from exegpt.workload import task
 from tests.cli.conftest import run_command
 from tests.exegpt.nouns import schedule

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from exegpt.cli.reproduction.faster_transformer import bounds, static_batches
+from exegpt.cli.reproduction.setup import WAA, Setup, paper_mode, setup
 from exegpt.report.sections import Section, figure
-from exegpt.reproduction.faster_transformer import bounds, static_batches
-from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
 from xscheduler.tuned import Tuned
 
 SCENARIOS = (

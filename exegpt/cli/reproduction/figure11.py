@@ -7,12 +7,12 @@ two kept; the unchanged schedule is simulated under the new law, beside the sche
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from exegpt.cli.reproduction.faster_transformer import PERCENTILES, bounds, static_batches
+from exegpt.cli.reproduction.setup import WAA, Reached, Setup, deviation, paper_mode, reached, setup
+from exegpt.cli.reproduction.skewed import skewed_normal
 from exegpt.errors import InputError
 from exegpt.report import svg
 from exegpt.report.sections import Section, figure, signed
-from exegpt.reproduction.faster_transformer import PERCENTILES, bounds, static_batches
-from exegpt.reproduction.setup import WAA, Reached, Setup, deviation, paper_mode, reached, setup
-from exegpt.reproduction.skewed import skewed_normal
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 from xsimulator import estimate

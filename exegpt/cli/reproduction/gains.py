@@ -10,11 +10,11 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from exegpt.cli.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
+from exegpt.cli.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
 from exegpt.errors import InputError
 from exegpt.report import svg
 from exegpt.report.sections import Section, figure, signed
-from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
-from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
 
 SMALL_TO_MID = (
     ("t5-11b", "8xA40"),

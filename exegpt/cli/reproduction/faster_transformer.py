@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exegpt.cli.reproduction.setup import Setup
 from exegpt.errors import InputError
-from exegpt.reproduction.setup import Setup
 from exegpt.schedule import BLOCK_SIZE
 from xsimulator.allocation import uniform_stages
 from xsimulator.policies import static

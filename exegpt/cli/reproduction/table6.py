@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exegpt.cli.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation, paper_mode, reached, setup, today
 from exegpt.report.sections import Section, figure, signed
-from exegpt.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation, paper_mode, reached, setup, today
 from xsimulator.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
 from xsimulator.outcome import latencies

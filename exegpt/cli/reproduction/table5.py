@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.cli.reproduction.setup import Setup, setup
 from exegpt.report.sections import Section
-from exegpt.reproduction.setup import Setup, setup
 from exegpt.schedule import Stage
 from xsimulator.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
 from xsimulator.estimates import outcome
