@@ -74,14 +74,8 @@ def run(
 
     def ask() -> tuple[Any, ...]:
         output.check_output(report)
-        directory, given = inputs.model_directory(model), inputs.read_schedule(schedule) if schedule else None
-        if given is None and ranks.size > 1:
-            raise InputError(f"{ranks.size} ranks were started without a schedule for so many: pass --schedule.")
+        directory, given = inputs.model_directory(model), _given(schedule, ranks.size, dtype)
         wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
-        if given and dtype not in (None, given.dtype):
-            raise InputError(
-                f"The schedule is for {given.dtype}, and --dtype asks for {dtype}: tune with --dtype {dtype}."
-            )
         there = given.dtype if given else dtype
         setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None, kind, there)
         chosen = given or tuned_schedule(
@@ -132,6 +126,21 @@ class _Asked:
     setting: "Setting"
     requests: "tuple[Request, ...]"
     rejected: "tuple[Result, ...]"
+
+
+def _given(path: Path | None, ranks: int, dtype: str | None) -> "Schedule | None":
+    """The schedule that was passed; InputError where it isn't for this dtype, or several ranks lack one."""
+    from exegpt.cli import inputs
+    from exegpt.errors import InputError
+
+    if path is None:
+        if ranks > 1:
+            raise InputError(f"{ranks} ranks were started without a schedule for so many: pass --schedule.")
+        return None
+    given = inputs.read_schedule(path)
+    if dtype not in (None, given.dtype):
+        raise InputError(f"The schedule is for {given.dtype}, and --dtype asks for {dtype}: tune with --dtype {dtype}.")
+    return given
 
 
 def _read(

@@ -128,7 +128,7 @@ def test_a_step_that_reads_is_found(models, launched, monkeypatch, read):
     model = models["llama"]
     real = type(model).next_tokens
     monkeypatch.setattr(type(model), "next_tokens", lambda self, x, batch: (read(x[0, 0]), real(self, x, batch))[1])
-    with pytest.raises((RuntimeError, TypeError), match="meta (tensor|device)"), Watching():  # which holds no data
+    with pytest.raises((RuntimeError, TypeError), match=r"meta (tensor|device)"), Watching():  # which holds no data
         Compute(model, model.new_cache(41, 16), True, Nowhere())(work(model, (5,), ()), None)
 
 
