@@ -49,7 +49,7 @@ class Row:
     tokens_s: float
     """Useful output tokens per second, the median of the runs."""
     latency_s: float | None = None
-    """The bound's sequence's; None for peers, which report none."""
+    """The bound's sequence's."""
     bound_s: float | None = None
 
 
@@ -133,10 +133,11 @@ def run_peers(directory: Path, requests: list[Request]) -> list[Row]:
     rows = []
     for name, call in (("generate, static", peers.generate_static), ("continuous batching", peers.continuous)):
         for batch in PEER_BATCHES:
-            seconds, outputs = call(model, requests, batch)
-            if sum(map(len, outputs)) != useful:
-                raise SystemExit(f"{name} made {sum(map(len, outputs))} tokens, not {useful}")
-            rows.append(Row(f"transformers {name}", f"at most {batch}", useful / seconds))
+            run = call(model, requests, batch)
+            if sum(map(len, run.outputs)) != useful:
+                raise SystemExit(f"{name} made {sum(map(len, run.outputs))} tokens, not {useful}")
+            latency_s = summarise(run.served, run.seconds, "p99-length").latency_s
+            rows.append(Row(f"transformers {name}", f"at most {batch}", run.tokens_s, latency_s))
             print(f"{rows[-1].name} {batch}: {rows[-1].tokens_s:.0f} tok/s", file=sys.stderr)
     return rows
 

@@ -4,6 +4,7 @@ For the demo and for several (workload, bound) pairs, the best schedule is tuned
 very requests that the replay predicts, several times over. Run it when the machine is quiet.
 
     python -m benchmarks.fidelity --runs 3
+    python -m benchmarks.fidelity --model DIR   # another model's directory, which `exegpt model create` may have made
     python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding apart
 """
 
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--policy", default="static,orca,chunked,rra", help="policies to choose from")
     parser.add_argument("--only", help="a workload: run its cases alone")
+    parser.add_argument("--model", type=Path, help="a model's directory, instead of the demo's")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
@@ -248,7 +250,7 @@ def main() -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    directory = create_demo_model(args.dir, 0)
+    directory = args.model or create_demo_model(args.dir, 0)
     if args.ranks:
         found = run_ranks(args.ranks, directory, args.seconds, args.runs, args.seed, args.only)
         if args.json:

@@ -2,6 +2,7 @@
 own, so that both sides of a comparison are started, warmed up and measured alike.
 """
 
+import importlib.util
 import os
 import shutil
 import statistics
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exegpt import document
-from exegpt.request import Request
+from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Timeline
@@ -23,6 +24,7 @@ class Run:
     """One run of the requests under one schedule."""
 
     seconds: float
+    results: tuple[Result, ...]
     served: tuple[Served, ...]
     timeline: Timeline
 
@@ -52,19 +54,30 @@ class Asked:
     requests: tuple[Request, ...]
     threads: int
     """Of each rank."""
+    device: str
+    """`cpu` or `cuda`; ranks take the GPUs in turn."""
 
 
 def mpirun(ranks: int, *arguments: object) -> str:
     """What `python ARGUMENTS` prints, run by so many ranks of this machine."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    beside = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if not beside:
+    command = _mpirun()
+    if not command:
         raise SystemExit("there is no mpirun: pip install 'exegpt[mpi]'")
-    start = [beside, "-n", str(ranks), sys.executable]
+    start = [command, "-n", str(ranks), sys.executable]
     done = subprocess.run([*start, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=os.environ | root)
     if done.returncode:
         raise SystemExit(done.returncode)
     return done.stdout
+
+
+def _mpirun() -> str | None:
+    return shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def has_mpi() -> bool:
+    """Whether jobs of several ranks can be run here."""
+    return _mpirun() is not None and importlib.util.find_spec("mpi4py") is not None
 
 
 def measure_ranks(directory: Path, ranks: int) -> tuple[Path, Path]:
@@ -83,11 +96,17 @@ def measure_ranks(directory: Path, ranks: int) -> tuple[Path, Path]:
 
 
 def run_all(
-    directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], ranks: int, threads: int, made: Path
+    directory: Path,
+    schedules: Sequence[Schedule],
+    requests: Sequence[Request],
+    ranks: int,
+    threads: int,
+    made: Path,
+    device: str = "cpu",
 ) -> Done:
     """One run of each schedule on so many ranks of so many threads; files in the folder `made`."""
     asked, done = made / "asked.json", made / "done.json"
-    document.write(asked, Asked(str(directory), tuple(schedules), tuple(requests), threads))
+    document.write(asked, Asked(str(directory), tuple(schedules), tuple(requests), threads, device))
     program = ["-m", "benchmarks.job", asked, done]
     if ranks > 1:
         mpirun(ranks, *program)
@@ -100,6 +119,7 @@ def main(asked_file: str, done_file: str) -> None:
     """Run what is asked for on this rank; rank 0 writes what came of it."""
     import torch
 
+    from exegpt.models.device import find_device
     from xprofiler import machine
     from xrunner.engine import Engine
     from xrunner.ranks import job
@@ -109,10 +129,10 @@ def main(asked_file: str, done_file: str) -> None:
         torch.set_num_threads(asked.threads)
         runs = []
         for schedule in asked.schedules:
-            engine = Engine.load(asked.model, schedule, ranks)
+            engine = Engine.load(asked.model, schedule, ranks, device=find_device(asked.device, ranks.local))
             report = engine.run(asked.requests)
-            told = ranks.gather(Run(report.seconds, report.served, report.timeline) if engine.speaks else None, 0, Run)
-            runs += [one for one in told if one]
+            done = Run(report.seconds, tuple(report.results), report.served, report.timeline)
+            runs += [one for one in ranks.gather(done if engine.speaks else None, 0, Run) if one]
             engine.close()
         flops_s = statistics.median(ranks.all(machine.matrix_flops_s()))
         bytes_s = statistics.median(ranks.all(machine.read_bandwidth_bytes_s()))

@@ -4,22 +4,24 @@ Where transformers' two largest logits differ by less than 10⁻⁴ of their sta
 a near-tie is counted apart, and the request's later tokens are not compared. Any other difference is an error.
 
     python -m benchmarks.tokens
+    python -m benchmarks.tokens --two-ranks     # under mpirun, on two GPUs, or two processes sharing one
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.job import run_all
 from exegpt.cluster import local_cluster
-from exegpt.model import Architecture
-from exegpt.models import Model, load_model
+from exegpt.model import Architecture, ModelSpec
+from exegpt.models import load_model
 from exegpt.models.create import create_model
 from exegpt.models.device import PROCESSOR, find_device
 from exegpt.models.families import FAMILIES
@@ -35,6 +37,7 @@ POLICIES: dict[str, dict[str, int]] = {
     "orca": {"max_num_seqs": 12, "prefills_per_step": 2},
     "chunked": {"max_num_seqs": 12, "max_num_batched_tokens": 48},
     "rra": {"encode_batch": 5, "decode_iterations": 7, "decode_batch": 30},
+    "waa-c": {"encode_batch": 5, "decode_batch": 30, "micro_batches": 2},
 }
 
 
@@ -99,9 +102,10 @@ def compare(arch: str, policy: str, results: Sequence[Result], wanted: dict[str,
     return Row(arch, policy, len(results), tokens, near_ties, differences)
 
 
-def schedule(model: Model, policy: str, workload: Workload) -> Schedule:
-    """A policy's schedule by hand, with room for a dozen requests: admission has to wait for blocks at times."""
-    spec = model.spec
+def schedule(spec: ModelSpec, policy: str, workload: Workload, stages: Sequence[Stage] = ()) -> Schedule:
+    """A policy's schedule by hand, on one device or on the stages' ones, with room for a dozen requests: admission has
+    to wait for blocks at times.
+    """
     return Schedule(
         version=Schedule.VERSION,
         policy=policy,  # type: ignore[arg-type]
@@ -109,15 +113,52 @@ def schedule(model: Model, policy: str, workload: Workload) -> Schedule:
         cluster=local_cluster(),
         workload=workload,
         profile=ProfileReference("none", ""),
-        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        stages=tuple(stages) or (Stage((0,), 1, "both", None, (0, spec.layers)),),
         kv_blocks=12 * -(-spec.context // 16),
-        dtype=model.dtype,
-        kv_dtype=model.dtype,
+        dtype="fp32",
+        kv_dtype="fp32",
         **POLICIES[policy],  # type: ignore[arg-type]
     )
 
 
+def on_two_devices(layers: int) -> dict[str, tuple[str, tuple[Stage, ...]]]:
+    """Ways to share a decoder's layers: name → policy and stages."""
+    half, every = layers // 2, (0, layers)
+    pipeline = Stage((0,), 1, "both", None, (0, half)), Stage((1,), 1, "both", None, (half, layers))
+    return {
+        "rra, two stages": ("rra", pipeline),
+        "orca, TP 2": ("orca", (Stage((0, 1), 2, "both", None, every),)),
+        "waa": ("waa-c", (Stage((0,), 1, "encode", None, every), Stage((1,), 1, "decode", None, every))),
+    }
+
+
 SIZES = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 8000, "context": 256}
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One architecture's model in a directory, with requests and what transformers makes of them."""
+
+    arch: Architecture
+    path: Path
+    requests: list[Request]
+    wanted: dict[str, tuple[list[int], list[float]]]
+
+
+def _models(
+    folder: Path, archs: Sequence[Architecture], number: int, seed: int, workload: Workload, sizes: Mapping[str, int]
+) -> Iterator[_Model]:
+    """A model of each architecture, with requests of the workload's lengths."""
+    for arch in archs:
+        path = folder / arch
+        grouped = arch in ("llama", "mistral", "qwen2", "qwen3")
+        create_model(path, arch, kv_heads=sizes["heads"] // 2 if grouped else None, seed=seed, **sizes)
+        if arch == "mistral":
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
+        requests = random_requests(workload.draw(number, seed, sizes["context"]), sizes["vocab"], seed)
+        theirs = load(path, arch)
+        yield _Model(arch, path, requests, {r.id: reference(theirs, r) for r in requests})
 
 
 def run(
@@ -133,21 +174,36 @@ def run(
     workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for arch in archs:
-            path = Path(folder) / arch
-            grouped = arch in ("llama", "mistral", "qwen2", "qwen3")
-            create_model(path, arch, kv_heads=sizes["heads"] // 2 if grouped else None, seed=seed, **sizes)
-            if arch == "mistral":
-                config = json.loads((path / "config.json").read_text())
-                (path / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
-            requests = random_requests(workload.draw(number, seed, sizes["context"]), sizes["vocab"], seed)
-            model, theirs = load_model(path, device=device), load(path, arch)
-            wanted = {r.id: reference(theirs, r) for r in requests}
+        for one in _models(Path(folder), archs, number, seed, workload, sizes):
+            model = load_model(one.path, device=device)
             for policy in POLICIES:
-                if model.spec.encoder_layers and policy == "chunked":
-                    continue  # an encoder reads its prompts whole
-                results = Engine(model, schedule(model, policy, workload)).run(requests).results
-                rows.append(compare(arch, policy, results, wanted))
+                if policy == "waa-c" or (model.spec.encoder_layers and policy == "chunked"):
+                    continue  # WAA's sides are devices of their own; an encoder reads its prompts whole
+                results = Engine(model, schedule(model.spec, policy, workload)).run(one.requests).results
+                rows.append(compare(one.arch, policy, results, one.wanted))
+    return rows
+
+
+def run_two_ranks(
+    number: int,
+    seed: int = 0,
+    device: torch.device = PROCESSOR,
+    archs: Sequence[Architecture] = ("llama", "gpt2"),
+    sizes: Mapping[str, int] = SIZES,
+) -> list[Row]:
+    """The same on two ranks: a pipeline, a tensor-parallel group, and encoding and decoding apart. Where there is one
+    GPU, they share it.
+    """
+    workload, _, _ = task("T").scaled_to(sizes["context"])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for one in _models(Path(folder), archs, number, seed, workload, sizes):
+            spec = ModelSpec.from_directory(one.path)
+            ways = on_two_devices(spec.layers)
+            plans = [schedule(spec, policy, workload, stages) for policy, stages in ways.values()]
+            done = run_all(one.path, plans, one.requests, 2, 1, Path(folder), device.type)
+            runs = zip(ways, done.runs, strict=True)
+            rows += [compare(one.arch, way, run.results, one.wanted) for way, run in runs]
     return rows
 
 
@@ -157,9 +213,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--two-ranks", action="store_true", help="under mpirun, policies of two devices")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = run(args.requests, args.seed, find_device(args.device))
+    rows = (run_two_ranks if args.two_ranks else run)(args.requests, args.seed, find_device(args.device))
     tokens, ties = sum(row.tokens for row in rows), sum(row.near_ties for row in rows)
     differences = sum(row.differences for row in rows)
     if args.json:
@@ -167,7 +224,7 @@ def main() -> int:
     else:
         for row in rows:
             print(
-                f"{row.arch:7} {row.policy:8} {row.requests} requests, {row.tokens} tokens: "
+                f"{row.arch:7} {row.policy:15} {row.requests} requests, {row.tokens} tokens: "
                 f"{row.near_ties} near-ties, {row.differences} differences"
             )
         print(f"{tokens} tokens, {ties} near-ties, {differences} differences")

@@ -11,11 +11,14 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 _TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
@@ -51,17 +54,20 @@ def main(arguments: list[str] | None = None) -> int:
             return _refuse(f"--compile {unknown[0]} isn't known: {', '.join(map(str, SHARED_KIB))} are.")
         report["compiled"] = _compile(capabilities)
     elif options.interpret:
-        from benchmarks.gpu.cases import TINY
+        from benchmarks.kernels.cases import TINY
 
-        report["checks"] = _check(TINY, torch.device("cpu"))
+        with _as_on_a_gpu():
+            report["checks"] = _check(TINY, torch.device("cpu"))
         report["engine"] = _interpreted_engine()
     elif torch.cuda.is_available():
         sizes, device = _real_sizes(), torch.device("cuda")
         report["checks"] = _check(sizes, device)
-        report["engine"] = _engine(12, 0, device)
+        report["engine"] = [*_engine(12, 0, device), *_two_ranks(device)]
         _write(options.out, report)  # whatever comes of the rest
         roofline = _roofline(device)
         report |= {"roofline": asdict(roofline), "steps": _steps(device, roofline)}
+        _write(options.out, report)
+        report["serving"] = _serving(device)
         _write(options.out, report)
         report["profile"] = _profile(device, options.out)
         report["times"] = _time(sizes, device, roofline, began + options.limit_s)
@@ -71,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             "shapes, correctness alone) or --compile 90 (compiles for a GPU that isn't there)."
         )
     _write(options.out, report)
-    parts = ("checks", "engine", "steps", "profile", "times")
+    parts = ("checks", "engine", "steps", "serving", "profile", "times")
     return 1 if any("failed" in row for part in parts for row in report.get(part, [])) else 0
 
 
@@ -102,7 +108,7 @@ def _real_sizes() -> Any:
     """The real shapes, without the caches that this device can't hold."""
     import torch
 
-    from benchmarks.gpu.cases import REAL, fitting
+    from benchmarks.kernels.cases import REAL, fitting
 
     sizes = fitting(REAL, torch.cuda.get_device_properties(0).total_memory, 2)
     for number, context in REAL.decoding:
@@ -114,8 +120,8 @@ def _real_sizes() -> Any:
 def _check(sizes: Any, device: Any) -> list[dict[str, Any]]:
     import torch
 
-    from benchmarks.gpu.cases import all_cases
-    from benchmarks.gpu.check import check
+    from benchmarks.kernels.cases import all_cases
+    from benchmarks.kernels.check import check
 
     rows = []
     for dtype in (torch.float16, torch.bfloat16):
@@ -139,9 +145,24 @@ def _engine(*given: Any) -> list[dict[str, Any]]:
     """The engine's tokens in float32 beside transformers'."""
     from benchmarks.tokens import run
 
+    return _compared(lambda: run(*given))
+
+
+def _two_ranks(device: Any) -> list[dict[str, Any]]:
+    """The same of two ranks, which share the GPU where there is one."""
+    from benchmarks.job import has_mpi
+    from benchmarks.tokens import run_two_ranks
+
+    if not has_mpi():
+        print("left out for lack of mpirun or mpi4py: the engine on two ranks")
+        return [{"left_out": "no mpirun or no mpi4py"}]
+    return _compared(lambda: run_two_ranks(12, 0, device))
+
+
+def _compared(compare: Callable[[], list[Any]]) -> list[dict[str, Any]]:
     try:
-        found = run(*given)
-    except Exception as error:
+        found = compare()
+    except (Exception, SystemExit) as error:  # a job that failed has said why, and left
         print(f"{_why(error)}  the engine's tokens")
         return [{"failed": _why(error)}]
     rows = []
@@ -155,21 +176,23 @@ def _engine(*given: Any) -> list[dict[str, Any]]:
 
 def _interpreted_engine() -> list[dict[str, Any]]:
     """The same of a tiny model, whose kernels are interpreted on the processor."""
-    from exegpt.kernels import device
     from exegpt.models.device import PROCESSOR
 
-    real = device.on_gpu
-    device.on_gpu = lambda x: True
-    try:
+    with _as_on_a_gpu():
         return _engine(3, 0, PROCESSOR, ("llama",), _TINY_MODEL)
-    finally:
-        device.on_gpu = real
+
+
+def _as_on_a_gpu() -> Any:
+    """Within it the kernels for GPUs take the processor's tensors: they are interpreted, or compiled and not run."""
+    from exegpt.kernels import device
+
+    return mock.patch.object(device, "on_gpu", lambda x: True)
 
 
 def _roofline(device: Any) -> Any:
     import torch
 
-    from benchmarks.gpu.timing import measure_roofline
+    from benchmarks.kernels.timing import measure_roofline
 
     roofline = measure_roofline(torch.bfloat16, device)
     print(f"Roofline: {roofline.bandwidth / 1e9:.0f} GB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
@@ -200,6 +223,21 @@ def _steps(device: Any, roofline: Any) -> list[dict[str, Any]]:
     return [row]
 
 
+def _serving(device: Any) -> list[dict[str, Any]]:
+    """A thousand requests by the engine and by transformers' continuous batching, at the same bound."""
+    from benchmarks.gpu.serving import TINYLLAMA, document, measured_model, serve, text
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = serve(*measured_model(Path(folder), TINYLLAMA, "bf16", device), 1024, device)
+    except Exception as error:
+        print(f"{_why(error)}  serving")
+        return [{"failed": _why(error)}]
+    for row in rows:
+        print(text(row), flush=True)
+    return [document(row) for row in rows]
+
+
 def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:
     """Measure a layer of Llama-3.1-8B as `exegpt profile` does, and write its profile beside the results."""
     from exegpt import document
@@ -225,8 +263,8 @@ def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:
 def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[str, Any]]:
     import torch
 
-    from benchmarks.gpu.cases import all_cases
-    from benchmarks.gpu.timing import time_case
+    from benchmarks.kernels.cases import all_cases
+    from benchmarks.kernels.timing import device_seconds, time_case
 
     rows = []
     for case in all_cases(sizes, torch.bfloat16, device):
@@ -237,7 +275,7 @@ def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[
             print(f"left out for lack of time  {_title(row)}")
             continue
         try:
-            timed = time_case(case, roofline)
+            timed = time_case(case, roofline, device_seconds)
         except Exception as error:
             row["failed"] = _why(error)
             print(f"{row['failed']}  {_title(row)}")
@@ -251,13 +289,13 @@ def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[
 def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
     import torch
 
-    from benchmarks.gpu.cases import SMALL, all_cases
     from benchmarks.gpu.compiled import compiling_only, examine
+    from benchmarks.kernels.cases import SMALL, all_cases
 
     rows = []
     for capability in capabilities:
         seen = set()
-        with compiling_only(capability) as made:
+        with compiling_only(capability) as made, _as_on_a_gpu():
             for case in all_cases(SMALL, torch.bfloat16, torch.device("cpu")):
                 case.run()
                 for kernel in [kernel for kernel in made if kernel.hash not in seen]:
@@ -286,7 +324,7 @@ def _seconds(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value * 1e6:.1f} µs"
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
 
 

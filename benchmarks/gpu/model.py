@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.gpu.timing import Roofline
+from benchmarks.kernels.timing import Roofline
 from exegpt.model import BYTES, ModelSpec
 from exegpt.models import random_model
 from exegpt.models.device import free_memory

@@ -42,8 +42,8 @@ def bench(
 ) -> None:
     """Run requests under a schedule, and under other policies' best ones, beside what was predicted for them.
 
-    Peers serve the same requests unbounded: --peers transformers is its `generate` in static batches and its continuous
-    batching.
+    Peers serve the same requests unbounded, on the same device: --peers transformers is its `generate` in static
+    batches and its continuous batching.
 
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
 
@@ -51,17 +51,13 @@ def bench(
     """
     from exegpt.cli import inputs, output
     from exegpt.cli.run import write_report
-    from exegpt.errors import InputError
     from exegpt.models.device import find_device
     from exegpt.request import Request
     from exegpt.schedule import Schedule
     from xrunner.ranks import job
 
     def ask() -> tuple[Any, ...]:
-        directory, given = inputs.model_directory(model), inputs.read_schedule(schedule)
-        named = peer_names(peers)
-        if named and kind != "cpu":
-            raise InputError(f"--peers {peers} are measured on the processor alone: add --device cpu, or leave it out.")
+        directory, given, named = inputs.model_directory(model), inputs.read_schedule(schedule), peer_names(peers)
         output.check_output(report)
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
         setting = _setting(directory, given, profile, ranks.size, kind)
@@ -78,7 +74,7 @@ def bench(
         done = compare_policies(asked.directory, asked.schedules, setting, wanted, repeats, ranks, there)
     if ranks.rank:
         return
-    others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats)]
+    others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats, there)]
     if report:
         write_report(report, f"{setting.model.name}: predicted beside measured", setting, done)
     if json:
@@ -104,10 +100,18 @@ def _print(done: "Sequence[Comparison]", others: "Sequence[dict[str, Any]]") -> 
     output.table(COMPARISON_COLUMNS, comparison_rows(done))
     if others:
         rows = [
-            [row["peer"], row["setting"], output.number(row["tokens_s"]), f"{row['ratio']:.2f}", f"{row['alike']:.1%}"]
+            [
+                row["peer"],
+                row["setting"],
+                output.number(row["tokens_s"]),
+                output.seconds(row["latency_s"]),
+                f"{row['ratio']:.2f}",
+                f"{row['alike']:.1%}",
+            ]
             for row in others
         ]
-        output.table(["peer", "setting", "tok/s", f"{done[0].schedule.policy} over it", "tokens alike"], rows)
+        over = f"{done[0].schedule.policy} over it"
+        output.table(["peer", "setting", "tok/s", "latency of the bound", over, "tokens alike"], rows)
 
 
 @dataclass(frozen=True)
@@ -148,26 +152,41 @@ def peer_names(text: str | None) -> tuple[str, ...]:
 
 
 def serve_with(
-    name: str, directory: Path, requests: "list[Request]", done: "list[Comparison]", repeats: int
+    name: str,
+    directory: Path,
+    requests: "Sequence[Request]",
+    done: "list[Comparison]",
+    repeats: int,
+    device: "torch.device",
 ) -> list[dict[str, Any]]:
     """What a peer does with the same weights and requests, the median of as many runs: its useful output tokens per
-    second, how many times that the first schedule gave, and the share of the tokens that are the same.
+    second, the bound's latency, how many times its tokens the first schedule gave, and the share of them that is the
+    same.
     """
-    import statistics
-
     from exegpt.cli import output, peers
+    from exegpt.served import summarise
 
-    ours = {result.id: list(result.output_ids) for result in done[0].results}
+    first = done[0]
+    ours = {result.id: list(result.output_ids) for result in first.results}
     tokens = sum(map(len, ours.values()))
-    model, rows = peers.load(directory), []
+    model, rows = peers.load(directory, first.schedule.dtype, device), []
     for way, serve in peers.WAYS.items():
         output.note(f"{name}: {way} …")
-        runs = [serve(model, requests) for _ in range(repeats)]
-        outputs = {request.id: made for request, made in zip(requests, runs[0][1], strict=True)}
+        runs = sorted((serve(model, requests) for _ in range(repeats)), key=lambda run: run.seconds)
+        middle = runs[(repeats - 1) // 2]
+        outputs = {request.id: made for request, made in zip(requests, middle.outputs, strict=True)}
         same = sum(a == b for key, own in ours.items() for a, b in zip(own, outputs[key], strict=False))
-        rate = tokens / statistics.median(seconds for seconds, _ in runs)
-        ratio = done[0].measured.throughput_tok_s / rate
-        rows.append({"peer": name, "setting": way, "tokens_s": rate, "ratio": ratio, "alike": same / tokens})
+        measured = summarise(middle.served, middle.seconds, first.schedule.bound)
+        rows.append(
+            {
+                "peer": name,
+                "setting": way,
+                "tokens_s": middle.tokens_s,
+                "latency_s": measured.latency_s,
+                "ratio": first.measured.throughput_tok_s / middle.tokens_s,
+                "alike": same / tokens,
+            }
+        )
     return rows
 
 

@@ -14,9 +14,10 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import model, timing
-from benchmarks.gpu.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
-from benchmarks.gpu.check import check
+from benchmarks.gpu import model
+from benchmarks.kernels import timing
+from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
+from benchmarks.kernels.check import check
 from exegpt import document
 from exegpt.kernels.gpu import INTERPRETED
 from exegpt.model import ModelSpec
@@ -64,9 +65,10 @@ def test_a_kernel_that_fails_is_told_beside_the_others(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("out of resources\nand more")
 
-    monkeypatch.setattr("benchmarks.gpu.cases.gated_gpu", broken)
-    monkeypatch.setattr("benchmarks.gpu.cases.all_cases", row_cases)
-    rows = gpu._check(TINY, CPU)
+    monkeypatch.setattr("exegpt.kernels.swiglu_gpu.gated_gpu", broken)
+    monkeypatch.setattr("benchmarks.kernels.cases.all_cases", row_cases)
+    with gpu._as_on_a_gpu():
+        rows = gpu._check(TINY, CPU)
     failed = [row for row in rows if "failed" in row]
     assert [row["case"] for row in failed] == ["SwiGLU", "GEGLU"] * 2
     assert {row["failed"] for row in failed} == {"RuntimeError: out of resources"}
@@ -85,8 +87,9 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
 
     monkeypatch.setattr(timing, "device_seconds", clock)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr("benchmarks.gpu.peers.sdpa_kernel", lambda backend: torch.no_grad())
-    times = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() + 1e6)
+    monkeypatch.setattr("benchmarks.kernels.peers.sdpa_kernel", lambda backend: torch.no_grad())
+    with gpu._as_on_a_gpu():
+        times = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() + 1e6)
     assert len(times) == len(list(all_cases(TINY, torch.float16, CPU)))
     for row in times:
         assert row["seconds"] > 0 and row["share"] > 0
@@ -103,9 +106,8 @@ def test_a_peer_that_fails_says_why(monkeypatch):
     def broken():
         raise ValueError("no such backend\nat all")
 
-    monkeypatch.setattr(timing, "device_seconds", lambda function: function() or 0.5)
     case = Case("one", "1", "torch.float16", lambda: None, lambda: None, 10, peers=lambda: {"theirs": broken})
-    timed = timing.time_case(case, timing.Roofline(100.0, 1.0))
+    timed = timing.time_case(case, timing.Roofline(100.0, 1.0), lambda function: function() or 0.5)
     assert timed.peers == {"theirs": "ValueError: no such backend"} and timed.share == pytest.approx(0.2)
 
 

@@ -9,14 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import peers
-from exegpt.kernels import attention, norm, rotary, sampling, swiglu
-from exegpt.kernels.attention_gpu import attention_gpu
-from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
-from exegpt.kernels.norm_gpu import norm_gpu
-from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
-from exegpt.kernels.sampling_gpu import sample_gpu
-from exegpt.kernels.swiglu_gpu import gated_gpu
+from benchmarks.kernels import peers
+from exegpt.kernels import attention, kv_blocks, norm, rotary, sampling, swiglu
 
 Make = Callable[[], Any]
 """Gives a tensor, or several."""
@@ -125,6 +119,20 @@ TINY = Sizes(
     blocks=3,
 )
 """For the interpreter."""
+PROCESSOR = Sizes(
+    heads=Heads(8, 4, 64),  # the demo's model
+    other_heads=(Heads(32, 8, 128), Heads(12, 12, 64)),
+    prompts=(4, 256),
+    pieces=((128, 37, 1, 1, 1, 60), (512, 37, 300, 700, 3, 222)),
+    decoding=((1, 1024), (16, 256), (64, 512)),
+    window=128,
+    hidden=512,
+    ffn=1408,
+    vocab=32000,
+    rows=64,
+    layers=8,
+    blocks=64,
+)
 
 
 def fitting(sizes: Sizes, memory: int, itemsize: int) -> Sizes:
@@ -194,7 +202,8 @@ def _attention(
             return {}
         queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)
         k, v = (torch.randn(sequences, heads.kv, contexts[0], heads.size, dtype=dtype, device=device) for _ in "kv")
-        return peers.attention(queries, k, v, flex)
+        paged = peers.gathered(queries, torch.randn_like(values), values, tables, contexts[0])
+        return peers.attention(queries, k, v, flex) | {"gathered, SDPA": paged}
 
     pairs, read = 0, 0
     for new, context in zip(news, contexts, strict=True):
@@ -205,7 +214,7 @@ def _attention(
         name,
         f"{shape}, {heads}",
         str(dtype),
-        lambda: attention_gpu(*batch, out, **options),
+        lambda: attention.attention(*batch, out, **options),
         lambda: attention.attention_reference(*batch, **options),
         2 * q.element_size() * heads.size * (heads.query * tokens + heads.kv * read),
         4 * heads.query * heads.size * pairs,
@@ -225,29 +234,30 @@ def row_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterato
     x, before = (torch.randn(sizes.rows, sizes.hidden, dtype=dtype, device=device) for _ in range(2))
     weight, bias = (torch.randn(sizes.hidden, dtype=dtype, device=device) for _ in range(2))
     residual = before.clone()
-    yield _norm("RMSNorm", norm.rms_norm_reference, x, (weight,), None, before)
-    yield _norm("RMSNorm, residual", norm.rms_norm_reference, x, (weight,), residual, before)
-    yield _norm("LayerNorm, residual", norm.layer_norm_reference, x, (weight, bias), residual, before)
+    rms, layer = (norm.rms_norm, norm.rms_norm_reference), (norm.layer_norm, norm.layer_norm_reference)
+    yield _norm("RMSNorm", rms, x, (weight,), None, before)
+    yield _norm("RMSNorm, residual", rms, x, (weight,), residual, before)
+    yield _norm("LayerNorm, residual", layer, x, (weight, bias), residual, before)
     wide = torch.randn(sizes.rows, 2 * sizes.ffn, dtype=dtype, device=device)
-    yield _gate("SwiGLU", swiglu.swiglu_reference, wide, 1.0, 0.0)
-    yield _gate("GEGLU", swiglu.geglu_reference, wide, swiglu.SLOPE, swiglu.BEND)
+    yield _gate("SwiGLU", swiglu.swiglu, swiglu.swiglu_reference, wide)
+    yield _gate("GEGLU", swiglu.geglu, swiglu.geglu_reference, wide)
 
 
 def _norm(
     name: str,
-    function: Make,
+    functions: tuple[Callable[..., Any], Callable[..., Any]],
     x: torch.Tensor,
     weights: tuple[torch.Tensor, ...],
     residual: torch.Tensor | None,
     before: torch.Tensor,
 ) -> Case:
-    weight, bias = (*weights, None)[:2]
+    kernel, plain = functions
 
     def run() -> Any:
-        return norm_gpu(x, weight, bias, 1e-5, residual), residual
+        return kernel(x, *weights, 1e-5, residual), residual
 
     def reference() -> Any:
-        return function(x, *weights, 1e-5, residual), residual
+        return plain(x, *weights, 1e-5, residual), residual
 
     def prepare() -> None:
         if residual is not None:
@@ -258,9 +268,9 @@ def _norm(
     return Case(name, shape, str(x.dtype), run, reference, moved, peers=lambda: peers.plain(reference), prepare=prepare)
 
 
-def _gate(name: str, function: Make, wide: torch.Tensor, slope: float, bend: float) -> Case:
+def _gate(name: str, kernel: Callable[..., Any], plain: Callable[..., Any], wide: torch.Tensor) -> Case:
     def reference() -> torch.Tensor:
-        return function(wide)
+        return plain(wide)
 
     moved = wide.numel() * wide.element_size() * 3 // 2
     shape = f"{wide.shape[0]} × {wide.shape[1] // 2}"
@@ -268,7 +278,7 @@ def _gate(name: str, function: Make, wide: torch.Tensor, slope: float, bend: flo
         name,
         shape,
         str(wide.dtype),
-        lambda: gated_gpu(wide, slope, bend),
+        lambda: kernel(wide),
         reference,
         moved,
         peers=lambda: peers.plain(reference),
@@ -297,7 +307,7 @@ def _rotation(heads: Heads, tokens: int, dtype: torch.dtype, device: torch.devic
     arguments = (q, k, v, positions, angles.cos(), angles.sin(), keys, values, slots)
 
     def run() -> Any:
-        rotate_and_write_gpu(*arguments)
+        rotary.rotate_and_write(*arguments)
         return q, keys, values
 
     def reference() -> Any:
@@ -325,17 +335,14 @@ def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iter
     order = torch.randperm(3 * count, device=device)
     sources, targets = order[:count], order[count : 2 * count]
     buffer = torch.randn(len(cache), count, cache[0][0].numel(), device=device).to(dtype)
-    parts = list(buffer)
 
     def prepare() -> None:
         for tensor, old in zip(cache, before, strict=True):
             tensor.copy_(old)
 
-    def case(name: str, copied: tuple[Any, ...], plain: Callable[[torch.Tensor, torch.Tensor], Any]) -> Case:
-        written = copied[1]
-
+    def case(name: str, copy: Make, written: Any, plain: Callable[[torch.Tensor, torch.Tensor], Any]) -> Case:
         def run() -> Any:
-            copy_blocks_gpu(*copied)
+            copy()
             return written
 
         def reference() -> Any:
@@ -357,17 +364,20 @@ def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iter
 
     yield case(
         "blocks, gather",
-        (cache, parts, sources, None),
+        lambda: kv_blocks.gather_blocks(cache, sources, buffer),
+        list(buffer),
         lambda tensor, part: torch.index_select(tensor.flatten(1), 0, sources, out=part),
     )
     yield case(
         "blocks, scatter",
-        (parts, cache, None, targets),
+        lambda: kv_blocks.scatter_blocks(buffer, cache, targets),
+        cache,
         lambda tensor, part: tensor.flatten(1).index_copy_(0, targets, part),
     )
     yield case(
         "blocks, move",
-        (cache, cache, sources, targets),
+        lambda: kv_blocks.move_blocks(cache, sources, targets),
+        cache,
         lambda tensor, part: tensor.index_copy_(0, targets, tensor.index_select(0, sources)),
     )
 
@@ -395,7 +405,7 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
         )
 
         def run(how: sampling.Sampling = how) -> torch.Tensor:
-            return sample_gpu(logits, how)
+            return sampling.sample(logits, how)
 
         def reference(how: sampling.Sampling = how) -> torch.Tensor:
             return sampling.sample_reference(logits, how)

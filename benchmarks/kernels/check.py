@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases import Case
+from benchmarks.kernels.cases import Case
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _NEAR_TIES = 0.01

@@ -1,17 +1,19 @@
 """Seconds of device time, and what this device reaches at most: its copy bandwidth and its matrix rate."""
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases import Case
+from benchmarks.kernels.cases import Case
+from xprofiler import machine
 
 _RUNS = 21
 _FLUSH_BYTES = 256 * 2**20
-"""More than any GPU's cache: what a kernel reads lies in memory again before each run."""
+"""More than any cache: what a kernel reads lies in memory again before each run."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Timed:
 
 
 def measure_roofline(dtype: torch.dtype, device: torch.device) -> Roofline:
-    """Copy 2 GiB, and multiply square matrices of 8192."""
+    """Copy 2 GiB, and multiply square matrices of 8192; on the processor, what the profiler says of it in float32."""
+    if device.type == "cpu":
+        return Roofline(machine.read_bandwidth_bytes_s(), machine.matrix_flops_s())
     return Roofline(_bandwidth(device), _matrix_rate(dtype, device))
 
 
@@ -51,13 +55,13 @@ def _matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * 8192**3 / device_seconds(lambda: a @ b)
 
 
-def time_case(case: Case, roofline: Roofline) -> Timed:
-    """Time a case and its peers. A peer that fails says why; the kernel itself may not."""
-    seconds = device_seconds(case.run)
+def time_case(case: Case, roofline: Roofline, clock: Callable[[Callable[[], Any]], float]) -> Timed:
+    """Time a case and its peers by a clock of below. A peer that fails says why; the kernel itself may not."""
+    seconds = clock(case.run)
     others: dict[str, float | str] = {}
     for name, peer in case.peers().items():
         try:
-            others[name] = device_seconds(peer)
+            others[name] = clock(peer)
         except Exception as error:  # a peer's, whatever it is: reported in its place
             others[name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
     bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate)
@@ -85,3 +89,17 @@ def device_seconds(function: Callable[[], Any]) -> float:
         end.record()
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
+
+
+def processor_seconds(function: Callable[[], Any]) -> float:
+    """Median time on the processor, with a cold cache."""
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8)
+    for _ in range(2):
+        function()
+    times = []
+    for _ in range(_RUNS):
+        flush.zero_()
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

@@ -19,22 +19,40 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool) -> 
     """Causal attention of q over contiguous k and v [sequences, heads, tokens, head_size]; one token in q sees all."""
     causal, grouped = q.shape[2] > 1, q.shape[1] != k.shape[1]
 
+    def attend() -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
     def by(backend: SDPBackend) -> Make:
-        def attend() -> torch.Tensor:
+        def attend_by() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+                return attend()
 
-        return attend
+        return attend_by
 
-    made = {"SDPA flash": by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
+    made = {"SDPA": attend}
+    if q.is_cuda:
+        made = {"SDPA flash": by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
     if flex:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         length, device = q.shape[2], str(q.device)
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device) if causal else None
-        attend = _compile(flex_attention)
-        made["FlexAttention"] = lambda: attend(q, k, v, block_mask=mask, enable_gqa=grouped)
+        compiled = _compile(flex_attention)
+        made["FlexAttention"] = lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
     return made
+
+
+def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, context: int) -> Make:
+    """SDPA of q [sequences, heads, tokens, head_size] over paged keys and values [blocks, heads, block_size,
+    head_size], whose blocks are first brought together, as transformers' continuous batching does.
+    """
+    causal, grouped, blocks = q.shape[2] > 1, q.shape[1] != keys.shape[1], tables.long()
+
+    def attend() -> torch.Tensor:
+        k, v = (cache[blocks].transpose(1, 2).flatten(2, 3)[:, :, :context] for cache in (keys, values))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    return attend
 
 
 def sorted_sampling(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> Make:

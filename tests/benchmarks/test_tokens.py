@@ -1,0 +1,48 @@
+"""Tokens beside transformers', on two ranks of the processor, and differences that are found."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from benchmarks import tokens
+from benchmarks.gpu import __main__ as gpu
+from exegpt.models.device import PROCESSOR
+from exegpt.request import Result
+
+SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
+
+
+def test_two_ranks_give_transformers_tokens(monkeypatch):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    rows = tokens.run_two_ranks(5, 0, PROCESSOR, ("llama",), SIZES)
+    assert [row.policy for row in rows] == ["rra, two stages", "orca, TP 2", "waa"]
+    for row in rows:
+        assert row.requests == 5 and row.tokens > 10 and not row.differences
+
+
+def test_another_token_is_a_difference_unless_it_is_a_near_tie():
+    def results(*ids):
+        return [Result("a", 1, ids, "length", 0.0, 0.0, 0.0, 0.0)]
+
+    wanted = {"a": ([1, 2, 3], [0.5, 1e-6, 0.5])}
+    for ids, compared, ties, differences in (((1, 2, 3), 3, 0, 0), ((1, 9, 3), 1, 1, 0), ((9, 2, 3), 0, 0, 1)):
+        row = tokens.compare("llama", "rra", results(*ids), wanted)
+        assert (row.tokens, row.near_ties, row.differences) == (compared, ties, differences)
+
+
+def test_where_there_is_no_mpi_it_is_said(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.job.has_mpi", lambda: False)
+    assert gpu._two_ranks(PROCESSOR) == [{"left_out": "no mpirun or no mpi4py"}]
+    assert "left out for lack of mpirun" in capsys.readouterr().out
+
+
+def test_a_job_that_fails_is_told(capsys):
+    def broken():
+        raise SystemExit("there is no mpirun")
+
+    assert gpu._compared(broken) == [{"failed": "SystemExit: there is no mpirun"}]
+    assert "there is no mpirun" in capsys.readouterr().out
