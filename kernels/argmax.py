@@ -24,16 +24,21 @@ def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
+@njit
+def place_of_greatest(line):  # type: ignore[no-untyped-def]
+    """The place of a line's greatest value, the first where several are equal."""
+    # The greatest of each piece in vector registers, then the place in the winning piece alone.
+    top, first = line[0], 0
+    for start in range(0, len(line), _PIECE):
+        value = greatest(line[start : start + _PIECE])
+        if value > top:
+            top, first = value, start
+    while first < len(line) - 1 and line[first] != top:
+        first += 1
+    return first
+
+
 @njit(["void(float32[:, ::1], int64[::1])"], parallel=True, cache=True)
 def _argmax(logits, out):  # type: ignore[no-untyped-def]
-    # The greatest of each piece in vector registers, then the place in the winning piece alone.
     for row in prange(len(logits)):
-        line = logits[row]
-        top, first = line[0], 0
-        for start in range(0, len(line), _PIECE):
-            value = greatest(line[start : start + _PIECE])
-            if value > top:
-                top, first = value, start
-        while first < len(line) - 1 and line[first] != top:
-            first += 1
-        out[row] = first
+        out[row] = place_of_greatest(logits[row])

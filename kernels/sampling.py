@@ -14,6 +14,7 @@ import torch
 from numba import njit, prange
 
 from exegpt.kernels import device
+from exegpt.kernels.argmax import place_of_greatest
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import follow_torch
@@ -117,6 +118,13 @@ _W0, _W1 = (np.uint64(w) for w in WEYL)
 _MASK, _HALF = np.uint64(_LOW), np.uint64(32)
 _SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32(_MOST)
 _GROUPS = 256
+_PIECE = 64
+"""Logits of which the greatest is kept."""
+_SUMMED = 1024
+_FEW = 8
+"""Below this share of the vocabulary tokens are drawn one by one: eight at a time take as long as one."""
+_LOWEST = np.float32(np.finfo(np.float32).min)
+"""Below all but minus infinity, which is never drawn."""
 _MARGIN = np.float32(1 + 1e-4)
 """More than the relative error of `exponential.exp`."""
 
@@ -163,36 +171,91 @@ def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _least_kept(x, top, least, k, wanted):  # type: ignore[no-untyped-def]
-    """The greatest of x for which it and all above are at least k and have the mass `wanted`, in units of `top`'s.
+def _draw_of(x, places, seed, position):  # type: ignore[no-untyped-def]
+    """`_draw` of a few tokens."""
+    v = np.empty((4, 1), np.float32)
+    best, token = np.float32(-np.inf), 0
+    for t in places:
+        _uniform(seed, position, t // 4, v)
+        score = x[t] - np.log(_arrival_time(v[t & 3, 0]))
+        if score > best:
+            best, token = score, t
+    return token
 
-    By bisection between values of x, of which only those that are still in question are looked at; `least` is known to
-    do.
+
+@njit(error_model="numpy")
+def _piece_tops(x):  # type: ignore[no-untyped-def]
+    """The greatest value of each piece of x."""
+    tops = np.empty(-(-len(x) // _PIECE), np.float32)
+    for piece in range(len(tops)):
+        tops[piece] = greatest(x[piece * _PIECE : (piece + 1) * _PIECE])
+    return tops
+
+
+@njit(error_model="numpy")
+def _places(x, tops, least):  # type: ignore[no-untyped-def]
+    """Where x is at least so much, by looking into the pieces whose tops are."""
+    places, count = np.empty(len(x), np.int32), 0
+    for piece in range(len(tops)):
+        if tops[piece] >= least:
+            for place in range(piece * _PIECE, min((piece + 1) * _PIECE, len(x))):
+                if x[place] >= least:
+                    places[count] = place
+                    count += 1
+    return places[:count]
+
+
+@njit(error_model="numpy")
+def _kth_greatest(x, tops, k):  # type: ignore[no-untyped-def]
+    """The k-th greatest value of x, or its least finite one: k pieces have a value that is no less than the k-th of
+    their tops."""
+    bound = np.sort(tops)[len(tops) - k] if k <= len(tops) else _LOWEST
+    return _least_kept(x[_places(x, tops, max(bound, _LOWEST))], k, 0.0)
+
+
+@njit(error_model="numpy")
+def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
+    """The greatest value for which it and all above are at least k and have the mass `wanted`, in units of the
+    greatest's; the least where none does. By bisection between values, of which only those that are still in question
+    are looked at.
     """
-    open_values = x[(x >= least) & (x <= top)]
-    low, high = least, top
+    low, high = values.min(), values.max()
+    top = high
     above, mass_above = 0, np.float64(0)
     while low < high:
         pivot = low + (high - low) * np.float32(0.5)
         if not pivot > low:
             pivot = high
-        kept = open_values[open_values >= pivot]
-        mass = mass_above
-        for value in kept:
-            mass += exp(value - top)
+        kept = values[values >= pivot]
+        mass = mass_above + _mass(kept, top)
         if above + len(kept) >= k and mass >= wanted:
-            open_values, low = kept, kept.min()
+            values, low = kept, kept.min()
         else:
-            open_values = open_values[open_values < pivot]
-            above, mass_above, high = above + len(kept), mass, open_values.max()
+            values = values[values < pivot]
+            above, mass_above, high = above + len(kept), mass, values.max()
     return low
 
 
 @njit(error_model="numpy")
-def _mass(x, top, least):  # type: ignore[no-untyped-def]
+def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
+    """The greatest value for which it and all above have this share of the mass of those that are at least `least`."""
+    top = greatest(tops)
+    values = x if least == _LOWEST else x[_places(x, tops, least)]
+    mass = _mass(values, top)
+    # All of the values below this have no more mass together than is left out, rounded or not.
+    negligible = top + np.float32(np.log(0.99 * (1 - share) * mass / len(values)))
+    return _least_kept(x[_places(x, tops, max(least, negligible))], 0, share * mass)
+
+
+@njit(fastmath=True, error_model="numpy")
+def _mass(values, top):  # type: ignore[no-untyped-def]
+    """The sum of e^(value - top), in float32 where few are added."""
     total = np.float64(0)
-    for value in x[x >= least]:
-        total += exp(value - top)
+    for begin in range(0, len(values), _SUMMED):
+        part = np.float32(0)
+        for i in range(begin, min(begin + _SUMMED, len(values))):
+            part += exp(values[i] - top)
+        total += part
     return total
 
 
@@ -208,20 +271,27 @@ def _mass(x, top, least):  # type: ignore[no-untyped-def]
 def _sample(logits, temperature, top_k, top_p, penalty, seed, position, history, out):  # type: ignore[no-untyped-def]
     vocab = logits.shape[1]
     for row in prange(len(logits)):
-        x = logits[row].copy()
-        for token in history[row]:
-            if token >= 0:
-                value = logits[row, token]
-                x[token] = value * penalty[row] if value < 0 else value / penalty[row]
+        x = logits[row]
+        if penalty[row] != 1:
+            x = x.copy()
+            for token in history[row]:
+                if token >= 0:
+                    value = logits[row, token]
+                    x[token] = value * penalty[row] if value < 0 else value / penalty[row]
         if temperature[row] == 0:
-            out[row] = np.argmax(x)
+            out[row] = place_of_greatest(x)
             continue
-        x /= temperature[row]
-        top, least = greatest(x), -greatest(-x)
-        if least == -np.inf and top > least:
-            least = x[x > -np.inf].min()
+        x = x / temperature[row]
+        tops, least = _piece_tops(x), _LOWEST
+        if greatest(tops) == -np.inf:
+            out[row] = 0
+            continue
         if 0 < top_k[row] < vocab:
-            least = _least_kept(x, top, least, top_k[row], 0.0)
+            least = _kth_greatest(x, tops, top_k[row])
         if top_p[row] < 1:
-            least = _least_kept(x, top, least, 0, top_p[row] * _mass(x, top, least))
-        out[row] = _draw(x, least, seed[row], position[row])
+            least = _least_of_share(x, tops, least, top_p[row])
+        places = _places(x, tops, least) if least > _LOWEST else np.empty(vocab, np.int32)
+        if len(places) < vocab // _FEW:
+            out[row] = _draw_of(x, places, seed[row], position[row])
+        else:
+            out[row] = _draw(x, least, seed[row], position[row])

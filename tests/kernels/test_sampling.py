@@ -77,6 +77,15 @@ def test_kernel_and_reference_choose_alike(rows, vocab, seed):
     assert sample(logits, how).tolist() == sample_reference(logits, how).tolist()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_many_pieces_of_equal_and_of_ruled_out_logits(seed):
+    """Steps of an eighth: many are equal to the k-th, and shares of the mass are met at the same place."""
+    logits, how = mixed(8, 5003, seed)
+    logits = (logits * 8).round() / 8
+    logits[:, torch.randperm(5003, generator=torch.Generator().manual_seed(seed))[:2000]] = -torch.inf
+    assert sample(logits, how).tolist() == sample_reference(logits, how).tolist()
+
+
 @pytest.mark.parametrize(
     ("vocab", "dtype"), [(1, torch.float32), (130, torch.bfloat16), (130, torch.float16), (9001, torch.float32)]
 )
