@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.kernels import peers
 from exegpt.kernels import attention, kv_blocks, norm, rotary, sampling, swiglu
+from exegpt.models.cache import scattered_zeros
 
 Make = Callable[[], Any]
 """Gives a tensor, or several."""
@@ -187,8 +188,8 @@ def _attention(
     sequences, tokens = len(news), sum(news)
     q = torch.randn(tokens, heads.query, heads.size, dtype=dtype, device=device)
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
-    keys = torch.randn(sum(needed), heads.kv, heads.size, BLOCK_SIZE, dtype=dtype, device=device)
-    values = torch.randn(sum(needed), heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
+    shapes = (heads.size, BLOCK_SIZE), (BLOCK_SIZE, heads.size)
+    keys, values = (scattered_zeros((sum(needed), heads.kv, *shape), dtype, device).normal_() for shape in shapes)
     order = torch.randperm(sum(needed)).int()
     tables = torch.nn.utils.rnn.pad_sequence(order.split(needed), batch_first=True).to(device)
     offsets = torch.tensor([0, *news]).cumsum(0).int().to(device)
