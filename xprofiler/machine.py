@@ -3,6 +3,7 @@
 import os
 import platform
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.cluster import ClusterSpec, DeviceSpec, local_cluster
@@ -14,16 +15,21 @@ if TYPE_CHECKING:
 _GPU_MEMORY_FRACTION = 0.9
 
 
+_CPUINFO = Path("/proc/cpuinfo")
+_GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+"""What tells apart processors that a cloud gives one name, such as "AMD EPYC": of x86, then of Arm."""
+
+
 def processor() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name and generation as the system tells them."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        lines = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
+        lines = []  # not Linux
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    generation = ", ".join(f"{key} {facts[key]}" for key in _GENERATION if key in facts)
+    return f"{name} ({generation})" if generation else name
 
 
 def local(device: "torch.device") -> ClusterSpec:
