@@ -8,7 +8,7 @@ from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
-from xsimulator.outcome import Outcome, estimate_of, memory_share
+from xsimulator.outcome import Outcome, estimate_of
 from xsimulator.policies import rra, waa
 from xsimulator.scenario import Scenario
 
@@ -78,7 +78,7 @@ def candidates(
     def simulate(values: Values) -> Evaluation:
         where, found = space.where, space.outcome(values)
         beyond = resident(space, values) / widest if widest else 0.0
-        figures = (memory_share(where, found), beyond, *limits.figures(where, found))
+        figures = (limits.memory(where, found), beyond, *limits.figures(where, found))
         tokens = where.replicas * where.workload.output.mean
         return Evaluation(found.throughput * tokens, figures, found.crest * tokens, found.falls)
 

@@ -18,7 +18,7 @@ from xsimulator.allocation import (
     side_stages,
     uniform_layouts,
 )
-from xsimulator.outcome import Outcome, latencies, per_token, ttft_p99
+from xsimulator.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
 from xsimulator.scenario import Scenario
 
 ENCODE_PIECES = (1, 2, 4)
@@ -53,6 +53,8 @@ class Limits:
     """On the 99th percentile."""
     resident: int | None = None
     """The most sequences decoded at once, by one replica."""
+    kv_blocks: int | None = None
+    """The most blocks of a pool, where a cache is there already."""
 
     def constraints(self, variables: int) -> tuple[Constraint, ...]:
         """Memory first; latencies and memory rise with every oriented variable."""
@@ -60,6 +62,11 @@ class Limits:
         bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
         made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
         return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
+
+    def memory(self, scenario: Scenario, outcome: Outcome) -> float:
+        """The fullest device's use over what may be used, or the cache's."""
+        share = memory_share(scenario, outcome)
+        return max(share, outcome.demand.blocks / self.kv_blocks) if self.kv_blocks else share
 
     def latency(self, scenario: Scenario, outcome: Outcome) -> float:
         """The latency that `latency_s` bounds."""

@@ -21,7 +21,6 @@ from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
 from xscheduler.space import Point
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.outcome import memory_share
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
 
@@ -48,6 +47,7 @@ def tune(
     kv_dtype: str | None = None,
     fixed: dict[str, int] | None = None,
     most_resident: int | None = None,
+    kv_blocks: int | None = None,
     tail: bool = True,
     steady_state: Form = "exact",
     variation: bool = True,
@@ -59,16 +59,16 @@ def tune(
     groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
-    control variables by hand; `most_resident` caps the sequences that one replica decodes at once; `encode_pieces` are
-    the encoding micro-batches per stage that are tried. With `tail`, a bound on the 99th-percentile length holds for
-    the 99.9th too: a schedule whose last phase ends just there would miss it for the next longer request (the paper
-    has none). `steady_state` and `variation` as in `xsimulator.estimate`. `lowest_latency` asks
-    for it where a schedule was found, too.
+    control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
+    blocks that they hold; `encode_pieces` are the encoding micro-batches per stage that are tried. With `tail`, a bound
+    on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it
+    for the next longer request (the paper has none). `steady_state` and `variation` as in
+    `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
     _check(policies, fixed or {})
-    limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident)
+    limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
     base = Scenario(
         model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
     )
@@ -207,7 +207,7 @@ def _of(family: CandidateFamily) -> Members:
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     found = space.outcome(space.values(space.lowest))
-    return limits.latency(space.where, found) if memory_share(space.where, found) <= 1.0 else math.inf
+    return limits.latency(space.where, found) if limits.memory(space.where, found) <= 1.0 else math.inf
 
 
 def _why_infeasible(policy: str, made: Members, question: Question) -> str:
