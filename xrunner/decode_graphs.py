@@ -39,6 +39,7 @@ class DecodeGraphs:
         if width > self._width:
             self._width = width
             self._graphs.clear()
+            self._gpu.begin_graphs()
         for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
             if size not in self._graphs:
                 padding = self._padded(_nothing(self._model), size)

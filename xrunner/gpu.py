@@ -21,13 +21,14 @@ class Moment(Protocol):
 
 
 class Gpu:
-    """A CUDA device."""
+    """A CUDA device, the current one where it has no number; from now on it is the current one of this thread."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        torch.cuda.set_device(device)
-        self._beside = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._beside = torch.cuda.Stream(self.device)
+        self.begin_graphs()
 
     def pinned(self, count: int) -> torch.Tensor:
         """So many bytes of the host's memory that copies reach directly. Freed, it is used again when they are done."""
@@ -54,14 +55,18 @@ class Gpu:
                 tensor.record_stream(self._beside)
         return moment
 
+    def begin_graphs(self) -> None:
+        """Let graphs that are captured from now on share their memory, with none from before: once all that shared some
+        are gone, torch refuses to capture another one into it.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
+
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """`compute` as a graph: what is returned queues the same kernels on the same tensors, by one call."""
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # what is done the first time only must not be captured
-                compute()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        # What is done the first time only must not be captured. On the computing stream, since cuBLAS keeps memory for
+        # every stream that it has been used on.
+        for _ in range(2):
+            compute()
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process, such as those that watch over NCCL, may go on meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -13,7 +13,7 @@ class StandIn:
     device = PROCESSOR
 
     def __init__(self):
-        self.pins, self.queued, self.waited, self.captured, self.replayed = {}, [], 0, 0, 0
+        self.pins, self.queued, self.waited, self.begun, self.captured, self.replayed = {}, [], 0, 0, 0, 0
 
     def pinned(self, count):
         host = torch.empty(count, dtype=torch.uint8)
@@ -34,7 +34,11 @@ class StandIn:
     def moment(self):
         return Moment(self, len(self.queued))
 
+    def begin_graphs(self):
+        self.begun += 1
+
     def capture(self, compute):
+        assert self.begun, "graphs need memory that they share"
         self.captured += 1
         compute()
 

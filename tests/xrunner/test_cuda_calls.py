@@ -1,10 +1,12 @@
 """What `Gpu` asks of CUDA, in which order and on which stream, told by a device that isn't there."""
 
 import contextlib
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
 from xrunner.gpu import Gpu
 
@@ -16,12 +18,13 @@ def said(monkeypatch):
     """Everything that CUDA was asked for, in order."""
     said = []
     streams = ["computing"]
+    current_device, pools, into = [0], count(1), []
 
     class Stream:
         made = 0
 
         def __init__(self, device):
-            assert device == CUDA
+            assert device.index == current_device[-1]
             Stream.made += 1
             self.name = f"stream {Stream.made}"
 
@@ -40,7 +43,8 @@ def said(monkeypatch):
 
     @contextlib.contextmanager
     def graph(made, pool, capture_error_mode):
-        assert pool == "pool" and capture_error_mode == "thread_local"
+        assert capture_error_mode == "thread_local"
+        into.append(pool)
         streams.append("graph")
         yield
         streams.pop()
@@ -49,9 +53,14 @@ def said(monkeypatch):
         name = streams[-1]
         return SimpleNamespace(name=name, wait_stream=lambda other: said.append(f"{name} waits for {other.name}"))
 
+    def set_device(device):
+        current_device.append(_get_device_index(device))
+        said.append(f"device {current_device[-1]}")
+
     fakes = {
-        "set_device": lambda device: said.append(f"device {device.index}"),
-        "graph_pool_handle": lambda: "pool",
+        "set_device": set_device,
+        "current_device": lambda: current_device[-1],
+        "graph_pool_handle": lambda: next(pools),
         "Stream": Stream,
         "Event": Event,
         "stream": on,
@@ -61,7 +70,7 @@ def said(monkeypatch):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return SimpleNamespace(said=said, streams=streams)
+    return SimpleNamespace(said=said, streams=streams, into=into)
 
 
 class Tensor:
@@ -94,10 +103,24 @@ def test_a_copy_in_order_is_on_the_computing_stream(said):
     assert said.said == ["device 1", "copy on computing", "moment on computing"]
 
 
-def test_a_graph_is_captured_after_two_calls_on_a_stream_of_their_own(said):
+def test_a_device_without_a_number_is_the_current_one(said):
+    assert Gpu(torch.device("cuda")).device == torch.device("cuda", 0)
+    assert Gpu(CUDA).device == Gpu(torch.device("cuda")).device == CUDA
+
+
+def test_a_graph_is_captured_after_two_calls_on_the_stream_that_computes(said):
     gpu = Gpu(CUDA)
     replay = gpu.capture(lambda: said.said.append(f"compute on {said.streams[-1]}"))
-    calls = ["compute on stream 2", "compute on stream 2", "computing waits for stream 2", "compute on graph"]
-    assert said.said == ["device 1", "stream 2 waits for computing", *calls]
+    assert said.said == ["device 1", *["compute on computing"] * 2, "compute on graph"]
     replay()
     assert said.said[-1] == "replay"
+
+
+def test_graphs_share_no_memory_with_those_before_a_new_beginning(said):
+    gpu = Gpu(CUDA)
+    for _ in range(2):
+        gpu.begin_graphs()
+        for _ in range(3):
+            gpu.capture(lambda: None)
+    first, *others = said.into
+    assert others[:2] == [first] * 2 and others[2:] == [others[2]] * 3 and others[2] != first

@@ -1,5 +1,9 @@
 """The runner on a GPU, without one: its copies, graphs and scratch block over the processor's tensors."""
 
+import gc
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -86,11 +90,27 @@ def test_graphs_are_made_anew_for_longer_sequences(models):
     model, gpu = models["llama"], StandIn()
     plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
     engine = Engine(model, plan, gpu=gpu)
-    for lengths, made in (([(5, 4)] * 2, 2), ([(5, 4)], 2), ([(60, 4)] * 2, 4), ([(5, 4)] * 2, 4)):
+    for lengths, made, begun in (([(5, 4)] * 2, 2, 1), ([(5, 4)], 2, 1), ([(60, 4)] * 2, 4, 2), ([(5, 4)] * 2, 4, 2)):
         before = gpu.replayed
         want = run(model, plan, requests(lengths))[0]
         assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == want
-        assert gpu.captured == made and gpu.replayed == before + 3
+        assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 3)
+
+
+def test_graphs_are_gone_before_what_the_ranks_have_together(models):
+    """NCCL waits for graphs that hold its sums."""
+    model, seen = models["llama"], []
+    engine = Engine(model, cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12), gpu=StandIn())
+    engine.run(requests([(5, 4)] * 2))
+    graphs = weakref.ref(engine.worker.compute.graphs)
+    assert graphs()
+    engine.transport = SimpleNamespace(close=lambda: seen.append(graphs()))
+    gc.disable()  # what is gone at once, and not at some later moment
+    try:
+        engine.close()
+    finally:
+        gc.enable()
+    assert seen == [None]
 
 
 @needs_triton
