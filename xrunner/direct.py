@@ -41,7 +41,7 @@ class DirectTransport(Transport):
         places = [Place(schedule, rank) for rank in range(ranks.size)]
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
         try:
-            _join(ranks, backend)
+            join(ranks, backend)
             self._ways = {tag: dist.new_group(backend=backend) for tag in (STATES, CACHE)}
             groups = {ranks_: dist.new_group(ranks_, backend=backend) for ranks_ in sorted({p.group for p in places})}
             self._sums = groups[places[ranks.rank].group]
@@ -91,7 +91,7 @@ class DirectTransport(Transport):
         """Wait until all that was sent has gone. Nothing may be sent afterwards."""
         self.wait(lambda: not self._leaving)
         super().close()
-        for group in {self._sums, *self._ways.values()}:
+        for group in (*self._ways.values(), self._sums):  # in one order on every rank: they wait for each other
             dist.destroy_process_group(group)
 
     def _meet(self, met: list[tuple[int, int, int]], place: Place, device: torch.device) -> None:
@@ -117,7 +117,7 @@ def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _join(ranks: Ranks, backend: str) -> None:
+def join(ranks: Ranks, backend: str) -> None:
     """Make the ranks of the job known to torch.distributed, once in a process."""
     if dist.is_initialized():
         return

@@ -133,10 +133,10 @@ class Engine:
         self._cancelled.add(request_id)
 
     def close(self) -> None:
-        """Give back what the ranks have together, and this one's memory; nothing can be run any more."""
+        """Give back this rank's memory, and what the ranks have together; nothing can be run any more."""
+        del self.worker, self.model  # first: NCCL waits for ever for graphs that hold its sums
         if self.transport:
             self.transport.close()
-        del self.worker, self.model
 
     def run(
         self,
@@ -158,7 +158,8 @@ class Engine:
         warm_up(self.model, self.worker.cache, extent, self.worker.compute.graphs, self._since is not None)
         self.worker.begin(self._clock, extent.tokens)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
-        self.worker.now = lambda: self._clock() - zero
+        clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
+        self.worker.now = lambda: clock() - zero
         results: list[Result] = []
 
         def speak(result: Result) -> None:

@@ -206,6 +206,18 @@ def test_a_closed_engine_leaves_no_cache(models):
         gc.enable()
 
 
+def test_an_engine_that_nobody_holds_leaves_no_cache(models):
+    gc.disable()
+    try:
+        engine = Engine(models["llama"], schedule(models["llama"]))
+        engine.run(requests([(4, 2)]))
+        cache = weakref.ref(engine.worker.cache.keys[0])
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
 def test_no_requests(models):
     report = Engine(models["llama"], schedule(models["llama"])).run([])
     assert report.results == () and report.seconds == 0

@@ -1,6 +1,7 @@
 """A job's tokens are the same by the transports of GPUs as by host memory alone; which transport is taken."""
 
 import json
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -99,7 +100,7 @@ def test_devices_that_cannot_be_connected(monkeypatch):
     def broken(ranks, backend):
         raise RuntimeError("no route\nat all")
 
-    monkeypatch.setattr(direct, "_join", broken)
+    monkeypatch.setattr(direct, "join", broken)
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
     ranks = SimpleNamespace(rank=0, size=2, world=None)
     with pytest.raises(InputError, match=r"can't connect .*no route\).*EXEGPT_NCCL=0"):
@@ -131,3 +132,23 @@ def test_copies_leave_in_order():
 
 
 DONE = SimpleNamespace(Test=lambda: True)
+
+
+def test_ways_end_in_one_order_on_every_rank(monkeypatch):
+    ended = []
+    monkeypatch.setattr(dist, "destroy_process_group", ended.append)
+    transport = object.__new__(direct.DirectTransport)
+    transport._sending, transport._leaving, transport._group = deque(), deque(), None
+    transport.meanwhile = None
+    sums, states, cache = (OfHash(number) for number in (1, 2, 0))  # a set has them in another order
+    transport._sums, transport._ways = sums, {STATES: states, CACHE: cache}
+    transport.close()
+    assert ended == [states, cache, sums]
+
+
+class OfHash:
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
