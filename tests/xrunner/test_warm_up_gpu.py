@@ -1,13 +1,17 @@
 """The warm-up on a GPU: every form of a kernel that a run launches has been launched before, and so compiled."""
 
+import inspect
+
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
 from exegpt.kernels import device
+from exegpt.kernels.attention import attention
 from exegpt.models import load_model
 from exegpt.models.create import create_model
 from xrunner.assembly import Work
@@ -25,11 +29,30 @@ def forms(monkeypatch):
     seen = set()
 
     def launch(self, grid):
-        return lambda *args, **options: seen.add((self.__name__, repr(sorted(options.items()))))
+        return lambda *args, **options: seen.add((self.__name__, *kinds(self, args), repr(sorted(options.items()))))
 
     monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
     monkeypatch.setattr(KernelInterface, "__getitem__", launch)
     return seen
+
+
+def kinds(kernel, args):
+    """What Triton tells arguments apart by: tensors by their dtype and by whether they begin at a multiple of 16 bytes,
+    integers by their width and by whether they are 1 or a multiple of 16, unless the kernel forbids it.
+    """
+    told = {**vars(kernel), **vars(kernel).get("kwargs", {})}  # where it is interpreted, and where not
+    any_integer, anywhere = (told.get(f"do_not_specialize{what}") or () for what in ("", "_on_alignment"))
+
+    def kind(name, value):
+        if isinstance(value, torch.Tensor):
+            begins = value.storage_offset() * value.element_size()
+            return value.dtype, name in anywhere or begins % 16 == 0
+        if isinstance(value, int):
+            return value >= 2**31, name in any_integer or (value == 1, value % 16 == 0)
+        return type(value)
+
+    names = inspect.signature(kernel.fn).parameters  # the last ones' values are options
+    return [kind(name, value) for name, value in zip(names, args, strict=False)]
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +111,13 @@ def test_nothing_is_compiled_in_a_run(model, forms, reached, lengths, contexts, 
     before = set(forms)
     compute(piece(lengths, contexts), None)
     assert not forms - before
+
+
+def test_one_kernel_takes_tables_that_begin_anywhere(forms):
+    """A profile's are parts of one array."""
+    q, out = torch.zeros(2, 1, 4, 16, device=META)
+    keys = values = torch.zeros(9, 2, 16, 16, device=META)
+    counts = torch.zeros(2, dtype=torch.int32, device=META)
+    for table in torch.zeros(3, 3, dtype=torch.int32, device=META).split(1):
+        attention(q, keys, values, table, counts, counts[:1], out)
+    assert len(forms) == 1
