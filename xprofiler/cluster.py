@@ -14,15 +14,15 @@ from xrunner.ranks import Ranks
 
 
 def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = PROCESSOR) -> ClusterSpec:
-    """A device per rank, each with its share of its node's memory; its rates are those of the median rank while all
-    ranks compute. All ranks must call it (about a second).
+    """A device per rank: a GPU, or a share of its node's processors and memory. Its rates are those of the median rank
+    while all ranks compute. All ranks must call it (about a second).
     """
     local = machine.local(on)
     local = local if local.device.flops_s else machine.measured(local)
     devices = ranks.all(local.device, DeviceSpec)
     device = replace(
         local.device,
-        memory_bytes=min(device.memory_bytes for device in devices) // ranks.per_node,
+        memory_bytes=min(device.memory_bytes for device in devices) // (ranks.per_node if on.type == "cpu" else 1),
         bandwidth_bytes_s=statistics.median(device.bandwidth_bytes_s for device in devices),
         flops_s={dtype: statistics.median(d.flops_s[dtype] for d in devices) for dtype in local.device.flops_s},
     )

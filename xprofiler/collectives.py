@@ -1,23 +1,14 @@
-"""What moving data between the ranks of a job costs: the all-reduce of hidden states, point-to-point sends, copies.
+"""What moving data between the ranks of a job costs: the all-reduce of hidden states, point-to-point sends, copies."""
 
-Data are moved through host memory by MPI. Numbers of repetitions are fixed, since all who take part must make the same
-calls.
-"""
-
-import functools
-from collections.abc import Callable
-
-import numpy as np
 import torch
 
 from exegpt.cluster import LinkSpec
 from exegpt.profile import Table
+from xprofiler.links import Links, Reduce
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.ranks import Ranks
-from xrunner.transport import summed
 
-_REPEATS = 10
 _BYTES = tuple(4**i for i in range(5, 14))
 _COPY_BYTES = 2**26
 
@@ -26,19 +17,14 @@ ALONE = Table(("bytes",), ((1.0,),), (0.0,))
 """One device sends nothing."""
 
 
-def all_reduce(group: object) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Sums a tensor over the ranks of an MPI communicator, as the runner does."""
-    return functools.partial(summed, group=group)
-
-
-def time_all_reduce(group: object, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:
+def time_all_reduce(links: Links, reduce: Reduce | None, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:
     """An all-reduce of [rows, hidden] over a group of ranks; all groups of the job do it at once, as in a run. None for
     a rank without a group.
     """
-    if group is None:
+    if reduce is None:
         return None
-    x, reduce = torch.zeros(rows, hidden, dtype=dtype), all_reduce(group)
-    return timed(lambda: reduce(x), least=_REPEATS, most=_REPEATS)
+    x = torch.zeros(rows, hidden, dtype=dtype, device=links.device)
+    return links.time(lambda: reduce(x))
 
 
 def pairs(ranks: Ranks) -> dict[str, tuple[int, int]]:
@@ -57,23 +43,21 @@ def link_grids(ranks: Ranks) -> tuple[Grid, ...]:
     return (*sends, HOST_COPY) if ranks.size > 1 else ()
 
 
-def measure_links(recorder: Recorder, ranks: Ranks, turn: int) -> None:
+def measure_links(recorder: Recorder, ranks: Ranks, links: Links, turn: int) -> None:
     """One pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
     for name, pair in pairs(ranks).items():
         for size in _BYTES:
-            recorder.record(name, (size,), turn, lambda pair=pair, size=size: _time_send(ranks, pair, size))
+            recorder.record(name, (size,), turn, lambda pair=pair, size=size: _time_send(ranks, links, pair, size))
     if ranks.size > 1:
         recorder.record(HOST_COPY.table, (_COPY_BYTES,), turn, lambda: _time_copy(_COPY_BYTES))
 
 
-def _time_send(ranks: Ranks, pair: tuple[int, int], size: int) -> Timing | None:
+def _time_send(ranks: Ranks, links: Links, pair: tuple[int, int], size: int) -> Timing | None:
     """One way of a message of `size` bytes: half of there and back."""
     if ranks.rank not in pair:
         return None
-    first = ranks.rank == pair[0]
-    buffer = np.zeros(size, dtype=np.uint8)
-    there_and_back = ranks.between(pair[1] if first else pair[0], first)
-    timing = timed(lambda: there_and_back(buffer), least=_REPEATS, most=_REPEATS)
+    x, go = torch.zeros(size, dtype=torch.uint8, device=links.device), links.there_and_back(pair)
+    timing = links.time(lambda: go(x))
     return Timing(timing.seconds / 2, timing.spread)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from exegpt.cluster import LinkSpec, local_cluster
-from exegpt.errors import InputError
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
 from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
@@ -29,6 +28,7 @@ from xprofiler import machine, store
 from xprofiler.attention import COLD_BYTES, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
+from xprofiler.links import Links, Reduce, make_links
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.ranks import Ranks
@@ -99,13 +99,13 @@ def measure_job(
     links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
-    InputError on every rank where the ranks' models, dtypes, versions or processors differ, and for several ranks on
-    GPUs.
+    InputError on every rank where the ranks' models, dtypes, versions or processors differ, or where they share GPUs.
     """
-    ranks.agree(lambda: _facts(source, dtype, ranks, device))
+    ranks.agree(lambda: _facts(source, dtype, device))
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
-    facts = machine.provenance(device) | _job_facts(ranks)
+    links = make_links(ranks, tuple(pairs(ranks).values()), device)
+    facts = machine.provenance(device) | _job_facts(ranks, links)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def measure_job(
         layers = None if ranks.size == 1 else _cold_layers(spec, dtype, tp)
         return load_model(source, dtype, layers, shard, device=device)
 
-    measured = _measure(load, spec, dtype, degrees, recorder, ranks, facts)
+    measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts)
     if ranks.rank == 0:
         store.save(measured.profile, spec, facts)
         recorder.forget()
@@ -136,19 +136,14 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
     return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
 
 
-def _facts(source: str | Path | ModelSpec, dtype: str, ranks: Ranks, device: torch.device) -> dict[str, str]:
+def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device) -> dict[str, str]:
     """What must be the same on all ranks; InputError for what can't be measured on one."""
     spec = _spec(source)
     torch_dtype(dtype)
-    if ranks.size > 1 and device.type != "cpu":
-        raise InputError(
-            f"{ranks.size} ranks can't measure GPUs together: profile one GPU with one rank, or import published "
-            "measurements with `exegpt profile import`."
-        )
     return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device)
 
 
-def _job_facts(ranks: Ranks) -> dict[str, str]:
+def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
     """How a job of several ranks was measured."""
     if ranks.size == 1:
         return {}
@@ -156,7 +151,7 @@ def _job_facts(ranks: Ranks) -> dict[str, str]:
     return {
         "ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}",
         "measured": "all ranks at once, the median rank",
-        "transport": "MPI through host memory",
+        "transport": links.how,
         "rest": "at degrees above 1 with the layer's all-reduces, measured apart",
         "ends": "embedding and head whole on every device",
         "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
@@ -179,18 +174,19 @@ def _measure(
     degrees: tuple[int, ...],
     recorder: Recorder,
     ranks: Ranks,
+    links: Links,
     facts: dict[str, str],
 ) -> Measured:
     """Time every point and compile the Profile."""
     for turn in range(_PASSES):
-        measure_links(recorder, ranks, turn)
+        measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
     model = load(1)
     whole, overhead = _whole(model, recorder)
     tables = [whole]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp in degrees[1:]:
-        decoder, encoder, reduced = _shard(load(tp), recorder, ranks.group(tp))
+        decoder, encoder, reduced = _shard(load(tp), recorder, links, links.all_reduce(tp))
         tables.append(replace(whole, tp=tp, decoder=decoder, encoder=encoder))
         intra = link(reduced, share=2 * (tp - 1) / tp)
     profile = Profile(
@@ -224,18 +220,21 @@ def _whole(model: Model, recorder: Recorder) -> tuple[DegreeTables, Table]:
     return degree, recorder.compiled(points["overhead"])
 
 
-def _shard(model: Model, recorder: Recorder, group: object) -> tuple[LayerTables, LayerTables | None, Table]:
+def _shard(
+    model: Model, recorder: Recorder, links: Links, reduce: Reduce | None
+) -> tuple[LayerTables, LayerTables | None, Table]:
     """The tables of a decoder layer's shard and of an encoder layer's, all-reduces included, one for each block of the
     layer; and the seconds of one all-reduce over its bytes.
     """
-    tables = _parts(model, recorder, _grids(model.spec, model.shard.of), group)
-    reduce = tables["all_reduce"]
-    row_bytes = model.spec.hidden * torch_dtype(model.dtype).itemsize
-    sizes = tuple(computed_rows(int(tokens)) * float(row_bytes) for tokens in reduce.points[0])
+    dtype, hidden = torch_dtype(model.dtype), model.spec.hidden
+    sums = functools.partial(time_all_reduce, links, reduce, hidden=hidden, dtype=dtype)
+    tables = _parts(model, recorder, _grids(model.spec, model.shard.of), sums)
+    reduced = tables["all_reduce"]
+    sizes = tuple(computed_rows(int(tokens)) * float(hidden * dtype.itemsize) for tokens in reduced.points[0])
     for name, blocks in (("rest", 3 if model.spec.encoder_layers else 2), ("encoder_rest", 2)):
         if name in tables:
-            tables[name] = _with_reduces(tables[name], reduce, blocks)
-    return _decoder_tables(tables), _encoder_tables(tables), Table(("bytes",), (sizes,), reduce.values)
+            tables[name] = _with_reduces(tables[name], reduced, blocks)
+    return _decoder_tables(tables), _encoder_tables(tables), Table(("bytes",), (sizes,), reduced.values)
 
 
 def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
@@ -258,8 +257,12 @@ def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
     return LayerTables(rest=tables["encoder_rest"], **{name: tables[name] for name in _ATTENTION})
 
 
-def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: object = None) -> dict[str, Table]:
-    """The tables of everything but the engine's overhead. The attention probe's pool is free again at the end."""
+def _parts(
+    model: Model, recorder: Recorder, points: dict[str, Grid], sums: Callable[[int], Timing | None] = lambda rows: None
+) -> dict[str, Table]:
+    """The tables of everything but the engine's overhead; `sums` times an all-reduce of so many rows. The attention
+    probe's pool is free again at the end.
+    """
     dtype = torch_dtype(model.dtype)
     probe = AttentionProbe(
         model.share, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], dtype, model.device
@@ -273,7 +276,7 @@ def _parts(model: Model, recorder: Recorder, points: dict[str, Grid], group: obj
         "cross_projection": lambda tokens: time(_cross_projection(model, tokens)),
         "embedding": lambda tokens: time(_embedding(model, tokens)),
         "head": lambda rows: time(_head(model, rows)),
-        "all_reduce": lambda tokens: time_all_reduce(group, computed_rows(tokens), model.spec.hidden, dtype),
+        "all_reduce": lambda tokens: sums(computed_rows(tokens)),
         "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole)),
         "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole)),
         "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context)),

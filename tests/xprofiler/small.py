@@ -1,7 +1,8 @@
 """Measuring with few points: for tests in this process, and, run as a program, for the ranks of a test's job.
 
 As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:POINT ends
-that rank by an exception at its so-manieth point, ALONE=1 gives every rank a node of its own.
+that rank by an exception at its so-manieth point, ALONE=1 gives every rank a node of its own, DIRECT=1 moves data as
+between GPUs, with gloo in NCCL's place.
 """
 
 import functools
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from xprofiler import attention, collectives, machine, measure
+from xprofiler import attention, collectives, links, machine, measure
 from xrunner import ranks
 
 
@@ -47,6 +48,13 @@ def _own_nodes(real: Any, world: Any, node: Any) -> Any:
     return real(world, world.Split(world.rank))
 
 
+def _direct(ranks: Any, pairs: Any, device: Any) -> links.DirectLinks:
+    class Clocked(links.DirectLinks):
+        time = links.HostLinks.time
+
+    return Clocked(ranks, pairs, device, "gloo")
+
+
 def _refuse(*_: object) -> None:
     raise AssertionError("a message was pickled")
 
@@ -61,6 +69,8 @@ if __name__ == "__main__":
     shrink(setattr)
     if "FAIL" in os.environ:
         _fail(*map(int, os.environ["FAIL"].split(":")))
+    if "DIRECT" in os.environ:
+        measure.make_links = _direct
     if "ALONE" in os.environ:
         ranks.Ranks = functools.partial(_own_nodes, ranks.Ranks)  # type: ignore[assignment, misc]
     sys.exit(main())

@@ -69,9 +69,9 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path
 
 def test_a_shards_layer_counts_two_all_reduces(directory, monkeypatch):
     model = load_model(directory, shard=Shard(1, 2, lambda x: x))
-    monkeypatch.setattr(measure, "time_all_reduce", lambda group, rows, hidden, dtype: Timing(float(rows), 0.5))
+    monkeypatch.setattr(measure, "time_all_reduce", lambda links, reduce, rows, hidden, dtype: Timing(float(rows), 0.5))
     recorder = Recorder()
-    layer, encoder, reduced = measure._shard(model, recorder, None)
+    layer, encoder, reduced = measure._shard(model, recorder, None, None)
     assert encoder is None
     computed = recorder.compiled(measure.grids(48, 2)["rest"], len(model.layers)).values
     assert layer.rest.values == tuple(c + 2 * rows for c, rows in zip(computed, (1, 4, 16), strict=True))
@@ -100,9 +100,9 @@ def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
     for table in (tables.encoder.rest, tables.decoder.rest, tables.decoder.cross_projection):
         assert min(table.values) > 0 and len(table.spread) == len(table.values)
     assert tables.encoder.encode_attention == tables.decoder.encode_attention
-    monkeypatch.setattr(measure, "time_all_reduce", lambda group, rows, hidden, dtype: Timing(100.0 * rows, 0.5))
+    monkeypatch.setattr(measure, "time_all_reduce", lambda links, reduce, rows, hidden, dtype: Timing(100.0 * rows, 0.5))
     shard = load_model(tmp_path / "t5", shard=Shard(0, 2, lambda x: x))
-    decoder, encoder, _ = measure._shard(shard, Recorder(), None)
+    decoder, encoder, _ = measure._shard(shard, Recorder(), None, None)
     assert [round(value / 100) for value in decoder.rest.values] == [3 * rows for rows in (1, 4, 16)]
     assert [round(value / 100) for value in encoder.rest.values] == [2 * rows for rows in (1, 4, 16)]
 

@@ -113,6 +113,15 @@ def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_
     assert (cluster.nodes, cluster.devices_per_node) == (2, 1)
 
 
+def test_ranks_with_devices_of_their_own_send_directly(job, models, tmp_path):
+    out = tmp_path / "profile.json"
+    done = job(profile(models / "tiny", "--out", out), DIRECT="1")
+    assert done.returncode == 0, done.stderr
+    found = read(Profile, out)
+    assert found.provenance["transport"] == "NCCL between GPUs" and min(found.send.values) > 0
+    assert [tables.tp for tables in found.degrees] == [1, 2]
+
+
 def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_path):
     done = job(whole_profile(models / "tiny"), whole_profile(models / "other"))
     assert done.returncode == 2, done.stderr
@@ -158,12 +167,12 @@ SHARDED = """
 import sys, time, torch
 from exegpt.models import Shard, load_model
 from tests.models.test_decoder import IDS, logits
-from xprofiler.collectives import all_reduce
+from xprofiler.links import HostLinks
 from xrunner.ranks import job
 with job() as ranks:
-    whole, group = logits(load_model(sys.argv[1]), IDS[:40]), ranks.group(2)
+    whole, reduce = logits(load_model(sys.argv[1]), IDS[:40]), HostLinks(ranks).all_reduce(2)
     for dtype, close in (("fp32", 1e-4), ("bf16", 0.3)):
-        mine = logits(load_model(sys.argv[1], dtype, shard=Shard(ranks.local, 2, all_reduce(group))), IDS[:40])
+        mine = logits(load_model(sys.argv[1], dtype, shard=Shard(ranks.local, 2, reduce)), IDS[:40])
         torch.testing.assert_close(mine.float(), whole, atol=close, rtol=close)
     assert len(ranks.all(None)) == ranks.size == 2
     before = time.process_time()

@@ -1,0 +1,130 @@
+"""How the ranks of a job move data while they are measured: as in a run, by MPI through host memory or, where every
+rank has a GPU of its own, by NCCL from GPU to GPU.
+
+Numbers of repetitions are fixed, since all who take part must make the same calls.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from exegpt.errors import InputError
+from exegpt.models.device import identity
+from xprofiler.timing import Timing, of_times, timed
+from xrunner.ranks import Agreed, Ranks
+from xrunner.transport import summed
+
+REPEATS = 10
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a tensor over a tensor-parallel group."""
+
+
+class HostLinks:
+    """Tensors stand in host memory; MPI moves them."""
+
+    how = "MPI through host memory"
+    device = torch.device("cpu")
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+
+    def all_reduce(self, tp: int) -> Reduce | None:
+        """The sum over this rank's group of `tp` neighbours on its node, None for one left over; all must call it."""
+        group = self._ranks.group(tp)
+        return functools.partial(summed, group=group) if group is not None else None
+
+    def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
+        """Sends a tensor from the pair's first rank to its second, and back."""
+        first = self._ranks.rank == pair[0]
+        go = self._ranks.between(pair[1] if first else pair[0], first)
+        return lambda x: go(x.numpy())
+
+    def time(self, call: Callable[[], object]) -> Timing:
+        """Seconds of a call that other ranks make too."""
+        return timed(call, least=REPEATS, most=REPEATS)
+
+
+class DirectLinks:
+    """Tensors go from one rank's device to another's by torch.distributed. All ranks make it at once."""
+
+    how = "NCCL between GPUs"
+
+    def __init__(self, ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device, backend: str = "nccl"):
+        import torch.distributed as dist
+
+        from xrunner.direct import join
+
+        join(ranks, backend)
+        self._ranks, self._backend, self.device = ranks, backend, device
+        self._pairs = {pair: dist.new_group(list(pair), backend=backend) for pair in pairs}
+
+    def all_reduce(self, tp: int) -> Reduce | None:
+        """The sum over this rank's group of `tp` neighbours on its node, None for one left over; all must call it."""
+        import torch.distributed as dist
+
+        mine = None
+        for node in self._ranks.nodes:
+            for first in range(0, len(node) - tp + 1, tp):
+                members = node[first : first + tp]
+                made = dist.new_group(list(members), backend=self._backend)
+                mine = made if self._ranks.rank in members else mine
+
+        def reduce(x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x, group=mine)
+            return x
+
+        return reduce if mine is not None else None
+
+    def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
+        """Sends a tensor from the pair's first rank to its second, and back."""
+        import torch.distributed as dist
+
+        first, group = self._ranks.rank == pair[0], self._pairs[pair]
+        other = pair[1] if first else pair[0]
+
+        def go(x: torch.Tensor) -> None:
+            for sends in (first, not first):
+                (dist.send if sends else dist.recv)(x, other, group=group)
+
+        return go
+
+    def time(self, call: Callable[[], object]) -> Timing:
+        """Seconds of a call that other ranks make too, on the device: all are queued at once, so that after the first
+        no rank waits for another's host.
+        """
+        call()
+        moments = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 2)]
+        for moment in moments:
+            moment.record()
+            call()
+        moments[-1].synchronize()
+        return of_times([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(moments[1:])])
+
+
+Links = HostLinks | DirectLinks
+
+
+def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device) -> Links:
+    """The ranks' ways to each other; Agreed where several ranks share a GPU or have no NCCL."""
+    if ranks.size == 1 or device.type == "cpu":
+        return HostLinks(ranks)
+    ranks.agree(_has_nccl)
+    if len(set(ranks.all((ranks.host, identity(device))))) < ranks.size:
+        raise Agreed(
+            f"{ranks.size} ranks share fewer GPUs, whose times together are nobody's: start one rank for each GPU."
+        )
+    return DirectLinks(ranks, pairs, device)
+
+
+def _has_nccl() -> dict[str, Any]:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_nccl_available()):
+        raise InputError(
+            f"torch {torch.__version__} has no NCCL to measure several GPUs together: profile one GPU with one rank, "
+            "or import published measurements with `exegpt profile import`."
+        )
+    return {}
