@@ -3,15 +3,16 @@
 #
 #   sbatch --nodes 2 --ntasks-per-node 2 --cpus-per-task 16 deploy/slurm-profile.sh MODEL_DIRECTORY [RESULTS]
 #
-# One task is one device. Ranks compute on processors: take a task per NUMA domain, with all of its cores. The model
-# and the results must lie where all nodes see them. A job that was cut short goes on where it stopped: submit it again.
+# One task is one device: a GPU where the nodes have them, as many tasks as GPUs; else a share of the processors, best a
+# task per NUMA domain with all of its cores. The model and the results must lie where all nodes see them. A job that
+# was cut short goes on where it stopped: submit it again.
 #SBATCH --job-name=exegpt-profile
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=16
 #SBATCH --exclusive
 #SBATCH --time=02:00:00
-# On nodes with GPUs, whose time an exclusive job is charged anyway:
+# On nodes with GPUs, by default none of which is seen:
 ##SBATCH --gpus-per-task=1
 set -euo pipefail
 
