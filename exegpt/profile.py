@@ -10,6 +10,7 @@ import numpy as np
 
 from exegpt.errors import InputError
 from exegpt.interpolation import bilinear, bilinear_at, linear, linear_at
+from exegpt.model import BYTES
 from exegpt.noun import Noun
 
 Array = np.ndarray
@@ -202,6 +203,8 @@ class Profile(Noun):
             raise InputError(
                 f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
             )
+        if self.dtype not in BYTES:
+            raise InputError(f"This profile is in dtype '{self.dtype}', which is not known: {', '.join(BYTES)} are.")
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -92,10 +92,13 @@ def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[st
     return scaled, [f"{text}; {clipped:.2%} of the requests are longer still and are clipped"]
 
 
-def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype: str) -> tuple[Profile, str]:
-    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is."""
+def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype: str | None) -> tuple[Profile, str]:
+    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
+    dtype it is a file's, in its own.
+    """
     if text is not None and text != "roofline":
         return _profile_from_file(text, model, dtype), f"profile: '{text}'"
+    assert dtype, "only files know their own"
     from xprofiler import machine, store
     from xprofiler.roofline import roofline_profile
 
@@ -121,13 +124,13 @@ def _unrest(profile: Profile) -> str:
     return f"; its times vary by {spread:.0%}, since the machine was busy: run `exegpt profile` again when it is quiet"
 
 
-def _profile_from_file(path: str, model: ModelSpec, dtype: str) -> Profile:
+def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profile:
     from exegpt import document
 
     profile = document.read(Profile, path)
     if profile.model != model.fingerprint:
         raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
-    if profile.dtype != dtype:
+    if dtype not in (None, profile.dtype):
         raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")
     return profile
 
@@ -170,13 +173,15 @@ def find_setting(
     load, scaling = fit_context(workload, spec)
     if load.correlation is not None:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+    for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
+        if value is not None:
+            check_choice(value, tuple(BYTES), option)
+    named_file = profile not in (None, "roofline")
+    usual = None if named_file else "fp32" if where.is_cpu else "bf16" if cluster == "local" else "fp16"
+    found, which = find_profile(profile, spec, where, dtype or usual)
     if dtype is None:
-        dtype = "fp32" if where.is_cpu else "bf16" if cluster == "local" else "fp16"
-        assumptions.append(f"dtype: {dtype}, the default")
-    for value, option in ((dtype, "--dtype"), (kv_dtype or dtype, "--kv-dtype")):
-        check_choice(value, tuple(BYTES), option)
-    found, which = find_profile(profile, spec, where, dtype)
-    return Setting(spec, where, load, found, kv_dtype or dtype, (*assumptions, *scaling, which))
+        assumptions.append(f"dtype: {found.dtype}, " + ("the profile's" if named_file else "the default"))
+    return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which))
 
 
 def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:

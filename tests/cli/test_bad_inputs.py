@@ -172,11 +172,21 @@ def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
     for changes, message in (
         ({"version": 99}, "99"),
         ({"model": "0" * 16}, "another model"),
-        ({"dtype": "bf16"}, "bf16"),
+        ({"dtype": "int3"}, "'int3'"),
         ({"degrees": 3}, "degrees"),
     ):
         (tmp_path / "p.json").write_text(json.dumps(data | changes))
         check_refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)
+    asked = ("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tiny_profile)
+    check_refused(exegpt(*asked, "--dtype", "bf16"), "is in fp32, not in bf16: pass --dtype fp32")
+
+
+def test_a_profile_brings_its_dtype(exegpt, tiny, tiny_profile, tmp_path):
+    data = json.loads(tiny_profile.read_text())
+    (tmp_path / "p.json").write_text(json.dumps(data | {"dtype": "bf16"}))
+    done = exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json", "--json").json
+    assert done["schedule"]["dtype"] == done["schedule"]["kv_dtype"] == "bf16"
+    assert "dtype: bf16, the profile's" in done["assumptions"]
 
 
 def test_requests(exegpt, tiny, tmp_path):

@@ -15,7 +15,7 @@ def test_an_imported_profile_is_simulated(exegpt, tmp_path):
     assert done.code == 0, done.err
     assert done.json["profile"]["source"] == "operators" and done.json["degrees"] == [1]
     assert done.json["provenance"]["import"]["overhead_s"] == "0.001"
-    asked = ("simulate", "-m", "llama-3.1-8b", "-c", "1xRTXPRO6000", "-p", out, "--dtype", "bf16", "-w", "512/256")
+    asked = ("simulate", "-m", "llama-3.1-8b", "-c", "1xRTXPRO6000", "-p", out, "-w", "512/256")
     done = exegpt(*asked, "--max-num-seqs", 64, "--json")
     assert done.code == 0, done.err
     assert 0.01 < done.json["tpot_s"] < 0.04  # 16 GB of weights at 1.6 TB/s take 0.01 s
