@@ -83,7 +83,7 @@ def continuous(model: Any, requests: Sequence[Request], most: int, page_size: in
     longest = max(len(r.prompt_ids) + r.max_tokens for r in requests)
     prompt = max(len(r.prompt_ids) for r in requests)
     config = ContinuousBatchingConfig(
-        page_size=page_size,
+        page_size,  # by its place: until transformers 5.17 at least its name is block_size
         num_blocks=most * (-(-longest // page_size) + 1),
         max_batch_tokens=max(2 * prompt, most),
         max_requests_per_batch=most,
