@@ -21,7 +21,7 @@ lint: $(DEV_INSTALLED)
 	$(BIN)/mypy
 
 bench: $(DEV_INSTALLED)
-	for table in search fidelity cpu; do $(BIN)/python -m benchmarks.$$table || exit 1; done
+	for table in kernels fidelity cpu search; do $(BIN)/python -m benchmarks.$$table || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

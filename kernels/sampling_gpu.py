@@ -5,7 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from exegpt.kernels.sampling import ROUNDS, Sampling
+from exegpt.kernels.philox import ROUNDS
+from exegpt.kernels.sampling import Sampling
 
 _COLUMNS = 8192
 """Logits of a row that are looked at together."""

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from exegpt.kernels.sampling import Sampling, arrival_times, philox, sample, sample_reference
+from exegpt.kernels.philox import arrival_times, philox
+from exegpt.kernels.sampling import Sampling, sample, sample_reference
 
 from .gpu import needs_triton, there
 

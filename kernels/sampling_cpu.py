@@ -1,0 +1,196 @@
+"""Sampling on the processor, compiled by numba: `sampling.sample_reference` without sorting.
+
+The greatest logit of every piece of a row says where to look: few pieces hold the k greatest, or what is left of the
+mass once negligible logits are put aside. Of few tokens the times are made one by one, of many eight at a time.
+"""
+
+import numpy as np
+from numba import njit, prange
+
+from exegpt.kernels.argmax import place_of_greatest
+from exegpt.kernels.exponential import exp
+from exegpt.kernels.greatest import greatest
+from exegpt.kernels.philox import MOST, MULTIPLIERS, ROUNDS, SERIES_BELOW, WEYL
+
+_M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
+_W0, _W1 = (np.uint64(w) for w in WEYL)
+_MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32(MOST)
+_GROUPS = 256
+_PIECE = 64
+"""Logits of which the greatest is kept."""
+_SUMMED = 1024
+_FEW = 8
+"""Below this share of the vocabulary tokens are drawn one by one: eight at a time take as long as one."""
+_LOWEST = np.float32(np.finfo(np.float32).min)
+"""Below all but minus infinity, which is never drawn."""
+_MARGIN = np.float32(1 + 1e-4)
+"""More than the relative error of `exponential.exp`."""
+
+
+@njit(error_model="numpy")
+def _uniform(seed, position, first, out):  # type: ignore[no-untyped-def]
+    """The v of `arrival_times` of four times as many tokens as out's rows are long, from group `first` on: out[j, g] is
+    token 4 · (first + g) + j's. Written so that LLVM takes several groups at a time."""
+    for g in range(out.shape[1]):
+        k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF
+        c0, c1, c2, c3 = np.uint64(first + g), np.uint64(position) & _MASK, np.uint64(0), np.uint64(0)
+        for _ in range(ROUNDS):
+            a, b = c0 * _M0, c2 * _M1
+            c0, c1, c2, c3 = (b >> _HALF) ^ c1 ^ k0, b & _MASK, (a >> _HALF) ^ c3 ^ k1, a & _MASK
+            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        out[0, g] = min(np.float32(c0) * _SCALE + _SHIFT, _MOST32)
+        out[1, g] = min(np.float32(c1) * _SCALE + _SHIFT, _MOST32)
+        out[2, g] = min(np.float32(c2) * _SCALE + _SHIFT, _MOST32)
+        out[3, g] = min(np.float32(c3) * _SCALE + _SHIFT, _MOST32)
+
+
+@njit(error_model="numpy")
+def _arrival_time(v):  # type: ignore[no-untyped-def]
+    if v < np.float32(SERIES_BELOW):
+        third, quarter = np.float32(1 / 3), np.float32(1 / 4)
+        return v * (np.float32(1) + v * (np.float32(1 / 2) + v * (third + v * quarter)))
+    return -np.log(np.float32(1) - v)
+
+
+@njit(error_model="numpy")
+def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
+    """The token of x, from `least` on, that arrives first."""
+    v = np.empty((4, _GROUPS), np.float32)
+    best, token = np.float32(-np.inf), 0
+    for first in range(0, len(x), 4 * _GROUPS):
+        _uniform(seed, position, first // 4, v)
+        for t in range(first, min(first + 4 * _GROUPS, len(x))):
+            # The time is above v: most tokens are too late whatever its logarithm is.
+            if x[t] >= least and v[t & 3, (t - first) >> 2] < exp(x[t] - best) * _MARGIN:
+                score = x[t] - np.log(_arrival_time(v[t & 3, (t - first) >> 2]))
+                if score > best:
+                    best, token = score, t
+    return token
+
+
+@njit(error_model="numpy")
+def _draw_of(x, places, seed, position):  # type: ignore[no-untyped-def]
+    """`_draw` of a few tokens."""
+    v = np.empty((4, 1), np.float32)
+    best, token = np.float32(-np.inf), 0
+    for t in places:
+        _uniform(seed, position, t // 4, v)
+        score = x[t] - np.log(_arrival_time(v[t & 3, 0]))
+        if score > best:
+            best, token = score, t
+    return token
+
+
+@njit(error_model="numpy")
+def _piece_tops(x):  # type: ignore[no-untyped-def]
+    """The greatest value of each piece of x."""
+    tops = np.empty(-(-len(x) // _PIECE), np.float32)
+    for piece in range(len(tops)):
+        tops[piece] = greatest(x[piece * _PIECE : (piece + 1) * _PIECE])
+    return tops
+
+
+@njit(error_model="numpy")
+def _places(x, tops, least):  # type: ignore[no-untyped-def]
+    """Where x is at least so much, by looking into the pieces whose tops are."""
+    places, count = np.empty(len(x), np.int32), 0
+    for piece in range(len(tops)):
+        if tops[piece] >= least:
+            for place in range(piece * _PIECE, min((piece + 1) * _PIECE, len(x))):
+                if x[place] >= least:
+                    places[count] = place
+                    count += 1
+    return places[:count]
+
+
+@njit(error_model="numpy")
+def _kth_greatest(x, tops, k):  # type: ignore[no-untyped-def]
+    """The k-th greatest value of x, or its least finite one: k pieces have a value that is no less than the k-th of
+    their tops."""
+    bound = np.sort(tops)[len(tops) - k] if k <= len(tops) else _LOWEST
+    return _least_kept(x[_places(x, tops, max(bound, _LOWEST))], k, 0.0)
+
+
+@njit(error_model="numpy")
+def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
+    """The greatest value for which it and all above are at least k and have the mass `wanted`, in units of the
+    greatest's; the least where none does. By bisection between values, of which only those that are still in question
+    are looked at.
+    """
+    low, high = values.min(), values.max()
+    top = high
+    above, mass_above = 0, np.float64(0)
+    while low < high:
+        pivot = low + (high - low) * np.float32(0.5)
+        if not pivot > low:
+            pivot = high
+        kept = values[values >= pivot]
+        mass = mass_above + _mass(kept, top)
+        if above + len(kept) >= k and mass >= wanted:
+            values, low = kept, kept.min()
+        else:
+            values = values[values < pivot]
+            above, mass_above, high = above + len(kept), mass, values.max()
+    return low
+
+
+@njit(error_model="numpy")
+def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
+    """The greatest value for which it and all above have this share of the mass of those that are at least `least`."""
+    top = greatest(tops)
+    values = x if least == _LOWEST else x[_places(x, tops, least)]
+    mass = _mass(values, top)
+    # All of the values below this have no more mass together than is left out, rounded or not.
+    negligible = top + np.float32(np.log(0.99 * (1 - share) * mass / len(values)))
+    return _least_kept(x[_places(x, tops, max(least, negligible))], 0, share * mass)
+
+
+@njit(fastmath=True, error_model="numpy")
+def _mass(values, top):  # type: ignore[no-untyped-def]
+    """The sum of e^(value - top), in float32 where few are added."""
+    total = np.float64(0)
+    for begin in range(0, len(values), _SUMMED):
+        part = np.float32(0)
+        for i in range(begin, min(begin + _SUMMED, len(values))):
+            part += exp(values[i] - top)
+        total += part
+    return total
+
+
+@njit(
+    [
+        "void(float32[:, ::1], float32[::1], int32[::1], float32[::1], float32[::1], int64[::1], int64[::1],"
+        " int64[:, ::1], int64[::1])"
+    ],
+    parallel=True,
+    cache=True,
+    error_model="numpy",
+)
+def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, history, out):  # type: ignore[no-untyped-def]
+    vocab = logits.shape[1]
+    for row in prange(len(logits)):
+        x = logits[row]
+        if penalty[row] != 1:
+            x = x.copy()
+            for token in history[row]:
+                if token >= 0:
+                    value = logits[row, token]
+                    x[token] = value * penalty[row] if value < 0 else value / penalty[row]
+        if temperature[row] == 0:
+            out[row] = place_of_greatest(x)
+            continue
+        x = x / temperature[row]
+        tops, least = _piece_tops(x), _LOWEST
+        if greatest(tops) == -np.inf:
+            out[row] = 0
+            continue
+        if 0 < top_k[row] < vocab:
+            least = _kth_greatest(x, tops, top_k[row])
+        if top_p[row] < 1:
+            least = _least_of_share(x, tops, least, top_p[row])
+        places = _places(x, tops, least) if least > _LOWEST else np.empty(vocab, np.int32)
+        if len(places) < vocab // _FEW:
+            out[row] = _draw_of(x, places, seed[row], position[row])
+        else:
+            out[row] = _draw(x, least, seed[row], position[row])
