@@ -13,13 +13,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+PARTS = ("checks", "engine", "steps", "serving", "ranks", "profile", "times")
+"""What is done on a GPU, in this order."""
 _TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
 
@@ -29,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", help="write the results to this JSON file")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="begin to time no kernel after so long (540)")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="begin no part, and time no kernel, later (540)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--interpret", action="store_true", help="tiny shapes in Triton's interpreter")
     parser.add_argument("--compile", metavar="CC[,CC]", help="compile for compute capabilities such as 80,90")
     options = parser.parse_args(arguments)
@@ -38,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         capabilities = [int(cc) for cc in options.compile.split(",")] if options.compile else []
     except ValueError:
         return _refuse(f"--compile '{options.compile}' isn't a list of compute capabilities such as 80,90.")
+    parts = options.parts.split(",")
+    if unknown := [name for name in parts if name not in PARTS]:
+        return _refuse(f"--parts '{unknown[0]}' isn't known: {', '.join(PARTS)} are.")
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     elif os.environ.get("TRITON_INTERPRET") == "1":
@@ -60,25 +66,42 @@ def main(arguments: list[str] | None = None) -> int:
             report["checks"] = _check(TINY, torch.device("cpu"))
         report["engine"] = _interpreted_engine()
     elif torch.cuda.is_available():
-        sizes, device = _real_sizes(), torch.device("cuda")
-        report["checks"] = _check(sizes, device)
-        report["engine"] = [*_engine(12, 0, device), *_two_ranks(device)]
-        _write(options.out, report)  # whatever comes of the rest
-        roofline = _roofline(device)
-        report |= {"roofline": asdict(roofline), "steps": _steps(device, roofline)}
-        _write(options.out, report)
-        report["serving"] = _serving(device)
-        _write(options.out, report)
-        report["profile"] = _profile(device, options.out)
-        report["times"] = _time(sizes, device, roofline, began + options.limit_s)
+        for name, rows in _parts(parts, options.out, began + options.limit_s):
+            report[name] = rows
+            _write(options.out, report)  # whatever comes of the rest
     else:
         return _refuse(
             "This machine has no CUDA device that torch sees: run it where there is one, or with --interpret (tiny "
             "shapes, correctness alone) or --compile 90 (compiles for a GPU that isn't there)."
         )
     _write(options.out, report)
-    parts = ("checks", "engine", "steps", "serving", "profile", "times")
-    return 1 if any("failed" in row for part in parts for row in report.get(part, [])) else 0
+    return 1 if any("failed" in row for part in PARTS for row in report.get(part, [])) else 0
+
+
+def _parts(names: list[str], out: str | None, deadline: float) -> Iterator[tuple[str, Any]]:
+    """The results of each part, as long as there is time."""
+    import torch
+
+    device = torch.device("cuda")
+    if {"steps", "times"} & {*names}:
+        roofline = _roofline(device)
+        yield "roofline", asdict(roofline)
+    part: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "checks": lambda: _check(_real_sizes(), device),
+        "engine": lambda: _engine(12, 0, device),
+        "ranks": lambda: _two_ranks(device),
+        "steps": lambda: _steps(device, roofline),
+        "serving": lambda: _serving(device),
+        "profile": lambda: _profile(device, out),
+        "times": lambda: _time(_real_sizes(), device, roofline, deadline),
+    }
+    for name in names:
+        if time.perf_counter() > deadline:
+            print(f"left out for lack of time: {name}")
+            yield name, [{"left_out": "no time left"}]
+        else:
+            yield name, part[name]()
+            torch.cuda.empty_cache()
 
 
 def _refuse(sentence: str) -> int:

@@ -134,6 +134,7 @@ def test_pairs_are_counted(window, causal):
         ([], "no CUDA device"),
         (["--compile", "ninety"], "'ninety' isn't a list"),
         (["--compile", "90,7"], "--compile 7 isn't known"),
+        (["--parts", "times,all"], "--parts 'all' isn't known"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, said):
@@ -196,6 +197,30 @@ def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(model, "free_memory", lambda device: 2**30)
     assert model.time_step(SMALL_MODEL, "bf16", 2, 20, StandIn(), ROOFLINE, print) is None
     assert "left out for lack of memory: small" in capsys.readouterr().out
+
+
+def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def part(name):
+        return lambda *given: asked.append(name) or [{"part": name}]
+
+    for name in ("_check", "_engine", "_two_ranks", "_steps", "_serving", "_profile", "_time"):
+        monkeypatch.setattr(gpu, name, part(name))
+    monkeypatch.setattr(gpu, "_real_sizes", lambda: None)
+    monkeypatch.setattr(gpu, "_roofline", lambda device: ROOFLINE)
+    monkeypatch.setattr(gpu, "_provenance", dict)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--out", str(out)]) == 0
+    assert asked == ["_check", "_engine", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
+    assert set(json.loads(out.read_text())) == {"provenance", "roofline", *gpu.PARTS}
+    assert gpu.main(["--out", str(out), "--parts", "serving"]) == 0
+    assert set(json.loads(out.read_text())) == {"provenance", "serving"} and asked[-1] == "_serving"
+    assert gpu.main(["--out", str(out), "--limit-s", "-1", "--parts", "engine,ranks"]) == 0
+    assert json.loads(out.read_text())["ranks"] == [{"left_out": "no time left"}] and asked[-1] == "_serving"
+    assert "left out for lack of time: engine" in capsys.readouterr().out
 
 
 def test_the_roofline_of_an_iteration():
