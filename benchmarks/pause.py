@@ -51,7 +51,7 @@ def drift(asked_file: str) -> None:
     asked = document.read(Asked, asked_file)
     with job() as ranks:
         engine = Engine.load(asked.model, asked.schedules[0], ranks)
-        engine, report = run_adapting(engine, asked.model, asked.requests, lambda workload: asked.schedules[1])
+        engine, report = run_adapting(engine, asked.model, asked.requests, lambda *_: asked.schedules[1])
         start = time.perf_counter()
         engine.close()
         Engine.load(asked.model, asked.schedules[1], ranks).close()

@@ -1,14 +1,15 @@
-"""A run through several schedules: one engine after the other, where layers move."""
+"""A run through several schedules: one engine after the other, where layers move or a larger cache is needed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from exegpt.request import Request, Result
+from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.adaptation import Change, Reschedule
-from xrunner.engine import Engine, RunReport
+from xrunner.engine import Engine, RunReport, blocks_needed
 
 
 def run_adapting(
@@ -31,15 +32,24 @@ def run_adapting(
         told.append(own if engine.speaks else None)
         onward = engine.ranks.all((own.moving, own.left) if engine.speaks else None, Change)
         moving, left = next(one for one in onward if one)
-        if moving is None:
+        if not left:
             break
         whose.append([whose[-1][place] for place in left])
-        device = engine.model.device
-        engine.close()
-        engine = Engine.load(directory, moving.schedule, engine.ranks, engine.began, device)
+        engine = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
     # Each engine may have spoken on another rank. What they said is long: no rank hears it before all work is done.
     everyone = zip(*engine.ranks.all(tuple(told), RunReport), strict=True)
     return engine, _whole([next(one for one in engines if one) for engines in everyone], whose)
+
+
+def _onward(engine: Engine, directory: str | Path, schedule: Schedule, left: Sequence[Request]) -> Engine:
+    """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed."""
+    blocks = max(schedule.kv_blocks, *(blocks_needed(request, schedule) for request in left))
+    onward = replace(schedule, kv_blocks=blocks)
+    if schedule.stages == engine.schedule.stages:
+        return engine.again(onward)
+    device = engine.model.device
+    engine.close()
+    return Engine.load(directory, onward, engine.ranks, engine.began, device)
 
 
 def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]]) -> RunReport:
@@ -62,6 +72,6 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]]) -> RunR
 
 
 def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:
-    """A move, with the moment at which the new layers began to compute and the time without any work."""
+    """A change of engine, with the moment at which the new one began to compute and the time without any work."""
     begins = min((span.start_s for span in after), default=0.0)
     return replace(change, changed_s=begins, pause_s=begins - max((span.end_s for span in before), default=begins))

@@ -11,16 +11,18 @@ again at once, since every stage does its work in the order in which it was give
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exegpt.policies import Cut, Ledger, Piece, Step, make_policy
 from exegpt.request import FinishReason, Result
+from exegpt.schedule import Schedule
 from exegpt.served import Served
-from xrunner.adaptation import Adaptation, Change, takes_over_in_place
+from xrunner.adaptation import Change, takes_over_in_place
 from xrunner.assembly import Running, Work, assemble
+from xrunner.drift import Drift
 from xrunner.transport import TOKENS
 from xrunner.worker import END, Worker, read_made
 
@@ -65,7 +67,10 @@ class Driver:
         self.policy = policy
         self.now = worker.now
         self.served: list[Served] = []
-        self.adaptation: Adaptation | None = None
+        self.drift: Drift | None = None
+        """What follows the lengths of this replica's requests."""
+        self.look: Callable[[float], Change | None] = lambda now: None
+        """The next change of schedule, once there is one."""
         self.adjustment: float | None = None
         self.changes: list[Change] = []
         self.left: list[int] = []
@@ -98,21 +103,23 @@ class Driver:
 
     def _adapt(self) -> None:
         """Let another schedule take over, where one has been found for lengths that have drifted."""
-        if self.adaptation is None or self.moving:
-            return
-        old = self.adaptation.schedule
-        change = self.adaptation.look(self.now())
+        change = None if self.moving else self.look(self.now())
         if change is None:
             return
         new = change.schedule
-        if takes_over_in_place(new, old):
-            self.policy = make_policy(new, self.adjustment)
-            parts = new.micro_batches or len(self.worker.place.line)
-            self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
+        if takes_over_in_place(new, self.worker.place.schedule):
+            self._take_over(new)
             self.changes.append(change)
-        elif new.replicas == old.replicas == 1:
-            self.moving = replace(change, moved=True)
+        else:
+            self.moving = change
             self.left = [sequence.index for sequence in self.ledger.withdraw()]
+
+    def _take_over(self, new: Schedule) -> None:
+        """Decide by another schedule from now on, in as many blocks as it reckons with, and those who wait need."""
+        self.policy = make_policy(new, self.adjustment)
+        parts = new.micro_batches or len(self.worker.place.line)
+        self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
+        self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.blocks_needed, self.ledger.waiting)])
 
     def _do(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, and book it."""
@@ -130,8 +137,8 @@ class Driver:
         """A request's encoding begins, unless it had begun."""
         if one.start_s is None:
             one.start_s = now
-            if self.adaptation:
-                self.adaptation.drift.begin(one.sequence.index)
+            if self.drift:
+                self.drift.begin(one.sequence.index)
 
     def _await_tokens(self, piece: Piece) -> None:
         """Wait until the tokens that a piece takes are there."""
@@ -190,9 +197,9 @@ class Driver:
     def _report(self, one: Running, reason: FinishReason, moment: float) -> None:
         one.ended = True
         request = one.request
-        if self.adaptation and one.start_s is not None:
+        if self.drift and one.start_s is not None:
             made = None if reason == "cancelled" else len(one.output)
-            self.adaptation.drift.end(one.sequence.index, len(request.prompt_ids), made)
+            self.drift.end(one.sequence.index, len(request.prompt_ids), made)
         times = (request.arrival_s, one.start_s, one.first_token_s, moment)
         self.on_finish(Result(request.id, len(request.prompt_ids), tuple(one.output), reason, *times))
 

@@ -17,7 +17,7 @@ from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import PROCESSOR, free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import BlockPool, Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
+from exegpt.policies import Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
@@ -30,15 +30,18 @@ from xrunner.gpu import Gpu
 from xrunner.handover import Arrival, buffer_bytes
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
+from xrunner.replicas import Follower, Speaker
 from xrunner.requests import check_request
 from xrunner.staged import StagedTransport
-from xrunner.transport import RESULT, Transport
+from xrunner.transport import Transport
 from xrunner.valid import why_not
 from xrunner.warm_up import Extent, warm_up
-from xrunner.worker import END, Worker
+from xrunner.worker import Worker
 
 Share = list[tuple[int, Request]]
 """A replica's requests, with their places in the whole list."""
+KINDS = Work, Arrival, Result, Change
+"""What ranks send each other, beside numbers and texts."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,14 @@ class Engine:
         """End a request of the current run before the next iteration; from any thread. Unknown ids are ignored."""
         self._cancelled.add(request_id)
 
+    def again(self, schedule: Schedule) -> "Engine":
+        """The engine that goes on under another schedule on the same stages: with these weights, and another cache.
+        Nothing can be run by this one any more.
+        """
+        model, gpu = self.model, self.worker.gpu
+        del self.worker, self.model  # first: the next cache needs the room of this one's
+        return Engine(model, schedule, self.ranks, self.transport, self.began, gpu)
+
     def close(self) -> None:
         """Give back this rank's memory, and what the ranks have together; nothing can be run any more."""
         del self.worker, self.model  # first: NCCL waits for ever for graphs that hold its sums
@@ -186,33 +197,38 @@ class Engine:
         ledger.submit(one.sequence for one in running.values())
         stages = len(self.place.line)
         cut = Cut(self.schedule.micro_batches or stages, self.schedule.encode_micro_batches, self.schedule.replicas)
-        listener = _Listener(self.transport, self.schedule.replicas - 1, speak) if self.speaks else None
-        tell = speak if listener else self._tell
-        given = self.worker, ledger, running, cut, self._cancelled, tell, listener or (lambda: None)
+        replicas = self._replicas(speak)
+        given = self.worker, ledger, running, cut, self._cancelled, replicas.report, replicas.listen
         driver = ApartDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
-        driver.adaptation = Adaptation(self.schedule, reschedule) if reschedule else None
         driver.adjustment = adjustment
+        if isinstance(replicas, Follower):
+            driver.look = replicas.look
+        elif reschedule:
+            adaptation = Adaptation(self.schedule, reschedule, replicas.tell)
+            driver.look, driver.drift = adaptation.look, adaptation.drift
         driver.finish()
-        if listener:
-            listener.finish()
-        else:
-            self._tell(END)
+        replicas.finish()
         return driver
 
-    def _tell(self, what: Result | str) -> None:
-        """Send a result, or that no more will come, to the rank that speaks."""
+    def _replicas(self, speak: Callable[[Result], None]) -> Speaker | Follower:
+        """This driver's way to those of the other replicas."""
+        size = devices(self.schedule)
+        first, *others = (Place(self.schedule, size * replica).driver for replica in range(self.schedule.replicas))
+        if self.speaks:
+            return Speaker(self.transport, tuple(others), speak)
         assert self.transport, "who is alone speaks"
-        self.transport.post(what, Place(self.schedule, 0).driver, tag=RESULT)
+        return Follower(self.transport, first)
 
     def _gather(self, results: list[Result], driver: Driver | None) -> RunReport:
         """What all ranks did, on the one that speaks; and on those that drive, what they leave."""
-        served = driver.served if driver else []
-        parts = self.ranks.gather((self.worker.spans, served), Place(self.schedule, 0).driver, Span, Served)
-        spans: list[Span] = sorted((s for part, _ in parts for s in part), key=lambda span: span.start_s)
-        everyone = sorted((s for _, part in parts for s in part), key=lambda s: s.finish_s)
+        own = (self.worker.spans, driver.served, driver.left) if driver else (self.worker.spans, [], [])
+        parts = self.ranks.gather(own, Place(self.schedule, 0).driver, Span, Served)
+        spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
+        everyone = sorted((s for _, part, _ in parts for s in part), key=lambda s: s.finish_s)
+        left = tuple(sorted(place for *_, part in parts for place in part))
         timeline = Timeline("measured", tuple(spans))
-        changed = (tuple(driver.changes), tuple(driver.left), driver.moving) if driver else ()
-        return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds, *changed)
+        changes, moving = (tuple(driver.changes), driver.moving) if driver else ((), None)
+        return RunReport(tuple(results), tuple(everyone), timeline, timeline.seconds, changes, left, moving)
 
     def _deal(self, requests: Rows[Request]) -> tuple[Share, Extent]:
         """This rank's share of rank 0's requests, and how much any of them comes to use."""
@@ -230,17 +246,16 @@ class Engine:
         return self.ranks.deal(shares, Request, Extent)
 
     def _check_requests(self, requests: Rows[Request]) -> dict[str, str]:
-        pool = BlockPool(self.schedule.kv_blocks, self.schedule.block_size)
         seen: set[str] = set()
         for request in requests:
             check_request(request, self.model.spec)
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)
-            need = pool.blocks_for(len(request.prompt_ids) + request.max_tokens - 1 + len(self.model.start))
-            if need > pool.total:
+            need, have = blocks_needed(request, self.schedule), self.schedule.kv_blocks
+            if need > have:
                 raise InputError(
-                    f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {pool.total}: "
+                    f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {have}: "
                     f"shorten it, or tune with more memory."
                 )
         return {}
@@ -287,27 +302,10 @@ class Engine:
         self.ranks.agree(check)
 
 
-class _Listener:
-    """Hands on the results of the other replicas' drivers, `silent` of which have yet to say that no more will come."""
-
-    def __init__(self, transport: Transport | None, silent: int, speak: Callable[[Result], None]):
-        self._transport = transport
-        self._silent = silent
-        self._speak = speak
-
-    def __call__(self) -> bool:
-        """Hand on what has come; whether that was all."""
-        while self._silent and self._transport and (heard := self._transport.poll(tag=RESULT)) is not None:
-            if heard == END:
-                self._silent -= 1
-            else:
-                self._speak(heard)
-        return not self._silent
-
-    def finish(self) -> None:
-        """Wait for all of them."""
-        if self._transport:
-            self._transport.wait(self)
+def blocks_needed(request: Request, schedule: Schedule) -> int:
+    """KV blocks for all tokens that a request may ever cache."""
+    start = bool(schedule.model.spec.encoder_layers)
+    return -(-(len(request.prompt_ids) + request.max_tokens - 1 + start) // schedule.block_size)
 
 
 def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str, str]:
@@ -333,9 +331,8 @@ def gpu_of(device: torch.device) -> Gpu | None:
 
 def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     """A rank's way to the others, where all call it: from GPU to GPU if each has its own, else through host memory."""
-    kinds = Work, Arrival, Result
     if gpu is None:
-        return Transport(ranks, place.group, kinds)
+        return Transport(ranks, place.group, KINDS)
     import torch.distributed as dist
 
     direct = dist.is_available() and dist.is_nccl_available() and os.environ.get("EXEGPT_NCCL") != "0"
@@ -343,8 +340,8 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     if all(direct for _, _, direct in everyone) and len(set(everyone)) == ranks.size:
         from xrunner.direct import DirectTransport
 
-        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, kinds, gpu.device)
-    return StagedTransport(ranks, place.group, kinds, gpu)
+        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, KINDS, gpu.device)
+    return StagedTransport(ranks, place.group, KINDS, gpu)
 
 
 def _how_to_start(schedule: Schedule, started: int) -> str:

@@ -19,7 +19,7 @@ import torch
 from xrunner.message import pack, unpack
 from xrunner.ranks import Ranks
 
-ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE = range(1, 7)
+ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE = range(1, 8)
 """What a message is: each kind arrives in the order in which it was sent."""
 _AWAKE_S = 2e-4
 """How long a rank that waits doesn't sleep: what comes at once shall not be late."""

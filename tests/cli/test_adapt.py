@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.xrunner.at_once import AtOnce
+from tests.xrunner.at_once import at_once
 from xrunner import adaptation, drift
 
 
@@ -26,7 +26,7 @@ def outputs(path):
 
 def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drifting, tmp_path, monkeypatch):
     monkeypatch.setattr(drift, "WINDOW", 16)
-    monkeypatch.setattr(adaptation, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(adaptation, "beside", at_once)
     made = tmp_path / "s.json"
     asked = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", made)
     assert exegpt(*asked, "-p", tiny_profile).code == 0

@@ -19,14 +19,22 @@ def main(directory):
     drift.WINDOW = asked["window"]
     plans = [from_dict(Schedule, plan, "a schedule") for plan in asked["schedules"]]
     todo = [from_dict(Request, one, "a request") for one in asked["requests"]]
+    asking = []
+
+    def reschedule(workload, held):
+        asking.append(held)
+        return plans[1]
+
     with job() as ranks:
         engine = Engine.load(asked["model"], plans[0], ranks)
-        engine, report = run_adapting(engine, asked["model"], todo, lambda workload: plans[1])
+        engine, report = run_adapting(engine, asked["model"], todo, reschedule)
+        searches = ranks.all(len(asking))
         if engine.speaks:
             done = {
+                "searches": searches,
                 "results": [to_dict(r) for r in report.results],
                 "changes": [{"moved": c.moved, "pause_s": c.pause_s, "changed_s": c.changed_s} for c in report.changes],
-                "spans": [(s.device, s.phase, s.start_s, s.end_s) for s in report.timeline.spans],
+                "spans": [(s.device, s.phase, s.start_s, s.end_s, s.sequences) for s in report.timeline.spans],
                 "served": [(s.index, s.start_s, s.finish_s) for s in report.served],
             }
             (directory / "done.json").write_text(json.dumps(done))

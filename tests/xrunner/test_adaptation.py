@@ -1,6 +1,8 @@
 """Another schedule while running: nobody is lost or begins again, and the tokens are those of an undisturbed run."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,14 +10,16 @@ import pytest
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
+from exegpt.policies import make_ledger
 from exegpt.workload import Workload
 from xrunner import adaptation, drift
+from xrunner import engine as engine_module
 from xrunner.adaptation import same, takes_over_in_place
 from xrunner.changes import run_adapting
 from xrunner.engine import Engine
 from xrunner.ranks import Ranks
 
-from .at_once import AtOnce
+from .at_once import at_once
 from .cells import apart, requests, schedule
 
 WINDOW = 12  # the limit's distance is then 0.64
@@ -25,7 +29,7 @@ LENGTHS = [(16, 8)] * 12 + [(5 + i % 7, 16 + i % 5) for i in range(40)]
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
     monkeypatch.setattr(drift, "WINDOW", WINDOW)
-    monkeypatch.setattr(adaptation, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(adaptation, "beside", at_once)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,13 @@ def undisturbed(model):
     return {result.id: result.output_ids for result in found}
 
 
+@pytest.fixture(scope="module")
+def for_two(model):
+    """Requests of two replicas, and their tokens."""
+    todo = requests(LENGTHS[:12] + LENGTHS + LENGTHS[12:])
+    return todo, {result.id: result.output_ids for result in Engine(model, schedule(model.spec)).run(todo).results}
+
+
 def tokens(report):
     ids = [result.id for result in report.results]
     assert len(ids) == len(set(ids)) == len(LENGTHS)
@@ -48,7 +59,7 @@ def tokens(report):
 def test_a_schedule_takes_over_between_two_iterations(model, undisturbed):
     seen = []
 
-    def reschedule(workload):
+    def reschedule(workload, held):
         seen.append(workload)
         return schedule(model.spec, encode_batch=5, decode_iterations=7)
 
@@ -63,59 +74,135 @@ def test_a_schedule_takes_over_between_two_iterations(model, undisturbed):
 
 
 def test_where_lengths_stay_nothing_is_searched(model):
-    report = Engine(model, schedule(model.spec)).run(requests([(16, 8)] * 40), reschedule=lambda _: 1 / 0)
+    report = Engine(model, schedule(model.spec)).run(requests([(16, 8)] * 40), reschedule=lambda *_: 1 / 0)
     assert not report.changes
 
 
 def test_a_search_that_finds_nothing_better_changes_nothing(model, undisturbed):
     for found in (None, schedule(model.spec, workload=Workload.fixed(7, 18))):
-        report = Engine(model, schedule(model.spec)).run(requests(LENGTHS), reschedule=lambda _, found=found: found)
+        report = Engine(model, schedule(model.spec)).run(requests(LENGTHS), reschedule=lambda *_, found=found: found)
         assert tokens(report) == undisturbed
         assert not report.changes
 
 
-def test_another_engine_goes_on_with_those_who_waited(directories, model, undisturbed):
-    new = schedule(model.spec, "orca", kv_blocks=60)
+def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, undisturbed, monkeypatch):
+    new = schedule(model.spec, kv_blocks=60, encode_batch=5)
     engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
+    monkeypatch.setattr(engine_module, "load_model", pytest.fail)
     told = []
-    engine, report = run_adapting(engine, directories["llama"], requests(LENGTHS), lambda _: new, told.append)
+    engine, report = run_adapting(engine, directories["llama"], requests(LENGTHS), lambda *_: new, told.append)
     assert tokens(report) == undisturbed
     assert [result.id for result in told] == [result.id for result in report.results]
     (change,) = report.changes
-    assert change.moved and change.pause_s > 0
-    assert engine.schedule == new
+    assert not change.moved and change.pause_s > 0
+    assert engine.schedule == new and len(engine.worker.cache.keys[0]) == 60
     before = [s for s in report.served if s.start_s < change.changed_s]
     assert before and len(before) < len(LENGTHS)
     assert max(s.finish_s for s in before) <= change.changed_s - change.pause_s + 1e-9
     assert sorted(s.index for s in report.served) == list(range(len(LENGTHS)))
 
 
+def test_the_next_cache_holds_the_longest_who_waits(directories, model):
+    """Though it was found for requests that are all shorter."""
+    todo = requests([*LENGTHS, (60, 20)])
+    want = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
+    new = schedule(model.spec, "orca", kv_blocks=3)
+    engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
+    engine, report = run_adapting(engine, directories["llama"], todo, lambda *_: new)
+    assert {r.id: r.output_ids for r in report.results} == want
+    assert report.changes and engine.schedule == replace(new, kv_blocks=5)
+
+
+@pytest.mark.parametrize(("longest", "blocks"), [((5, 16), 10), ((80, 12), 6)])
+def test_in_place_a_schedule_has_the_blocks_that_it_reckons_with(model, longest, blocks, monkeypatch):
+    """Or more, where somebody who waits needs them."""
+    ledgers, todo = [], requests([*LENGTHS, longest])
+    want = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
+
+    def remember(*given):
+        ledgers.append(make_ledger(*given))
+        return ledgers[-1]
+
+    monkeypatch.setattr(engine_module, "make_ledger", remember)
+    new = schedule(model.spec, encode_batch=6, kv_blocks=10 if longest == (5, 16) else 4)
+    report = Engine(model, schedule(model.spec)).run(todo, reschedule=lambda *_: new)
+    assert report.changes and {r.id: r.output_ids for r in report.results} == want
+    assert ledgers[0].pool.total == blocks
+
+
+def test_nobody_waits_for_another_engine_that_nobody_needs(directories, model):
+    todo = requests(LENGTHS[:40])
+    plan = schedule(model.spec, encode_batch=40, kv_blocks=200)
+    engine = Engine.load(directories["llama"], plan, Ranks())
+    after, report = run_adapting(engine, directories["llama"], todo, lambda *_: schedule(model.spec, "orca"))
+    assert after is engine and not report.changes and len(report.results) == len(todo)
+
+
+def changed(job, folder, directory, ranks, old, new, todo):
+    """What came of a job whose lengths drift."""
+    asked = {
+        "model": str(directory),
+        "window": WINDOW,
+        "schedules": [to_dict(old), to_dict(new)],
+        "requests": [to_dict(one) for one in todo],
+    }
+    (folder / "asked.json").write_text(json.dumps(asked))
+    done = job(ranks, "-m", "mpi4py", "-m", "tests.xrunner.adapting", folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "done.json").read_text())
+
+
 def test_layers_move_between_ranks(job, tmp_path, directories, undisturbed):
     spec = ModelSpec.from_directory(directories["llama"])
     pipeline, split = schedule(spec, degrees=(1, 1)), apart(spec, (1,), (1,))
     for old, new in ((pipeline, split), (split, pipeline)):
-        asked = {
-            "model": str(directories["llama"]),
-            "window": WINDOW,
-            "schedules": [to_dict(old), to_dict(new)],
-            "requests": [to_dict(one) for one in requests(LENGTHS)],
-        }
-        (tmp_path / "asked.json").write_text(json.dumps(asked))
-        done = job(2, "-m", "mpi4py", "-m", "tests.xrunner.adapting", tmp_path)
-        assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "done.json").read_text())
-        assert {r["id"]: tuple(r["output_ids"]) for r in found["results"]} == undisturbed
-        assert len(found["results"]) == len(LENGTHS)
-        (change,) = found["changes"]
-        assert change["moved"] and change["pause_s"] > 0
-        assert not [s for s in found["spans"] if s[2] < change["changed_s"] < s[3]]
-        assert sorted(index for index, *_ in found["served"]) == list(range(len(LENGTHS)))
+        found = changed(job, tmp_path, directories["llama"], 2, old, new, requests(LENGTHS))
+        check_a_move(found, undisturbed, 2)
+
+
+@pytest.mark.slow
+def test_layers_move_in_all_replicas(job, tmp_path, directories, for_two):
+    spec, (todo, want) = ModelSpec.from_directory(directories["llama"]), for_two
+    split, pipeline = apart(spec, (1,), (1,), replicas=2), schedule(spec, degrees=(1, 1), replicas=2)
+    check_a_move(changed(job, tmp_path, directories["llama"], 4, split, pipeline, todo), want, 4)
+
+
+def check_a_move(found, want, ranks):
+    """Everybody has their tokens, once, and while layers move nobody works."""
+    assert {r["id"]: tuple(r["output_ids"]) for r in found["results"]} == want
+    assert len(found["results"]) == len(want)
+    (change,) = found["changes"]
+    assert change["moved"] and change["pause_s"] > 0
+    assert not [s for s in found["spans"] if s[2] < change["changed_s"] < s[3]]
+    assert {s[0] for s in found["spans"] if s[2] >= change["changed_s"]} == set(range(ranks))
+    assert sorted(index for index, *_ in found["served"]) == list(range(len(want)))
+
+
+def test_replicas_change_together(job, tmp_path, directories, for_two):
+    spec, (todo, want) = ModelSpec.from_directory(directories["llama"]), for_two
+    old, new = (schedule(spec, encode_batch=count, replicas=2) for count in (3, 5))
+    found = changed(job, tmp_path, directories["llama"], 2, old, new, todo)
+    assert {r["id"]: tuple(r["output_ids"]) for r in found["results"]} == want
+    (change,) = found["changes"]
+    assert not change["moved"] and found["searches"][1] == 0  # one search for both
+    for device in (0, 1):
+        encoded = [s for s in found["spans"] if s[0] == device and s[1] == "encode"]
+        assert max(count for *_, start, _, count in encoded if start < change["changed_s"]) == 3
+        assert max(count for *_, start, _, count in encoded if start > change["changed_s"]) == 5
+
+
+def test_a_search_that_goes_on_keeps_no_process_alive():
+    """One that is over has nobody to tell."""
+    code = "import time; from xrunner.adaptation import beside; beside(lambda: time.sleep(600)); time.sleep(0.1)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_what_takes_over_in_place(directories):
     spec = ModelSpec.from_directory(directories["llama"])
     one = schedule(spec)
     assert takes_over_in_place(schedule(spec, encode_batch=9), one)
+    assert takes_over_in_place(schedule(spec, kv_blocks=39), one)
+    assert not takes_over_in_place(schedule(spec, kv_blocks=41), one)
     assert not takes_over_in_place(schedule(spec, "orca"), one)
     assert not takes_over_in_place(schedule(spec, degrees=(1, 1)), one)
     split = apart(spec, (1,), (1,))

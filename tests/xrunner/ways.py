@@ -8,15 +8,11 @@ import torch.distributed as dist
 
 from exegpt.models.device import PROCESSOR
 from xrunner import engine
-from xrunner.assembly import Work
 from xrunner.direct import DirectTransport
-from xrunner.handover import Arrival
 from xrunner.staged import StagedTransport
 
 from .cells import run_cells
 from .stand_in import StandIn
-
-KINDS = Work, Arrival, engine.Result
 
 
 class Waited(dist.Work):
@@ -36,11 +32,11 @@ class Waited(dist.Work):
 
 
 def staged(ranks, place, gpu):
-    return StagedTransport(ranks, place.group, KINDS, gpu)
+    return StagedTransport(ranks, place.group, engine.KINDS, gpu)
 
 
 def direct(ranks, place, gpu):
-    return DirectTransport(ranks, place.schedule, place.schedule.model.spec, KINDS, PROCESSOR, "gloo")
+    return DirectTransport(ranks, place.schedule, place.schedule.model.spec, engine.KINDS, PROCESSOR, "gloo")
 
 
 if __name__ == "__main__":
