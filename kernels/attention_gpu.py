@@ -48,8 +48,10 @@ def choose_tile(
     bytes, with or without a position bias (whose addresses take registers), and `shared` bytes of shared memory."""
     width = padded(head_size)
     decode = tokens == sequences
-    narrow = width <= 128
-    most, keys = (128, 64 if narrow and not biased else 32) if itemsize == 2 else (32, 32) if narrow else (16, 16)
+    if itemsize == 2:
+        most, keys = 128, 64 if width <= 128 and not biased else 32
+    else:  # no matrix units: both tiles are in registers
+        most, keys = (32, 32) if width <= 64 else (16, 16)
     two_stages = 4 * keys * width * itemsize
     if most * width * itemsize + two_stages > shared:
         most //= 2
