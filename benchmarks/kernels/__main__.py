@@ -1,7 +1,7 @@
 """Every kernel's path on the processor in float32: right, and as fast as what PyTorch brings?
 
-Each on the demo model's shapes, with a cold cache, beside PyTorch's operators, torch.compile, SDPA and FlexAttention,
-and the machine's limit. On a GPU `python -m benchmarks.gpu` does the same.
+Each on the demo model's shapes, its tensors in memory, beside PyTorch's operators, torch.compile, SDPA and
+FlexAttention, and the machine's limit. On a GPU `python -m benchmarks.gpu` does the same.
 
     python -m benchmarks.kernels
 """
@@ -9,15 +9,13 @@ and the machine's limit. On a GPU `python -m benchmarks.gpu` does the same.
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from benchmarks.kernels.cases import PROCESSOR, Sizes, all_cases
 from benchmarks.kernels.check import check
-from benchmarks.kernels.timing import Roofline, Timed, measure_roofline, processor_seconds, time_case
+from benchmarks.kernels.timing import Clock, Roofline, Timed, measure_roofline, processor_seconds, time_case
 from exegpt.cli import output
 
 CPU = torch.device("cpu")
@@ -39,14 +37,12 @@ class Row:
         return min(others) / self.timed.seconds if others else None
 
 
-def run(
-    sizes: Sizes, roofline: Roofline, only: str = "", clock: Callable[[Callable[[], Any]], float] = processor_seconds
-) -> list[Row]:
+def run(sizes: Sizes, roofline: Roofline, only: str = "", clock: Clock = processor_seconds) -> list[Row]:
     """Check and time every case whose name has `only` in it."""
     rows = []
-    for case in all_cases(sizes, torch.float32, CPU):
+    for case, twin in zip(*(all_cases(sizes, torch.float32, CPU) for _ in range(2)), strict=True):
         if only in case.name:
-            rows.append(Row(case.name, case.shape, check(case).passed, time_case(case, roofline, clock)))
+            rows.append(Row(case.name, case.shape, check(case).passed, time_case(case, roofline, clock, twin)))
             output.note(f"{case.name}, {case.shape}")
     return rows
 

@@ -4,16 +4,19 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from benchmarks.kernels.cases import Case
+from benchmarks.kernels.cases import Case, Make
 from xprofiler import machine
 
 _RUNS = 21
 _FLUSH_BYTES = 256 * 2**20
 """More than any cache: what a kernel reads lies in memory again before each run."""
+
+
+Clock = Callable[[Make, Make], float]
+"""Seconds of a call, and of which other call the code is the same."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +58,24 @@ def _matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * 8192**3 / device_seconds(lambda: a @ b)
 
 
-def time_case(case: Case, roofline: Roofline, clock: Callable[[Callable[[], Any]], float]) -> Timed:
-    """Time a case and its peers by a clock of below. A peer that fails says why; the kernel itself may not."""
-    seconds = clock(case.run)
+def time_case(case: Case, roofline: Roofline, clock: Clock, twin: Case | None = None) -> Timed:
+    """Time a case and its peers by a clock of below; `twin` is the same case over other tensors. A peer that fails says
+    why; the kernel itself may not.
+    """
+    twin = twin or case
+    seconds = clock(case.run, twin.run)
     others: dict[str, float | str] = {}
+    twins = twin.peers()
     for name, peer in case.peers().items():
         try:
-            others[name] = clock(peer)
+            others[name] = clock(peer, twins[name])
         except Exception as error:  # a peer's, whatever it is: reported in its place
             others[name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
     bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate)
     return Timed(seconds, others, bound / seconds)
 
 
-def device_seconds(function: Callable[[], Any]) -> float:
+def device_seconds(function: Make, alike: Make | None = None) -> float:
     """Median time on the device, launched as a CUDA graph, so that Python's share is none, with a cold cache."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -91,14 +98,16 @@ def device_seconds(function: Callable[[], Any]) -> float:
     return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
 
 
-def processor_seconds(function: Callable[[], Any]) -> float:
-    """Median time on the processor, with a cold cache."""
+def processor_seconds(function: Make, alike: Make) -> float:
+    """Median time on the processor, as of a layer among others: what it reads lies in memory, and its code in the cache
+    since `alike`, the same over other tensors.
+    """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8)
-    for _ in range(2):
-        function()
+    function()
     times = []
     for _ in range(_RUNS):
         flush.zero_()
+        alike()
         begin = time.perf_counter()
         function()
         times.append(time.perf_counter() - begin)

@@ -80,7 +80,7 @@ def test_a_kernel_that_fails_is_told_beside_the_others(monkeypatch, capsys):
 def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     """With a clock that needs no GPU, peers uncompiled, and PyTorch's attention by whatever backend there is."""
 
-    def clock(function):
+    def clock(function, alike=None):
         begin = time.perf_counter()
         function()
         return time.perf_counter() - begin
@@ -107,7 +107,7 @@ def test_a_peer_that_fails_says_why(monkeypatch):
         raise ValueError("no such backend\nat all")
 
     case = Case("one", "1", "torch.float16", lambda: None, lambda: None, 10, peers=lambda: {"theirs": broken})
-    timed = timing.time_case(case, timing.Roofline(100.0, 1.0), lambda function: function() or 0.5)
+    timed = timing.time_case(case, timing.Roofline(100.0, 1.0), lambda function, alike: function() or 0.5)
     assert timed.peers == {"theirs": "ValueError: no such backend"} and timed.share == pytest.approx(0.2)
 
 
