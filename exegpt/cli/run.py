@@ -289,7 +289,7 @@ def _run(
                 file.append(replace(result, text=text))
 
         if adapt:
-            again = rescheduling(asked.setting, asked.schedule)
+            again = rescheduling(asked.setting)
             engine, report = run_adapting(engine, asked.directory, left, again, on_finish, adjust)
         else:
             report = engine.run(left, on_finish, adjustment=adjust)
@@ -331,7 +331,8 @@ def _print(done: "Comparison", setting: "Setting") -> None:
         output.note(f"· {text}")
     output.table(COMPARISON_COLUMNS, comparison_rows([done]), schedule_text(done.schedule))
     for change in done.changes:
-        how = f"layers moved, {output.seconds(change.pause_s)} without work" if change.moved else "without a pause"
+        paused = f"{'layers moved' if change.moved else 'another cache'}, {output.seconds(change.pause_s)} without work"
+        how = paused if change.pause_s else "without a pause"
         print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
     print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
 

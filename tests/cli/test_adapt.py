@@ -30,13 +30,14 @@ def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drift
     made = tmp_path / "s.json"
     asked = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", made)
     assert exegpt(*asked, "-p", tiny_profile).code == 0
-    schedule = json.loads(made.read_text()) | {"kv_blocks": 200, "encode_batch": 4}  # unbounded, it would take all
+    schedule = json.loads(made.read_text()) | {"kv_blocks": 400, "encode_batch": 4}  # unbounded, it would take all
     made.write_text(json.dumps(schedule))
     run = ("run", "-m", tiny, "-r", drifting, "-s", made, "-p", tiny_profile)
     assert exegpt(*run, "--out", tmp_path / "plain.jsonl").code == 0
     done = exegpt(*run, "--out", tmp_path / "adapted.jsonl", "--adapt", "--json")
     assert done.code == 0, done.err
     changes = done.json["changes"]
+    assert "searching again" in done.err and "found: rra encode_batch=" in done.err
     assert changes and not any(change["moved"] for change in changes)
     assert changes[0]["schedule"]["workload"]["output"] != schedule["workload"]["output"]
     assert changes[0]["schedule"]["stages"] == schedule["stages"]

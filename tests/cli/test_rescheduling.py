@@ -1,0 +1,80 @@
+"""Searching again while a run goes on: what is promised is what the ranks can run, and moving must be worth it."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from exegpt.cli import rescheduling
+from exegpt.cli.answer import search_schedule
+from exegpt.cli.inputs import find_setting
+from exegpt.cli.rescheduling import WORTH, best
+from exegpt.workload import Workload, task
+from xrunner.adaptation import takes_over_in_place
+from xsimulator import estimate
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return find_setting("opt-13b", "4xA40", "S", None)
+
+
+@pytest.fixture(scope="module")
+def pipeline(setting):
+    """RRA on four stages."""
+    fixed = {"replicas": 1, "tp_degree": 1}
+    return search_schedule(setting, 30.0, policies=("rra",), fixed=fixed).schedule
+
+
+def rate(schedule, setting):
+    return estimate(schedule, setting.profile).throughput_tok_s
+
+
+def test_what_is_as_good_in_place_stays(setting, pipeline):
+    found, _ = best(replace(setting, workload=task("C1")), pipeline)
+    assert takes_over_in_place(found, pipeline) and found.kv_blocks <= pipeline.kv_blocks
+
+
+@pytest.mark.parametrize("blocks", [2000, 4000, 8000])
+def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
+    there = replace(setting, workload=task("C1"))
+    held = replace(pipeline, kv_blocks=blocks)
+    asked = {"policies": ("rra",), "fixed": {"replicas": 1}, "bound": held.bound}
+    free = search_schedule(there, 30.0, **asked).schedule
+    found, _ = best(there, held)
+    within = search_schedule(there, 30.0, **asked | {"fixed": {"replicas": 1, "tp_degree": 1}}, kv_blocks=blocks)
+    worth = rate(within.schedule, setting) < (1 - WORTH) * rate(free, setting)
+    assert takes_over_in_place(found, held) == (not worth)
+    assert found == (free if worth else within.schedule)
+
+
+def test_other_layers_where_those_that_are_there_are_too_slow(setting, pipeline):
+    """No variables that were found for other stages."""
+    found, _ = best(replace(setting, workload=task("G")), pipeline)
+    assert found.stages != pipeline.stages
+    said = estimate(found, setting.profile)
+    assert said.latency_s <= 30 and said.feasible
+
+
+def test_a_bound_that_no_schedule_meets(setting, pipeline):
+    found, why_not = best(replace(setting, workload=Workload.fixed(64, 4000)), pipeline)
+    assert found is None and "No schedule meets the bound of 30s: the lowest reachable latency is" in why_not
+
+
+def test_a_job_of_other_devices(setting, pipeline):
+    """A schedule by hand: on fewer devices than the cluster has."""
+    half = replace(pipeline, stages=pipeline.stages[:2], kv_blocks=10)
+    found, why_not = best(replace(setting, workload=task("C1")), half)
+    assert found is None and "is for 4 devices, and this job has 2" in why_not
+
+
+def end(answer, setting, held, most):
+    os._exit(3)
+
+
+def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, monkeypatch, capsys):
+    monkeypatch.setattr(rescheduling, "_search", end)
+    assert rescheduling.rescheduling(setting)(task("T"), pipeline) is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lengths have changed, to 128.5 input and 128 output tokens on average" in said
+    assert "the run keeps its schedule: the search was ended (exit code 3)" in said
