@@ -14,6 +14,7 @@ from exegpt.models.weights import torch_dtype
 from exegpt.policies import BlockPool
 from exegpt.schedule import Schedule
 from xrunner.decode_graphs import DecodeGraphs
+from xrunner.gpu import Gpu
 
 _SHAPES_S = 3.0
 """Seconds at most for the first calls of the matrix products by number of rows."""
@@ -64,7 +65,12 @@ def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> i
 
 
 def warm_up(
-    model: Model, cache: KVCache, extent: Extent, graphs: DecodeGraphs | None = None, running: bool = False
+    model: Model,
+    cache: KVCache,
+    extent: Extent,
+    graphs: DecodeGraphs | None = None,
+    running: bool = False,
+    gpu: Gpu | None = None,
 ) -> None:
     """Do everything once that is slower the first time, on a cache that nobody holds. All ranks of a tensor-parallel
     group call it at once.
@@ -75,6 +81,8 @@ def warm_up(
     run is `running` already, products are left out: to see a number of rows takes longer than what it saves.
     """
     cache.touch(extent.blocks)
+    if graphs:  # first: to make one gives back the memory that torch keeps for iterations
+        graphs.capture(extent.sequences, extent.longest)
     if model.device.type == "cpu":
         for new in (2, 1):
             _run_once(model, cache, 1, new, 1)
@@ -83,9 +91,9 @@ def warm_up(
     else:
         for sequences, new, width in _forms(extent, cache.values[0].shape[2]):
             _run_once(model, cache, sequences, new, width)
-    if graphs:
-        graphs.capture(extent.sequences, extent.longest)
     cache.touch(1)
+    if gpu:
+        gpu.moment().synchronize()  # or the first iteration would wait for all of this
 
 
 def _forms(extent: Extent, block_size: int) -> Iterator[tuple[int, int, int]]:

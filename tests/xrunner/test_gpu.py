@@ -97,6 +97,13 @@ def test_graphs_are_made_anew_for_longer_sequences(models):
         assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 3)
 
 
+def test_the_warm_up_is_done_before_the_clock_starts(models):
+    gpu, plan = StandIn(), cells.schedule(models["llama"].spec, "static", encode_batch=2, kv_blocks=12)
+    engine = Engine(models["llama"], plan, gpu=gpu)
+    engine.run([])
+    assert gpu.waited == 1
+
+
 def test_graphs_are_gone_before_what_the_ranks_have_together(models):
     """NCCL waits for graphs that hold its sums."""
     model, seen = models["llama"], []

@@ -1,6 +1,7 @@
 """The warm-up on a GPU: every form of a kernel that a run launches has been launched before, and so compiled."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from exegpt.kernels import device
 from exegpt.kernels.attention import attention
 from exegpt.models import load_model
 from exegpt.models.create import create_model
+from xrunner import warm_up as warm_up_module
 from xrunner.assembly import Work
 from xrunner.compute import Compute
 from xrunner.warm_up import Extent, warm_up
@@ -121,3 +123,14 @@ def test_one_kernel_takes_tables_that_begin_anywhere(forms):
     for table in torch.zeros(3, 3, dtype=torch.int32, device=META).split(1):
         attention(q, keys, values, table, counts, counts[:1], out)
     assert len(forms) == 1
+
+
+def test_graphs_are_made_first_and_all_is_waited_for(model, forms, monkeypatch):
+    """To make one gives back the memory that torch keeps; and what is queued here is no part of the run."""
+    order = []
+    monkeypatch.setattr(warm_up_module, "_run_once", lambda *given: order.append("run"))
+    graphs = SimpleNamespace(capture=lambda *given: order.append("graphs"))
+    moment = SimpleNamespace(synchronize=lambda: order.append("waited"))
+    warm_up(model, model.new_cache(4, BLOCK), SHORT, graphs, gpu=SimpleNamespace(moment=lambda: moment))
+    first, *runs, last = order
+    assert (first, last) == ("graphs", "waited") and set(runs) == {"run"}
