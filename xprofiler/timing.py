@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _CALLS = 8
 _GRAPH_S = 0.01
 """A graph has so many calls at most, and lasts no longer than this if it has several."""
+_FLUSH_BYTES = 2**28
+"""More than a GPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,16 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
         return _clock(lambda: (call(), torch.cuda.synchronize(device)))()
 
     calls = max(1, min(_CALLS, int(_GRAPH_S / queued())))
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
 
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
     def seconds() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()  # the cache is cold then, and what follows is queued before the device comes to it
         begin.record()
         graph.replay()
         end.record()

@@ -15,12 +15,17 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def clocked(monkeypatch):
-    """CUDA's streams, graphs and events over a device on which each call takes 2 ms: how often it was called."""
-    calls, now, captured = [], [0.0], []
+    """CUDA's graphs and events over a device on which each call takes 2 ms: how often it was called."""
+    calls, now, captured, idle = [], [0.0], [], [True]
 
     class Graph:
         def replay(self):
-            now[0] += 2.0 * len(captured)
+            now[0] += 2.0 * len(captured) + 1.0 * idle[0]  # an idle device waits for it
+            idle[0] = True
+
+    def flush():
+        now[0] += 50.0
+        idle[0] = False
 
     @contextlib.contextmanager
     def graph(_):
@@ -34,11 +39,7 @@ def clocked(monkeypatch):
         at.elapsed_time = lambda end: end.ms - at.ms
         return at
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
     fakes = {
-        "Stream": lambda device: stream,
-        "current_stream": lambda device: stream,
-        "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda device: None,
         "CUDAGraph": Graph,
         "graph": graph,
@@ -46,6 +47,7 @@ def clocked(monkeypatch):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: SimpleNamespace(zero_=flush))
     return calls, captured
 
 
