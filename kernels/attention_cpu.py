@@ -104,7 +104,8 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
 @intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
     """Ask for `count` (a compile-time constant) floats of an array from `start` on: blocks lie scattered in memory, so
-    the hardware can't guess where the next one is."""
+    the hardware can't guess where the next one is. Into the second cache: the first can wait for few lines at a time.
+    """
     if not isinstance(count, types.IntegerLiteral):
         return None
     floats = count.literal_value
@@ -116,7 +117,7 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         for offset in range(0, floats, 16):
             line = builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte)
-            builder.call(fetch, [line, word(0), word(3), word(1)])
+            builder.call(fetch, [line, word(0), word(2), word(1)])
         return context.get_dummy_value()
 
     return types.void(count, array, start), codegen
