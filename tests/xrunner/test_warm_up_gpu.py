@@ -1,6 +1,7 @@
 """The warm-up on a GPU: every form of a kernel that a run launches has been launched before, and so compiled."""
 
 import inspect
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,8 @@ from xrunner.assembly import Work
 from xrunner.compute import Compute
 from xrunner.warm_up import Extent, warm_up
 
-from .test_no_waiting import META, Nowhere
+from . import cells
+from .test_no_waiting import HOW, META, Nowhere, work
 
 BLOCK = 16
 
@@ -112,6 +114,24 @@ def test_nothing_is_compiled_in_a_run(model, forms, reached, lengths, contexts, 
     warm_up(model, cache, reached, compute.graphs)
     before = set(forms)
     compute(piece(lengths, contexts), None)
+    assert not forms - before
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "mistral", "qwen3", "t5"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_nothing_is_compiled_for_other_architectures(forms, tmp_path, arch, graphs):
+    create_model(tmp_path / "m", arch, **cells.SIZES)
+    if arch == "mistral":
+        config = json.loads((tmp_path / "m/config.json").read_text())
+        (tmp_path / "m/config.json").write_text(json.dumps(config | {"sliding_window": 20}))
+    model = load_model(tmp_path / "m", "bf16", device=META)
+    cache = model.new_cache(80, BLOCK)
+    compute = Compute(model, cache, True, Nowhere(), graphs)
+    warm_up(model, cache, Extent(79, 150, 12, 6, 8), compute.graphs)
+    before = set(forms)
+    for encode, decode in [((7, 40), ()), ((), (3, 9, 30)), ((60, 20, 7, 1, 3), (4, 5)), ((), (5,)), ((2, 3), (1,))]:
+        for how in HOW:
+            compute(work(model, encode, decode, **how), None)
     assert not forms - before
 
 
