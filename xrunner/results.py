@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -50,7 +51,7 @@ class ResultFile:
             self._run.unlink()
 
     def append(self, result: Result) -> None:
-        """Write one result so that it survives whatever comes next."""
+        """Write one result so that it is there whatever becomes of this process."""
         self._file.write(dumps(to_dict(result), indent=None) + "\n")
         self._file.flush()
 
@@ -74,13 +75,10 @@ class ResultFile:
             )
         data = self._partial.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                entry = json.loads(line)
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise InputError(f"'{self._partial}', line {number}, is broken ({error}): remove the file.") from None
-            result = from_dict(Result, entry, f"'{self._partial}', line {number},")
-            self.done[result.id] = result
+        try:
+            self.done = {result.id: result for result in _parsed(whole, self._partial)}
+        except InputError as error:
+            raise InputError(f"{error} Remove the file to run from the start.") from None
         if len(whole) < len(data):
             os.truncate(self._partial, len(whole))
 
@@ -90,10 +88,14 @@ def read_results(path: str | Path) -> list[Result]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"There is no result file '{path}'.")
-    results = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            results.append(from_dict(Result, json.loads(line), f"'{path}', line {number},"))
-        except json.JSONDecodeError as error:
-            raise InputError(f"'{path}', line {number}, is not valid JSON: {error.msg}.") from None
-    return results
+    return list(_parsed(path.read_bytes(), path))
+
+
+def _parsed(data: bytes, path: Path) -> Iterator[Result]:
+    """The results in a file's lines, which end with a line feed alone: texts may have other ends of lines in them."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line:
+            try:
+                yield from_dict(Result, json.loads(line), f"'{path}', line {number},")
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise InputError(f"'{path}', line {number}, is not a result in JSON ({error}).") from None

@@ -1,5 +1,7 @@
 """The results file: whole at the end, resumable in the middle."""
 
+from dataclasses import replace
+
 import pytest
 
 from exegpt.errors import InputError
@@ -68,8 +70,24 @@ def test_nothing_to_resume(tmp_path):
 def test_a_broken_middle_line_is_refused(tmp_path):
     path = tmp_path / "r.jsonl"
     interrupted(path, "a", torn="nonsense\n")
-    with pytest.raises(InputError, match=r"partial', line 2, is broken"):
+    with pytest.raises(InputError, match=r"partial', line 2, is not a result .*Remove the file"):
         ResultFile(path, "run1", resume=True)
+
+
+def test_texts_may_have_any_ends_of_lines(tmp_path):
+    path, odd = tmp_path / "r.jsonl", replace(result("a"), text="one\u2028two\x85three\rfour\nfive\x1c")
+    with ResultFile(path, "run1") as file:
+        file.append(odd)
+        file.append(result("b"))
+    assert read_results(path) == [odd, result("b")]
+
+
+def test_a_file_that_holds_no_results_is_named(tmp_path):
+    path = tmp_path / "r.jsonl"
+    for data in (b"\xff\n", b"nonsense\n"):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=r"r.jsonl', line 1, is not a result in JSON"):
+            read_results(path)
 
 
 def test_a_missing_folder_is_named(tmp_path):
