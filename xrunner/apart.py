@@ -67,7 +67,7 @@ class ApartDriver(Driver):
     def _next(self) -> Step | str | None:
         """The next decoding iteration, END where there will be none, or None while there is none yet."""
         self._look_after()
-        if self._idle() and not self._batches:
+        if self._idle() and not self._batches and self._freed == self._ordered:
             return END
         return self.policy.next_decode(self.ledger, self.now())
 

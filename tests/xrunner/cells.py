@@ -141,6 +141,8 @@ def run_cells(directory: Path) -> None:
                         engine.cancel(str(index))
 
             report = engine.run(todo if ranks.rank == 0 else [], hear)
+            ranks.all(None)  # all that was sent has come
+            assert not ranks.world.Iprobe(), f"{name} leaves a message on its way"
             if engine.speaks:
                 assert heard == list(report.results)
                 results = [document.to_dict(one) for one in report.results]

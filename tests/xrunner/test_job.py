@@ -49,7 +49,9 @@ def matrix(directories, ranks, archs, policies=tuple(POLICIES), layouts=None):
     return cells
 
 
-def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110, todo=None, cancelled=()):
+def run_cells(
+    job, tmp_path, directories, ranks, cells, eos=None, timeout=110, todo=None, cancelled=(), program="cells"
+):
     """What came of every cell, all of them run by one job. With its second result some requests are cancelled."""
     todo = todo or requests(ignore_eos=eos is None)
     given = {
@@ -63,7 +65,7 @@ def run_cells(job, tmp_path, directories, ranks, cells, eos=None, timeout=110, t
         for name, (arch, plan) in cells.items()
     }
     (tmp_path / "cells.json").write_text(json.dumps(given))
-    done = job(ranks, "-m", "mpi4py", "-m", "tests.xrunner.cells", tmp_path, timeout=timeout)
+    done = job(ranks, "-m", "mpi4py", "-m", f"tests.xrunner.{program}", tmp_path, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in cells}
 
@@ -260,6 +262,13 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories
             assert result["output_ids"] == tokens[: len(result["output_ids"])], name
             assert result["start_s"] is None or result["start_s"] >= result["arrival_s"]
             assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
+
+
+def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
+    """Requests of one token have nothing to hand over: the driver is through when their tokens are there."""
+    todo = requests([(9, 1)] * 4)
+    found = run_cells(job, tmp_path, directories, 2, sides(directories, 2, ["llama"]), todo=todo, program="left_over")
+    assert all(len(cell["results"]) == 4 for cell in found.values())
 
 
 def cut_at(tokens, ends):
