@@ -20,7 +20,7 @@ from exegpt.cluster import LinkSpec, local_cluster
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
 from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import PROCESSOR, made_current
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -101,6 +101,7 @@ def measure_job(
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
     InputError on every rank where the ranks' models, dtypes, versions or processors differ, or where they share GPUs.
     """
+    device = made_current(device)
     ranks.agree(lambda: _facts(source, dtype, device))
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)

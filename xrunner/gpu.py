@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from exegpt.models.device import made_current
+
 
 class Moment(Protocol):
     """A place in the queue."""
@@ -24,9 +26,7 @@ class Gpu:
     """A CUDA device, the current one where it has no number; from now on it is the current one of this thread."""
 
     def __init__(self, device: torch.device):
-        if device.index is not None:
-            torch.cuda.set_device(device)
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = made_current(device)
         self._beside = torch.cuda.Stream(self.device)
         self.begin_graphs()
 

@@ -11,18 +11,30 @@ PROCESSOR = torch.device("cpu")
 
 
 def find_device(name: str | None = None, local: int = 0) -> torch.device:
-    """The device of a node's rank `local`: `cpu`, or with `cuda` one of the node's GPUs, which its ranks take in turn.
-    None: a GPU where there is one, else the processor. InputError for a GPU that isn't there.
+    """The device of a node's rank `local`: `cpu`, or with `cuda` one of the node's GPUs, which its ranks take in turn,
+    from now on the current one. None: a GPU where there is one, else the processor. InputError for a GPU that isn't
+    there.
     """
     if name not in (None, "cpu", "cuda"):
         raise InputError(f"There is no device '{name}': use cpu or cuda.")
     count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
     if count:
-        return torch.device("cuda", local % count)
+        return made_current(torch.device("cuda", local % count))
     if name == "cuda":
         built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
         raise InputError(f"--device cuda needs a GPU, and torch sees none here{built}: use --device cpu.")
     return PROCESSOR
+
+
+def made_current(device: torch.device) -> torch.device:
+    """The device with its number. A GPU, without a number the current one, is from now on what this thread's Triton
+    kernels, streams, moments and graphs are on.
+    """
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def identity(device: torch.device) -> str:

@@ -84,8 +84,11 @@ def test_devices_are_found():
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     assert [find_device(None, local) for local in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
-    assert find_device("cpu") == PROCESSOR
+    assert current == [0, 1, 0] and find_device("cpu") == PROCESSOR
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):

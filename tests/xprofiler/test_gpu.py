@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from exegpt.cluster import local_cluster
+from exegpt.model import ModelSpec
 from xprofiler import machine
+from xprofiler.measure import measure_profile
 from xprofiler.timing import timed
 
 GPU = torch.device("cuda", 0)
@@ -73,3 +75,17 @@ def test_this_machines_gpu(monkeypatch):
     assert there["device"] == "Some GPU" and there.items() > machine.provenance().items()
     found.name = "Another GPU"
     assert machine.which(cluster) is None
+
+
+def test_the_gpu_that_is_measured_is_the_current_one(monkeypatch):
+    """On which Triton launches, and streams and moments are: of several ranks, each has another."""
+
+    class Asked(Exception):
+        pass
+
+    def set_device(device):
+        raise Asked(device)
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    with pytest.raises(Asked, match="cuda:1"):
+        measure_profile(ModelSpec("m", "llama", 1, 8, 1, 1, 8, 8, True, 9, 9), device=torch.device("cuda", 1))
