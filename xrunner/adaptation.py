@@ -41,6 +41,8 @@ class Change:
     moved: bool
     """Whether layers moved to other ranks."""
     schedule: Schedule
+    refused: str | None = None
+    """Why the ranks couldn't take it, where they went on under the schedule that they had."""
 
 
 class Adaptation:
@@ -92,7 +94,7 @@ def beside(work: Callable[[], T]) -> "Future[T]":
 def same(one: Schedule, other: Schedule) -> bool:
     """Whether two schedules decide alike, whatever workload they were found for."""
     names = ("policy", "encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "max_num_seqs")
-    names += ("max_num_batched_tokens", "prefills_per_step", "replicas", "stages")
+    names += ("max_num_batched_tokens", "prefills_per_step", "replicas", "stages", "kv_blocks")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 

@@ -10,6 +10,7 @@ from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.adaptation import Change, Reschedule
 from xrunner.engine import Engine, RunReport, blocks_needed
+from xrunner.ranks import Agreed
 
 
 def run_adapting(
@@ -27,6 +28,7 @@ def run_adapting(
     """
     whose = [list(range(len(requests)))]
     told: list[RunReport | None] = []
+    refused: list[str | None] = []
     while True:
         own = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
         told.append(own if engine.speaks else None)
@@ -35,38 +37,44 @@ def run_adapting(
         if not left:
             break
         whose.append([whose[-1][place] for place in left])
-        engine = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
+        engine, why_not = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
+        refused.append(why_not)
     # Each engine may have spoken on another rank. What they said is long: no rank hears it before all work is done.
     everyone = zip(*engine.ranks.all(tuple(told), RunReport), strict=True)
-    return engine, _whole([next(one for one in engines if one) for engines in everyone], whose)
+    return engine, _whole([next(one for one in engines if one) for engines in everyone], whose, refused)
 
 
-def _onward(engine: Engine, directory: str | Path, schedule: Schedule, left: Sequence[Request]) -> Engine:
-    """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed."""
+def _onward(
+    engine: Engine, directory: str | Path, schedule: Schedule, left: Sequence[Request]
+) -> tuple[Engine, str | None]:
+    """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed.
+    Where the ranks can't take it, one of the schedule as it was, and why.
+    """
     blocks = max(schedule.kv_blocks, *(blocks_needed(request, schedule) for request in left))
-    onward = replace(schedule, kv_blocks=blocks)
-    if schedule.stages == engine.schedule.stages:
-        return engine.again(onward)
-    device = engine.model.device
-    engine.close()
-    return Engine.load(directory, onward, engine.ranks, engine.began, device)
+    try:
+        return engine.onward(directory, replace(schedule, kv_blocks=blocks)), None
+    except Agreed as error:
+        why_not = str(error)
+    # These lengths are known now: that they aren't those that it was found for is no reason to search again.
+    return engine.onward(directory, replace(engine.schedule, workload=schedule.workload)), why_not
 
 
-def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]]) -> RunReport:
-    """One report of all engines' runs, given the places of each one's requests."""
+def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused: Sequence[str | None]) -> RunReport:
+    """One report of all engines' runs, given the places of each one's requests, and why changes were refused."""
     results: list[Result] = []
     served: list[Served] = []
     spans: list[Span] = []
     changes: list[Change] = []
-    moving: Change | None = None
-    for report, places in zip(reports, whose, strict=True):
-        if moving:
-            changes.append(_with_pause(moving, spans, report.timeline.spans))
+    for number, (report, places) in enumerate(zip(reports, whose, strict=True)):
+        if number:
+            change = reports[number - 1].moving
+            assert change, "an engine goes on where a change was found"
+            change = replace(change, refused=refused[number - 1])
+            changes.append(_with_pause(change, spans, report.timeline.spans))
         results += report.results
         served += (replace(one, index=places[one.index]) for one in report.served)
         spans += report.timeline.spans
         changes += report.changes
-        moving = report.moving
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
     return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
 

@@ -87,6 +87,7 @@ class Engine:
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
         gpu = gpu or gpu_of(model.device)
+        self._device, self._gpu = model.device, gpu
         blocks = _cache_blocks(self.place, model.spec) + (gpu is not None)  # one for rows that only fill up
         self._check_memory("A KV cache", f"of {schedule.kv_blocks} blocks on each rank", self._cache_bytes(blocks))
         cache = model.new_cache(blocks, schedule.block_size)
@@ -132,16 +133,24 @@ class Engine:
         return self.place.rank == self.place.driver and self.place.replica == 0
 
     def cancel(self, request_id: str) -> None:
-        """End a request of the current run before the next iteration; from any thread. Unknown ids are ignored."""
+        """End a request that this rank drives before the next iteration; from any thread. Other ids are ignored."""
         self._cancelled.add(request_id)
 
-    def again(self, schedule: Schedule) -> "Engine":
-        """The engine that goes on under another schedule on the same stages: with these weights, and another cache.
-        Nothing can be run by this one any more.
+    def onward(self, directory: str | Path, schedule: Schedule) -> "Engine":
+        """The engine that goes on with this one's run under another schedule, and cancels whom this one is told to; all
+        ranks call it alike. The weights stay where stages do, and by this engine nothing can be run any more.
+
+        InputError, on all of them, where it can't be run so; another schedule may follow.
         """
-        model, gpu = self.model, self.worker.gpu
-        del self.worker, self.model  # first: the next cache needs the room of this one's
-        return Engine(model, schedule, self.ranks, self.transport, self.began, gpu)
+        if schedule.stages == self.schedule.stages and hasattr(self, "model"):
+            self.__dict__.pop("worker", None)  # first: the next cache needs the room of this one's
+            engine = Engine(self.model, schedule, self.ranks, self.transport, self.began, self._gpu)
+        else:
+            if hasattr(self, "model"):
+                self.close()
+            engine = Engine.load(directory, schedule, self.ranks, self.began, self._device)
+        engine._cancelled = self._cancelled
+        return engine
 
     def close(self) -> None:
         """Give back this rank's memory, and what the ranks have together; nothing can be run any more."""

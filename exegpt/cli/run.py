@@ -333,6 +333,8 @@ def _print(done: "Comparison", setting: "Setting") -> None:
     for change in done.changes:
         paused = f"{'layers moved' if change.moved else 'another cache'}, {output.seconds(change.pause_s)} without work"
         how = paused if change.pause_s else "without a pause"
+        if change.refused:
+            how += f"; the run kept its schedule: {change.refused}"
         print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
     print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
 

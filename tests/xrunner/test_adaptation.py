@@ -113,6 +113,41 @@ def test_the_next_cache_holds_the_longest_who_waits(directories, model):
     assert report.changes and engine.schedule == replace(new, kv_blocks=5)
 
 
+@pytest.mark.parametrize(
+    ("found", "why_not"), [({"kv_blocks": 2**36}, "GiB are available"), ({"replicas": 2}, "for 2 devices")]
+)
+def test_what_the_ranks_cannot_take_leaves_the_schedule_as_it_was(directories, model, undisturbed, found, why_not):
+    engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
+    searches = []
+
+    def reschedule(workload, held):
+        searches.append(workload)
+        return schedule(model.spec, workload=workload, **found)
+
+    engine, report = run_adapting(engine, directories["llama"], requests(LENGTHS), reschedule)
+    assert tokens(report) == undisturbed
+    (change,) = report.changes
+    assert why_not in change.refused and not change.moved
+    assert engine.schedule == schedule(model.spec, workload=searches[0]) and len(searches) == 1
+
+
+def test_who_is_cancelled_after_a_move_ends(directories, model, undisturbed):
+    """By the engine that the run began with, which is all that the caller has."""
+    first = Engine.load(directories["llama"], schedule(model.spec), Ranks())
+    told = []
+
+    def hear(result):
+        told.append(result)
+        if len(told) == 40:
+            first.cancel("51")
+
+    new = schedule(model.spec, "orca", kv_blocks=60, max_num_seqs=2)
+    _, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, hear)
+    (change,) = report.changes
+    assert told[39].finish_s > change.changed_s
+    assert [result.id for result in told if result.finish_reason == "cancelled"] == ["51"]
+
+
 @pytest.mark.parametrize(("longest", "blocks"), [((5, 16), 10), ((80, 12), 6)])
 def test_in_place_a_schedule_has_the_blocks_that_it_reckons_with(model, longest, blocks, monkeypatch):
     """Or more, where somebody who waits needs them."""
