@@ -1,6 +1,5 @@
 """ClusterSpec: nodes × devices, what one device can do, and the links within and between nodes."""
 
-import math
 import os
 import platform
 import re
@@ -14,10 +13,16 @@ MAX_DEVICES = 100_000
 """A larger cluster is taken for a mistake."""
 
 
-def _check(what: str, value: float, least: float = 1.0) -> None:
-    """InputError unless the value is a finite number from `least` on."""
-    if not (math.isfinite(value) and value >= least):
-        raise InputError(f"The {what} is {value}: it must be a finite number of at least {least:g}.")
+def _check(what: str, value: float, least: float = 1.0, most: float = 1e24) -> None:
+    """InputError unless the value is a number from `least` to `most`."""
+    if not least <= value <= most:
+        raise InputError(f"The {what} is {value}: it must be a number from {least:g} to {most:g}.")
+
+
+def _check_share(what: str, value: float) -> None:
+    """InputError unless the value is a share, and more than nothing."""
+    if not 0 < value <= 1:
+        raise InputError(f"The {what} is {value}: it must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,10 @@ class DeviceSpec(Noun):
         _check(f"memory_bytes of device '{self.kind}'", self.memory_bytes)
         for name, rate in {"bandwidth_bytes_s": self.bandwidth_bytes_s, **self.flops_s}.items():
             _check(f"{name} of device '{self.kind}'", rate, least=0.0)  # 0: not measured yet
+        fractions = {f"flops_fractions of {dtype}": share for dtype, share in self.flops_fractions.items()}
+        fractions |= {"flops_fraction": self.flops_fraction, "bandwidth_fraction": self.bandwidth_fraction}
+        for name, share in fractions.items():
+            _check_share(f"{name} of device '{self.kind}'", share)
 
     def reached_flops_s(self, dtype: str) -> float:
         """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""
@@ -56,7 +65,7 @@ class LinkSpec(Noun):
 
     def __post_init__(self) -> None:
         _check("bandwidth_bytes_s of a link", self.bandwidth_bytes_s)
-        _check("latency_s of a link", self.latency_s, least=0.0)
+        _check("latency_s of a link", self.latency_s, least=0.0, most=60.0)
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ def local_cluster() -> ClusterSpec:
     return ClusterSpec(f"local ({platform.machine()})", 1, 1, device, link, link, memory_fraction=0.5)
 
 
-_FORM = re.compile(r"(?:(\d+)x)?(\d+)x([A-Za-z0-9-]+)")
+_FORM = re.compile(r"(?:(\d{1,99})x)?(\d{1,99})x([A-Za-z0-9-]+)")
 
 
 def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpec:

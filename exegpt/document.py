@@ -4,7 +4,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
+import reprlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +17,11 @@ Noun = TypeVar("Noun")
 
 MAX_BYTES = 256 * 2**20
 """A larger document is refused before it is parsed."""
+
+MAX_LINE = 64 * 2**20
+
+MAX_YAML_BYTES = 2**20
+"""The same of YAML, which people write, and which takes a minute per 10 MB to parse."""
 
 
 _adapters: dict[type, Any] = {}
@@ -46,15 +54,16 @@ def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
         if isinstance(own, InputError):  # a noun's own sentence
             raise InputError(f"{what}: {own}") from None
         where = ".".join(str(part) for part in first["loc"]) or "the top level"
-        value = repr(first["input"])
+        value = reprlib.repr(first["input"])  # never the whole of it: a YAML file's aliases can make that without end
         value = value if len(value) < 60 else value[:57] + "..."
         raise InputError(f"{what} is not a valid {cls.__name__}: {where}: {first['msg']} (got {value}).") from None
     return noun
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:
-    """JSON text without NaN or Infinity."""
-    return json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=False)
+    """JSON text without NaN or Infinity; what no UTF-8 can hold (of a path's odd bytes) stays an escape."""
+    text = json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def fingerprint(noun: Any) -> str:
@@ -66,7 +75,7 @@ def fingerprint(noun: Any) -> str:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary file beside it, then rename."""
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # what a link names is written, and the link stays
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -83,29 +92,85 @@ def write(path: str | Path, noun: Any) -> None:
     write_text(path, dumps(to_dict(noun)) + "\n")
 
 
+def check_file(path: Path, what: str = "file") -> None:
+    """InputError unless there is a plain file: nobody waits for a pipe, or reads a device without end."""
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a {what} in it.")
+    if not path.exists():
+        raise InputError(f"There is no {what} '{path}'.")
+    if not path.is_file():
+        raise InputError(f"'{path}' is not a plain file but a pipe or a device: name a {what}.")
+
+
+def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
+    """The text of a file in UTF-8, without a byte order mark; InputError where there is none, or over `most` bytes."""
+    check_file(path, what)
+    if path.stat().st_size > most:
+        raise InputError(f"'{path}' has {path.stat().st_size:,} bytes: documents of over {most:,} are refused.")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.") from None
+
+
+def read_lines(path: Path, what: str = "file", newline: str | None = None) -> Iterator[str]:
+    """A file's lines, of UTF-8, without a byte order mark; InputError where there is none, or a line is over
+    MAX_LINE characters: that is no list of lines, and would fill the memory.
+    """
+    check_file(path, what)
+    with path.open(encoding="utf-8-sig", newline=newline) as file:
+        try:
+            while line := file.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE:
+                    raise InputError(f"'{path}' has a line of over {MAX_LINE:,} characters: write one entry per line.")
+                yield line
+        except UnicodeDecodeError as error:
+            raise InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.") from None
+
+
+def parse_json(text: str, what: str) -> Any:
+    """The JSON value that `text` is; InputError, which begins with `what`, where it is none: NaN and Infinity are no
+    JSON, and half of a surrogate pair is no text.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        why = f"{error.msg} at line {error.lineno}, column {error.colno}" if "\n" in text.strip() else error.msg
+    except RecursionError:
+        why = "it is nested too deeply"
+    except UnicodeEncodeError:
+        why = "it has half of a surrogate pair, which is no text"
+    except ValueError as error:  # a number that JSON doesn't have, or one of thousands of digits
+        why = str(error).split(";")[0]
+    raise InputError(f"{what} is not valid JSON: {why}.")
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
 def read_json(path: str | Path) -> Any:
     """The JSON value in a file; InputError where there is none, or it is too large or torn."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"There is no file '{path}'.")
-    if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"'{path}' has {path.stat().st_size:,} bytes: documents of over {MAX_BYTES:,} are refused.")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"'{path}' is not valid JSON: {error}.") from None
+    return parse_json(read_text(Path(path)), f"'{path}'")
 
 
 def read_yaml(path: Path, what: str) -> Any:
     """The content of a YAML file; InputError where there is none ("There is no `what` file") or it isn't YAML."""
     import yaml
 
-    if not path.is_file():
-        raise InputError(f"There is no {what} file '{path}'.")
+    text = read_text(path, f"{what} file", MAX_YAML_BYTES)
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
         raise InputError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a date that is none
+        raise InputError(f"'{path}' can't be read as YAML: {str(error).splitlines()[0]}.") from None
 
 
 def read(cls: type[Noun], path: str | Path) -> Noun:

@@ -1,8 +1,8 @@
 """ModelSpec: the sizes of a transformer, and what follows from them: parameters, FLOPs, bytes, but no times."""
 
 import functools
-import json
 import math
+import reprlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,10 @@ Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"
 
 BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one value of each dtype."""
+
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000
+"""A larger model is taken for a mistake."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,13 @@ class ModelSpec(Noun):
     """Tokens that a token sees, itself and those before it, where every layer has this window; None: all."""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context", "window"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise InputError(f"Model '{self.name}' has {field} = {value}: it must be at least 1.")
+        for field in ("hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context"):
+            _size(getattr(self, field), f"Model '{self.name}' has {field}")
+        _size(self.layers, f"Model '{self.name}' has layers", MAX_LAYERS)
+        if self.encoder_layers != 0:
+            _size(self.encoder_layers, f"Model '{self.name}' has encoder_layers", MAX_LAYERS)
+        if self.window is not None:
+            _size(self.window, f"Model '{self.name}' has window")
         if self.heads % self.kv_heads:
             raise InputError(
                 f"Model '{self.name}' has {self.heads} heads, which its {self.kv_heads} KV heads do not divide."
@@ -162,14 +169,8 @@ class ModelSpec(Noun):
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
         """The spec that a Hugging Face `config.json` describes; InputError for what isn't supported, by name."""
-        kind = config.get("model_type")
         _refuse_unsupported(config, name)
-        try:
-            return _FROM_CONFIG[kind](config, name)  # type: ignore[index]
-        except KeyError as error:
-            raise InputError(f"The config of model '{name}' ({kind}) lacks the key {error}.") from None
-        except TypeError as error:
-            raise InputError(f"The config of model '{name}' ({kind}) has a value of a wrong type: {error}.") from None
+        return _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":
@@ -179,13 +180,12 @@ class ModelSpec(Noun):
 
 def read_config(directory: str | Path) -> dict[str, Any]:
     """The `config.json` of a model directory; InputError where it is missing or broken."""
+    from exegpt.document import read_json
+
     path = Path(directory) / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"'{directory}' is not a model directory: it has no config.json.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"'{path}' is not valid JSON: {error}.") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise InputError(f"'{path}' does not hold a JSON object.")
     return config
@@ -193,30 +193,70 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 
 def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
     kind = config.get("model_type")
-    if kind not in _FROM_CONFIG:
+    if not isinstance(kind, str) or kind not in _FROM_CONFIG:
         known = ", ".join(sorted(_FROM_CONFIG))
         raise InputError(f"Model '{name}' is of type '{kind}', which is not supported: supported types are {known}.")
     if config.get("quantization_config"):
         raise InputError(f"Model '{name}' is a quantised checkpoint, which is not supported: use its original weights.")
 
 
-def _llama(config: dict[str, Any], name: str) -> ModelSpec:
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+def _size(value: Any, what: str, most: int = MAX_SIZE) -> int:
+    """The value, a whole number from 1 to `most`; else InputError, which begins with `what`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"{what} = {reprlib.repr(value)}: it must be a whole number from 1 to {most:,}.")
+    return value
+
+
+@dataclass(frozen=True)
+class _Config:
+    """A `config.json` whose sizes are checked as they are asked for, by the file's own names."""
+
+    values: dict[str, Any]
+    name: str
+
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """The size of that name; where it isn't there, or null, the default, and InputError without one."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if key not in self.values:
+            raise InputError(f"The config of model '{self.name}' lacks the key '{key}'.")
+        return _size(value, f"The config of model '{self.name}' has {key}", most)
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        """A number of layers."""
+        return self.size(key, default, MAX_LAYERS)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A switch; the default where it isn't there, or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            what = f"The config of model '{self.name}' has {key} = {reprlib.repr(value)}"
+            raise InputError(f"{what}: it must be true or false.")
+        return default if value is None else value
+
+
+def _llama(config: _Config, name: str) -> ModelSpec:
+    kind = config.values["model_type"]
+    heads, hidden, layers = config.size("num_attention_heads"), config.size("hidden_size"), config.layers(_LAYERS)
     return ModelSpec(
         name=name,
-        architecture=config["model_type"],
-        layers=config["num_hidden_layers"],
+        architecture=kind,
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or (128 if config["model_type"] == "qwen3" else hidden // heads),
-        ffn=config["intermediate_size"],
+        kv_heads=config.size("num_key_value_heads", heads),
+        head_size=config.size("head_dim", 128 if kind == "qwen3" else hidden // heads),
+        ffn=config.size("intermediate_size"),
         gated=True,
-        vocab=config["vocab_size"],
-        context=config["max_position_embeddings"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        window=_common_window(config),
+        vocab=config.size("vocab_size"),
+        context=config.size("max_position_embeddings"),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        window=_common_window(config.values, layers),
     )
+
+
+_LAYERS = "num_hidden_layers"
 
 
 def attention_window(config: dict[str, Any], layer: int) -> int | None:
@@ -224,75 +264,83 @@ def attention_window(config: dict[str, Any], layer: int) -> int | None:
     a Mistral's config that doesn't say has 4096, a Qwen's has windows only where it asks for them.
     """
     kind = config.get("model_type")
+    if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):
+        return None
     window: int | None = config.get("sliding_window", 4096)
+    if window is not None:
+        _size(window, "The config has sliding_window")
     if kind == "mistral":
         return window
-    if kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window"):
-        return None
-    if config.get("layer_types"):
-        return window if config["layer_types"][layer] == "sliding_attention" else None
-    return window if layer >= config.get("max_window_layers", 28) else None
+    types, first = config.get("layer_types"), config.get("max_window_layers", 28)
+    if types:
+        if not isinstance(types, list) or layer >= len(types):
+            raise InputError(f"The config has layer_types = {reprlib.repr(types)}: it must list every layer's.")
+        return window if types[layer] == "sliding_attention" else None
+    if not isinstance(first, int):
+        raise InputError(f"The config has max_window_layers = {reprlib.repr(first)}: it must be a whole number.")
+    return window if layer >= first else None
 
 
-def _common_window(config: dict[str, Any]) -> int | None:
+def _common_window(config: dict[str, Any], layers: int) -> int | None:
     """The window that all layers have; None where one sees everything, or they differ."""
-    windows = {attention_window(config, layer) for layer in range(config["num_hidden_layers"])}
+    windows = {attention_window(config, layer) for layer in range(layers)}
     return windows.pop() if len(windows) == 1 else None
 
 
-def _gpt2(config: dict[str, Any], name: str) -> ModelSpec:
-    heads, hidden = config["n_head"], config["n_embd"]
+def _gpt2(config: _Config, name: str) -> ModelSpec:
+    heads, hidden = config.size("n_head"), config.size("n_embd")
     return ModelSpec(
         name=name,
         architecture="gpt2",
-        layers=config["n_layer"],
+        layers=config.layers("n_layer"),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
         head_size=hidden // heads,
-        ffn=config.get("n_inner") or 4 * hidden,
+        ffn=config.size("n_inner", 4 * hidden),
         gated=False,
-        vocab=config["vocab_size"],
-        context=config["n_positions"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        vocab=config.size("vocab_size"),
+        context=config.size("n_positions"),
+        tied_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 
-def _opt(config: dict[str, Any], name: str) -> ModelSpec:
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if config.get("word_embed_proj_dim", hidden) != hidden:
+def _opt(config: _Config, name: str) -> ModelSpec:
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    if config.values.get("word_embed_proj_dim", hidden) != hidden:
         raise InputError(f"Model '{name}' projects its embeddings (as opt-350m does), which is not supported.")
     return ModelSpec(
         name=name,
         architecture="opt",
-        layers=config["num_hidden_layers"],
+        layers=config.layers(_LAYERS),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
         head_size=hidden // heads,
-        ffn=config["ffn_dim"],
+        ffn=config.size("ffn_dim"),
         gated=False,
-        vocab=config["vocab_size"],
-        context=config["max_position_embeddings"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        vocab=config.size("vocab_size"),
+        context=config.size("max_position_embeddings"),
+        tied_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 
-def _t5(config: dict[str, Any], name: str) -> ModelSpec:
+def _t5(config: _Config, name: str) -> ModelSpec:
+    layers, heads = config.layers("num_layers"), config.size("num_heads")
     return ModelSpec(
         name=name,
         architecture="t5",
-        layers=config.get("num_decoder_layers") or config["num_layers"],
-        encoder_layers=config["num_layers"],
-        hidden=config["d_model"],
-        heads=config["num_heads"],
-        kv_heads=config["num_heads"],
-        head_size=config["d_kv"],
-        ffn=config["d_ff"],
-        gated=str(config.get("feed_forward_proj", "relu")).startswith("gated"),
-        vocab=config["vocab_size"],
-        context=config.get("n_positions", 512),
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        layers=config.layers("num_decoder_layers", layers),
+        encoder_layers=layers,
+        hidden=config.size("d_model"),
+        heads=heads,
+        kv_heads=heads,
+        head_size=config.size("d_kv"),
+        ffn=config.size("d_ff"),
+        gated=str(config.values.get("feed_forward_proj", "relu")).startswith("gated"),
+        vocab=config.size("vocab_size"),
+        context=config.size("n_positions", 512),
+        tied_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 

@@ -3,6 +3,7 @@
 import bisect
 import functools
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +37,8 @@ class Table(Noun):
         size = int(np.prod([len(p) for p in self.points])) if self.points else 0
         if len(self.axes) != len(self.points) or size != len(self.values) or not size:
             raise InputError(f"A table over {self.axes} needs {size} values on its grid (got {len(self.values)}).")
-        if any(b <= a for p in self.points for a, b in itertools.pairwise(p)):
-            raise InputError(f"The grid of a table over {self.axes} must increase along every axis.")
+        if not all(a < b for p in self.points for a, b in itertools.pairwise((-math.inf, *p, math.inf))):
+            raise InputError(f"The grid of a table over {self.axes} must increase along every axis, and be finite.")
         if not np.isfinite(self.values).all() or min(self.values) < 0:
             raise InputError(f"A table over {self.axes} holds times that are negative or not finite.")
         if self.filled and not 0 <= min(self.filled) <= max(self.filled) < size:
@@ -203,6 +204,8 @@ class Profile(Noun):
             raise InputError(
                 f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
             )
+        if not self.degrees or min(tables.tp for tables in self.degrees) < 1:
+            raise InputError("A profile needs the tables of at least one tensor-parallel degree, of 1 or more.")
         if self.dtype not in BYTES:
             raise InputError(f"This profile is in dtype '{self.dtype}', which is not known: {', '.join(BYTES)} are.")
 

@@ -1,11 +1,13 @@
 """Schedule: a policy, its control variables and the layer-to-device allocation. The one thing the runner obeys."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from exegpt.cluster import MAX_DEVICES, ClusterSpec
 from exegpt.errors import InputError
-from exegpt.model import ModelSpec
+from exegpt.model import BYTES, ModelSpec
 from exegpt.noun import Noun
 from exegpt.workload import Workload
 
@@ -98,12 +100,49 @@ class Schedule(Noun):
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
         if self.replicas > MAX_DEVICES:
             raise InputError(f"A schedule can't have {self.replicas:,} replicas: at most {MAX_DEVICES:,} can be.")
+        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
+            if dtype not in BYTES:
+                raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
+        if self.latency_bound_s is not None and not self.latency_bound_s > 0:
+            raise InputError(f"A schedule can't have the bound of {self.latency_bound_s} s: it must be above 0.")
         phases = {stage.phase for stage in self.stages}
         if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
             raise InputError(
                 f"A schedule of policy {self.policy} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
                 "encode and decode, every other policy does both on each."
             )
+
+    def check_stages(self) -> None:
+        """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
+        devices = sorted(device for stage in self.stages for device in stage.devices)
+        if devices != list(range(len(devices))):
+            raise InputError(
+                f"The schedule's stages have the devices {devices}: each from 0 on must be in exactly one; tune again."
+            )
+        for stage in self.stages:
+            if len(stage.devices) != stage.tp or stage.tp < 1:
+                raise InputError(
+                    f"A stage of degree {stage.tp} has the devices {list(stage.devices)}: it needs {stage.tp}; "
+                    "tune again."
+                )
+        for phase in sorted({stage.phase for stage in self.stages}):
+            self._check_layers(phase)
+
+    def _check_layers(self, phase: str) -> None:
+        """InputError unless a line of stages holds every layer that works in its phase once, in order, and no other."""
+        model, line = self.model.spec, [stage for stage in self.stages if stage.phase == phase]
+        encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
+        stacks = (
+            ("encoder layers", [stage.encoder_layers for stage in line], model.encoder_layers * encodes),
+            ("layers", [stage.decoder_layers for stage in line], model.layers * decodes),
+        )
+        for name, held, count in stacks:
+            if not _whole(held, count):
+                ranges = ", ".join("none" if layers is None else "{}:{}".format(*layers) for layers in held)
+                raise InputError(
+                    f"The stages of phase {phase} hold the {name} {ranges} of the {count} of model '{model.name}': "
+                    "each must be in exactly one, in order; tune again."
+                )
 
     def check_model(self, spec: ModelSpec) -> None:
         """InputError unless this schedule is for a model of these sizes (its name may differ)."""
@@ -114,6 +153,16 @@ class Schedule(Noun):
                 f"This schedule is for model '{self.model.spec.name}' ({self.model.fingerprint}), not for "
                 f"'{spec.name}': tune for this model."
             )
+
+
+def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
+    """Whether stages hold so many layers, each at least one; none at all where there are none."""
+    if not layers:
+        return not any(held)
+    parts = [one for one in held if one is not None]
+    edges = [0, *(stop for _, stop in parts)]
+    whole = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
+    return whole and parts == list(itertools.pairwise(edges))
 
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

@@ -1,9 +1,9 @@
 """Traces: the lengths, and where known the arrivals, of real requests, from CSV, JSONL or Parquet files."""
 
 import csv
-import json
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from exegpt.document import check_file, parse_json, read_lines
 from exegpt.errors import InputError
-from exegpt.workload import TASKS, RequestLengths, Workload, task
+from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "input": ("input", "input_tokens", "input_toks", "prompt_tokens", "ContextTokens", "num_prefill_tokens"),
@@ -23,9 +24,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """What a trace must or may hold, and the column names it is known by."""
 
 MAX_ROWS = 5_000_000
-MAX_TOKENS = 10_000_000
-"""A longer request is taken for a mistake in the file."""
-
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 Row = tuple[int, dict[str, Any]]
@@ -48,14 +46,14 @@ def parse_columns(text: str) -> dict[str, str]:
 def parse_rate(text: str) -> float:
     """Requests per second in `5/s` or `90/m`; InputError for another form or a rate of zero."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*/\s*(s|m)", text.strip())
-    if not match or float(match[1]) == 0:
+    if not match or not 0 < float(match[1]) < math.inf:
         raise InputError(f"'{text}' is not a rate of arrival: write a positive number per second or minute, like 5/s.")
     return float(match[1]) / (1 if match[2] == "s" else 60)
 
 
 def parse_workload(text: str, columns: dict[str, str] | None = None, rate: float | None = None) -> Workload:
     """A workload from a task of the paper, fixed lengths (`2048/256`) or a trace file; `rate` in requests/s."""
-    fixed = re.fullmatch(r"(\d+)/(\d+)", text)
+    fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
     if text in TASKS:
         workload = task(text)
     elif fixed:
@@ -87,8 +85,6 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None) -> list[
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
-    if not path.is_file():
-        raise InputError(f"There is no trace file '{path}'.")
     rows = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
     requests = list(_requests(rows, columns or {}, path))
     if not requests:
@@ -136,7 +132,9 @@ def _length(value: Any, where: str) -> int:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, bool) or not number.is_integer() or not 1 <= number <= MAX_TOKENS:
-        raise InputError(f"{where}: {value!r} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}.")
+        raise InputError(
+            f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}."
+        )
     return int(number)
 
 
@@ -147,7 +145,7 @@ def _moment(value: Any, where: str) -> float:
     except (TypeError, ValueError):
         seconds = _date(value)
     if not math.isfinite(seconds):
-        raise InputError(f"{where}: {value!r} is not an arrival: it must be seconds or a date.")
+        raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be seconds or a date.")
     return seconds
 
 
@@ -164,33 +162,27 @@ def _date(value: Any) -> float:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            yield from ((reader.line_num, row) for row in reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"'{path}' is not a CSV file in UTF-8: {error}.") from None
+        reader = csv.DictReader(read_lines(path, "trace file", newline=""))
+        yield from ((reader.line_num, row) for row in reader)
+    except csv.Error as error:
+        raise InputError(f"'{path}' is not a CSV file: {error}.") from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise InputError(f"'{path}', row {number}: {line.strip()[:60]!r} is not a JSON object.")
-                yield number, row
-    except json.JSONDecodeError as error:
-        raise InputError(f"'{path}', row {number}: not valid JSON: {error.msg}.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"'{path}' is not in UTF-8: {error}.") from None
+    for number, line in enumerate(read_lines(path, "trace file"), 1):
+        if not line.strip():
+            continue
+        row = parse_json(line, f"'{path}', row {number},")
+        if not isinstance(row, dict):
+            raise InputError(f"'{path}', row {number}: {line.strip()[:60]!r} is not a JSON object.")
+        yield number, row
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
+    check_file(path, "trace file")
     try:
         with parquet.ParquetFile(path) as file:
             number = 0

@@ -12,6 +12,9 @@ from exegpt.noun import Noun
 
 Array = np.ndarray
 
+MAX_TOKENS = 10_000_000
+"""A longer request is taken for a mistake."""
+
 
 @dataclass(frozen=True)
 class LengthDistribution(Noun):
@@ -26,8 +29,8 @@ class LengthDistribution(Noun):
                 f"A length distribution needs as many probabilities as lengths, and at least one "
                 f"(got {len(self.probabilities)} and {len(self.lengths)})."
             )
-        if self.lengths[0] < 1 or (np.diff(self.s) <= 0).any():
-            raise InputError("The lengths of a distribution must be increasing and at least 1.")
+        if not 1 <= self.lengths[0] <= self.lengths[-1] <= MAX_TOKENS or (np.diff(self.s) <= 0).any():
+            raise InputError(f"The lengths of a distribution must be increasing, from 1 to {MAX_TOKENS:,} at most.")
         if not (self.p >= 0).all() or not math.isclose(self.p.sum(), 1.0, abs_tol=1e-6):
             raise InputError(f"Probabilities must be positive and sum to 1 (they sum to {self.p.sum():.6g}).")
 
@@ -155,6 +158,14 @@ class Workload(Noun):
     arrival_rate: float | None = None
     """Requests per second; None: as many as can be served."""
     requests: tuple[RequestLengths, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.p99_output <= MAX_TOKENS:
+            raise InputError(
+                f"Workload '{self.name}' has p99_output = {self.p99_output}: it must be a length in tokens."
+            )
+        if self.arrival_rate is not None and not 0 < self.arrival_rate < math.inf:
+            raise InputError(f"Workload '{self.name}' has the arrival rate {self.arrival_rate}: it must be above 0.")
 
     @property
     def laws(self) -> "Workload":

@@ -1,6 +1,5 @@
 """Requests from JSONL files, standard input or traces: all are read and checked before any work begins."""
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
@@ -114,8 +114,8 @@ def is_trace(source: str) -> bool:
         return path.suffix in (".csv", ".parquet")
     for _, line in _lines(source):
         try:
-            first = json.loads(line)
-        except json.JSONDecodeError:
+            first = parse_json(line, "it")
+        except InputError:
             return False
         known = {name for names in COLUMNS.values() for name in names}
         return isinstance(first, dict) and not {"prompt", "prompt_ids"} & first.keys() and bool(known & first.keys())
@@ -124,22 +124,16 @@ def is_trace(source: str) -> bool:
 
 def _lines(source: str) -> Iterator[tuple[str, str]]:
     """(where, text) of every line that isn't blank."""
-    if source != "-" and not Path(source).is_file():
-        raise InputError(f"There is no request file '{source}'.")
     try:
-        with sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"line {number}", line
+        for number, line in enumerate(sys.stdin if source == "-" else read_lines(Path(source), "request file"), 1):
+            if line.strip():
+                yield f"line {number}", line
     except UnicodeDecodeError as error:
         raise InputError(f"'{source}' is not in UTF-8: {error}.") from None
 
 
 def _parse(line: str, where: str, encode: Encode | None) -> Request:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"The request in {where} is not valid JSON: {error.msg}.") from None
+    entry = parse_json(line, f"The request in {where}")
     if not isinstance(entry, dict):
         raise InputError(f"The request in {where} is not a JSON object: {line.strip()[:60]!r}.")
     if not isinstance(entry.get("id"), str) or not entry["id"]:
@@ -195,8 +189,8 @@ def _is_int(value: Any) -> bool:
 def _failed(entry: str | Request, where: str, seen: set[str]) -> Result:
     """The result of a request that isn't run, under its own id where it has a usable one."""
     try:
-        given = entry.id if isinstance(entry, Request) else json.loads(entry)["id"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+        given = entry.id if isinstance(entry, Request) else parse_json(entry, where)["id"]
+    except (InputError, KeyError, TypeError):
         given = None
     name = given if isinstance(given, str) and given and given not in seen else where
     tokens = len(entry.prompt_ids) if isinstance(entry, Request) else 0

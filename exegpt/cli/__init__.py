@@ -3,6 +3,7 @@
 Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 1 anything else.
 """
 
+import errno
 import gc
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. A bad input is one sentence on standard error, never a traceback."""
     try:
-        return _run(arguments)
+        if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter gets its escape, not an error
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # before typer is there to catch it
         return _say("Interrupted.", INTERRUPTED)
     finally:
@@ -24,13 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()  # `tune` does without
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str]) -> int:
     import typer
 
     from exegpt.cli.app import app
 
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # every version's base of errors in what was typed
     try:
+        _check_given(arguments)
         code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
         return _say("Interrupted.", code) if code == INTERRUPTED else code  # typer has caught it, and says nothing
     except InputError as error:
@@ -39,15 +43,30 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _say(str(error), INFEASIBLE)
     except usage_error as error:
         return _say_usage(error)
-    except PermissionError as error:
-        return _say(
-            f"'{error.filename}' can't be used ({error.strerror}): change its rights or name another.", BAD_INPUT
-        )
     except typer.Abort:  # how older versions tell of an interrupt
         return _say("Interrupted.", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stdout = None
         return 0
+    except OSError as error:
+        return _say(_os_text(error), BAD_INPUT)
+
+
+def _check_given(arguments: Sequence[str]) -> None:
+    """InputError for an empty argument: most often a script's variable that isn't set, never a wish for a default."""
+    for before, text in zip(["exegpt", *arguments], arguments, strict=False):
+        if text == "" or (text.startswith("--") and text.endswith("=")):
+            where = f"'{text}'" if text else f"The argument after '{before}'"
+            raise InputError(f"{where} is empty: give it a value or leave the option out.")
+
+
+def _os_text(error: OSError) -> str:
+    """What the system refused, in one sentence."""
+    if error.errno == errno.ENOSPC:
+        return f"The disk is full ({error.strerror}): free some space, or write elsewhere."
+    if error.filename is None:
+        return f"A file or a device can't be used ({error.strerror or error})."
+    return f"'{error.filename}' can't be used ({error.strerror}): change its rights or name another."
 
 
 def _say_usage(error: Any) -> int:

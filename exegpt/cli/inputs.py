@@ -48,7 +48,16 @@ def read_schedule(path: Path) -> Schedule:
         raise InputError(
             f"'{path}' is not a schedule of version {Schedule.VERSION} (its version is {version!r}): tune again."
         )
-    return document.from_dict(Schedule, data, f"'{path}'")
+    schedule = document.from_dict(Schedule, data, f"'{path}'")
+    try:
+        schedule.check_stages()
+    except InputError as error:
+        raise InputError(f"'{path}': {error}") from None
+    needed = sum(stage.tp for stage in schedule.stages) * schedule.replicas
+    if needed > schedule.cluster.devices:
+        has = f"its cluster '{schedule.cluster.name}' has {schedule.cluster.devices:,}"
+        raise InputError(f"'{path}': The schedule needs {needed:,} devices, and {has}: tune again.")
+    return schedule
 
 
 def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:

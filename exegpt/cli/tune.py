@@ -26,7 +26,7 @@ def tune(
     tpot: Annotated[str | None, typer.Option(help="Bound on the 99th percentile of the time per output token.")] = None,
     policy: options.POLICY = None,
     search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Monotonicity is trusted up to this share.")] = 0.0,
+    tolerance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Monotonicity is trusted up to this share.")] = 0.0,
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,

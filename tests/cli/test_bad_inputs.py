@@ -1,8 +1,11 @@
 """Bad inputs: exit code 2, one sentence on standard error, nothing on standard output, no traceback."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +45,15 @@ def check_refused(done, message):
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
         ("tune -l 5s --out x.json --report ./x.json", "both 'x.json'"),
+        ("tune -l 5s --out /dev/null", "'/dev/null' is a device or a pipe"),
+        ("tune -l 5s --report /dev/full", "'/dev/full' is a device or a pipe"),
+        (f"tune -l 5s -w {'9' * 5000}/1", "is not a workload"),
+        (f"tune -l 5s -c {'9' * 5000}xA40", "is not a cluster"),
+        (f"tune -l 5s --rate {'9' * 400}/s", "is not a rate"),
+        (f"tune -l 5s --model {'a' * 5000}", "File name too long"),
+        ("tune -l 5s --model opt-13b --cluster=", "'--cluster=' is empty"),
+        ("tune -l 5s --tolerance inf", "--tolerance"),
+        ("tune -l 5s --tolerance 1.5", "--tolerance"),
         ("tune -l 5s --out /proc/s.json", "'/proc/s.json' can't be written"),
         (f"tune -l {'9' * 400}s", "not a usable duration"),
         ("tune -l 5s --gpu-memory-fraction 1.5", r"1\.5"),
@@ -81,6 +93,36 @@ def check_refused(done, message):
 )
 def test_what_is_typed(exegpt, arguments, message):
     check_refused(exegpt(*arguments.split()), message)
+
+
+def test_an_empty_argument_is_never_a_default(exegpt):
+    for option in ("--cluster", "--columns", "--profile", "--model"):
+        check_refused(exegpt("tune", "-l", "5s", option, ""), f"after '{option}' is empty")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "disk is full"),
+        (OSError(5, "Input/output error", "/mnt/s.json"), r"'/mnt/s\.json' can't be used \(Input/output error\)"),
+        (OSError(23, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(exegpt, monkeypatch, error, message):
+    def refused(*_):
+        raise error
+
+    monkeypatch.setattr("exegpt.document.read_json", refused)
+    check_refused(exegpt("show", "s.json"), message)
+
+
+def test_a_terminal_that_lacks_a_letter_gets_its_escape(tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n5,3\n")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = (sys.executable, "-m", "exegpt", *"tune -l inf --no-advice --policy static -w t.csv".split())
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"Best: static" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", ["", "model", "reproduce"])
@@ -140,7 +182,7 @@ def test_model_directories(exegpt, tiny, tmp_path):
     for changes, message in (
         ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"hidden_size": "wide"}, "wrong type"),
+        ({"hidden_size": "wide"}, "hidden_size = 'wide'"),
     ):
         (torn / "config.json").write_text(json.dumps(config | changes))
         check_refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), message)
@@ -161,7 +203,21 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(run({"encode_batch": 0}), "encode_batch")
     check_refused(run({"policy": "magic"}), "policy")
     check_refused(run({"surprise": 1}), "surprise")
-    spec = data["model"]["spec"] | {"layers": 3}
+    check_refused(run({"kv_dtype": "fp5"}), "kv_dtype 'fp5'")
+    check_refused(run({"latency_bound_s": -1}), "bound of -1")
+    check_refused(run({"replicas": 2}), "needs 2 devices")
+    stage = data["stages"][0]
+    for changed, message in (
+        ({"devices": []}, "degree 1 has the devices"),
+        ({"devices": [7]}, r"devices \[7\]"),
+        ({"decoder_layers": [0, 1]}, "layers 0:1 of the 2"),
+        ({"decoder_layers": [-1, 10**9]}, "layers -1:1000000000 of the 2"),
+        ({"decoder_layers": None}, "layers none of the 2"),
+    ):
+        check_refused(run({"stages": [stage | changed]}), message)
+        assert exegpt("show", tmp_path / "s.json").code == exegpt("simulate", "-s", tmp_path / "s.json").code == 2
+    check_refused(run({"stages": [stage, stage]}), r"devices \[0, 0\]")
+    spec = data["model"]["spec"] | {"ffn": 65}
     check_refused(run({"model": data["model"] | {"spec": spec}}), "is for model 'tiny'")
     (tmp_path / "s.json").write_text("{")
     check_refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
@@ -174,6 +230,8 @@ def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
         ({"model": "0" * 16}, "another model"),
         ({"dtype": "int3"}, "'int3'"),
         ({"degrees": 3}, "degrees"),
+        ({"degrees": []}, "at least one tensor-parallel degree"),
+        ({"degrees": [data["degrees"][0] | {"tp": 0}]}, "at least one tensor-parallel degree"),
     ):
         (tmp_path / "p.json").write_text(json.dumps(data | changes))
         check_refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)

@@ -76,6 +76,22 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
             "intra: {bandwidth_bytes_s: 1}\ninter: {bandwidth_bytes_s: 1}\n",
             "memory_bytes.* is nan",
         ),
+        (
+            "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1}\n"
+            "inter: {bandwidth_bytes_s: 1, latency_s: 1.0e300}\n"
+            "device: {memory_bytes: 1, bandwidth_bytes_s: 1, flops_s: {}}\n",
+            "latency_s.* is 1e\\+300",
+        ),
+        (
+            "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1}\ninter: {bandwidth_bytes_s: 1}\n"
+            "device: {memory_bytes: 1, bandwidth_bytes_s: 1, flops_s: {}, flops_fraction: 0}\n",
+            "flops_fraction of device 'c' is 0",
+        ),
+        (
+            "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1}\ninter: {bandwidth_bytes_s: 1}\n"
+            "device: {memory_bytes: 1, bandwidth_bytes_s: 1, flops_s: {}, flops_fractions: {fp8: 2}}\n",
+            "flops_fractions of fp8 of device 'c' is 2",
+        ),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):

@@ -1,7 +1,10 @@
 """Every noun is written and read back unchanged, and a document that is wrong is refused in one sentence."""
 
+import itertools
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -109,7 +112,7 @@ def test_another_version_is_refused(noun):
 def test_torn_files_are_named(tmp_path, content):
     path = tmp_path / "schedule.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"schedule\.json' is not valid JSON"):
+    with pytest.raises(InputError, match=r"schedule\.json' is not (valid JSON|in UTF-8)"):
         document.read(Schedule, path)
     with pytest.raises(InputError, match="There is no file"):
         document.read(Profile, tmp_path / "gone.json")
@@ -135,3 +138,78 @@ def test_fingerprints_tell_apart_what_differs():
     assert document.fingerprint(task("S")) != document.fingerprint(task("T"))
     assert isinstance(round_trip(parse_cluster("4xA40")), ClusterSpec)
     assert LengthDistribution.fixed(3) != LengthDistribution.fixed(4)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"a": -Infinity}', "-Infinity is not a number"),
+        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+        (DEEP, "nested too deeply"),
+        ('{"a": 1,\n"b": }', "line 2, column 6"),
+    ],
+)
+def test_what_is_no_json_is_told_in_one_sentence(text, why):
+    with pytest.raises(InputError, match=rf"^It is not valid JSON: .*{why}[^\n]*\.$"):
+        document.parse_json(text, "It")
+
+
+def test_a_pair_of_surrogates_is_text_and_what_is_none_is_written_as_an_escape():
+    assert document.parse_json('"\\ud83d\\ude00"', "It") == "\U0001f600"
+    assert document.dumps({"path": "a\udcff \u00b1"}, indent=None) == '{"path": "a\\udcff \u00b1"}'
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert document.read_json(tmp_path / "a.json") == {"a": 1}
+
+
+def test_only_plain_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in ((tmp_path / "pipe", "a pipe or a device"), (Path("/dev/zero"), "a device"), (tmp_path, "folder")):
+        for read in (document.read_json, lambda path: document.read_yaml(path, "cluster")):
+            with pytest.raises(InputError, match=why):
+                read(path)
+
+
+def test_a_line_without_an_end_is_not_read_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "MAX_LINE", 10)
+    (tmp_path / "t").write_text("short\n" + "x" * 11)
+    lines = document.read_lines(tmp_path / "t")
+    assert next(lines) == "short\n"
+    with pytest.raises(InputError, match="a line of over 10 characters"):
+        next(lines)
+
+
+def test_a_link_stays_where_its_file_is_written(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    document.write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in itertools.pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOMB, "not a valid ClusterSpec"),
+        ("nodes: &a [*a]\ndevices_per_node: 1\nkind: A40\n", "nodes"),
+        ("[" * 5000 + "]" * 5000, "can't be read as YAML"),
+        ("day: 2024-99-99", "can't be read as YAML"),
+        ("# " + "x" * document.MAX_YAML_BYTES, "bytes"),
+    ],
+)
+def test_a_hostile_yaml_file_costs_no_time(tmp_path, text, why):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError, match=why) as told:
+        parse_cluster(str(tmp_path / "c.yaml"))
+    assert len(str(told.value)) < 1000

@@ -39,3 +39,41 @@ def test_a_model_without_a_window_keeps_the_fingerprint_it_had_before_there_were
     assert replace(SPEC, window=4096).fingerprint != SPEC.fingerprint
     with pytest.raises(InputError, match="window = 0"):
         replace(SPEC, window=0)
+
+
+SIZES = {key: value for key, value in builtin_config("llama-3.1-8b").items() if "sliding" not in key}
+QWEN = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 512}
+
+
+@pytest.mark.parametrize("value", [10**9, "2", True, 1.5, -1, 0, None, float("nan"), [2], {"a": 1}])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+def test_a_size_that_is_none_is_named_as_the_config_names_it(key, value):
+    if key != "num_hidden_layers" and value == 10**9:
+        pytest.skip("large, and a size")
+    with pytest.raises(InputError, match=f"^The config of model 'm' has {key} = .*: it must be a whole number"):
+        ModelSpec.from_config(SIZES | {key: value}, "m")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"num_key_value_heads": -8}, "num_key_value_heads = -8"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),
+        ({"model_type": ["llama"]}, "not supported"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
+        ({"model_type": "mistral", "sliding_window": "big"}, "sliding_window = 'big'"),
+        (QWEN | {"layer_types": ["sliding_attention"]}, "layer_types = "),
+        (QWEN | {"layer_types": "sliding"}, "layer_types = "),
+        (QWEN | {"max_window_layers": "all"}, "max_window_layers = 'all'"),
+    ],
+)
+def test_other_nonsense_in_a_config_is_named(config, named):
+    with pytest.raises(InputError, match=named) as told:
+        ModelSpec.from_config(SIZES | config, "m")
+    assert str(told.value).endswith(".")
+
+
+def test_a_missing_size_is_named():
+    with pytest.raises(InputError, match="lacks the key 'vocab_size'"):
+        ModelSpec.from_config({key: value for key, value in SIZES.items() if key != "vocab_size"}, "m")

@@ -60,6 +60,9 @@ def test_covers_tells_whether_a_query_left_the_grid():
     [
         (((1.0, 2.0),), (1.0,), "needs 2 values"),
         (((2.0, 1.0),), (1.0, 2.0), "must increase"),
+        (((1.0, float("nan")),), (1.0, 2.0), "must increase"),
+        (((1.0, float("inf")),), (1.0, 2.0), "finite"),
+        (((float("nan"),),), (1.0,), "must increase"),
         (((1.0, 2.0),), (1.0, float("nan")), "not finite"),
         (((1.0, 2.0),), (1.0, -1.0), "negative"),
     ],

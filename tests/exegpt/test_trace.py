@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_seconds_are_made_relative(tmp_path):
         ("input,output\n5,2.5\n", "'2.5'"),
         ("input,output\n5,nan\n", "'nan'"),
         ("input,output\n5,inf\n", "'inf'"),
+        ("input,output\n5," + "9" * 5000 + "\n", "is not a length"),
         ("input,output\n5,99999999999\n", "'99999999999'"),
         ("arrival_s,input,output\nsoon,5,2\n", "'soon' is not an arrival"),
     ],
@@ -83,11 +85,11 @@ def test_bad_rows_are_named(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.jsonl", b'{"input": 1, "output": 2}\n{"inp', "row 2: not valid JSON"),
+        ("t.jsonl", b'{"input": 1, "output": 2}\n{"inp', "row 2, is not valid JSON"),
         ("t.jsonl", b"[1, 2]\n", "row 1: .* not a JSON object"),
         ("t.jsonl", b'{"input": true, "output": 2}\n', "True is not a length"),
         ("t.jsonl", b"\xff\xfe", "not in UTF-8"),
-        ("t.csv", b"input,output\n\xff,2\n", "not a CSV file in UTF-8"),
+        ("t.csv", b"input,output\n\xff,2\n", r"not in UTF-8 .*: save it"),
         ("t.parquet", b"PAR1 not really", "not a readable Parquet"),
         ("t.txt", b"", "must end in"),
     ],
@@ -144,3 +146,16 @@ def test_poisson_arrivals_have_the_rate():
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() == pytest.approx(0.25, rel=0.03)
     assert not math.isclose(rows[1].arrival_s, rows[2].arrival_s)
+
+
+@pytest.mark.parametrize("suffix", trace.SUFFIXES)
+def test_a_pipe_is_no_trace(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"t{suffix}")
+    with pytest.raises(InputError, match="a pipe or a device: name a trace file"):
+        trace.read_trace(tmp_path / f"t{suffix}")
+
+
+def test_numbers_of_thousands_of_digits_are_no_lengths_or_rates():
+    for text, parse in (("9" * 5000 + "/1", trace.parse_workload), ("9" * 400 + "/s", trace.parse_rate)):
+        with pytest.raises(InputError, match="is not a"):
+            parse(text)

@@ -1,6 +1,7 @@
 """The laws of lengths: the paper's five tasks, scaling, drawing."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,3 +107,14 @@ def test_clipping_takes_the_output_first(input, output, context):
         assert clipped == RequestLengths(input, output)
     elif input < context:
         assert clipped.input == input
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_of_arrival_is_a_number_above_zero(rate):
+    with pytest.raises(InputError, match="arrival rate"):
+        replace(task("S"), arrival_rate=rate)
+
+
+def test_lengths_of_more_tokens_than_any_context_are_refused():
+    with pytest.raises(InputError, match="10,000,000"):
+        LengthDistribution.fixed(10**18)

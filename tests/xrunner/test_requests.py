@@ -66,7 +66,7 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         ({"id": "a", "max_tokens": 2}, "'a' needs either"),
         ({"id": "a", "prompt": 5, "max_tokens": 2}, "'a' has a prompt that is not text"),
         (GOOD | {"temperature": -0.7}, "'a' has temperature = -0.7"),
-        (GOOD | {"temperature": float("inf")}, "'a' has temperature = inf"),
+        (GOOD | {"temperature": float("inf")}, "line 1 is not valid JSON: Infinity"),
         (GOOD | {"top_k": 2.5}, "'a' has top_k = 2.5"),
         (GOOD | {"top_p": 0}, "'a' has top_p = 0: it must be a number above 0 and up to 1"),
         (GOOD | {"repetition_penalty": "1"}, "'a' has repetition_penalty = '1'"),
