@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
     from exegpt.cli.inputs import Setting
     from exegpt.schedule import Schedule
     from exegpt.workload import Workload
     from xrunner.adaptation import Reschedule
+
+    Found = tuple[Schedule | None, str]
+    """A schedule, or why there is none."""
 
 WAA = ("waa-c", "waa-m")
 WORTH = 0.1
@@ -29,26 +33,26 @@ def rescheduling(setting: "Setting") -> "Reschedule":
     def reschedule(workload: "Workload", held: "Schedule") -> "Schedule | None":
         means = f"{workload.input.mean:,.4g} input and {workload.output.mean:,.4g} output tokens on average"
         output.note(f"lengths have changed, to {means}: searching again")
-        found, why_not = _in_a_process(replace(setting, workload=workload), held, most)
+        found, why_not = _in_a_process(best, replace(setting, workload=workload), held, most)
         output.note(f"found: {schedule_text(found)}" if found else f"the run keeps its schedule: {why_not}")
         return found
 
     return reschedule
 
 
-def _in_a_process(setting: "Setting", held: "Schedule", most: int | None) -> "tuple[Schedule | None, str]":
-    """What `best` gives, from a process that ends with this one: a thread would take turns with the run, which then is
-    several times as slow.
+def _in_a_process(search: "Callable[..., Found]", *given: Any) -> "Found":
+    """What a search finds in a process of its own: a thread would take turns with the run, which then is several times
+    as slow.
     """
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_search, args=(there, setting, held, most), daemon=True)
+    process = context.Process(target=_search, args=(there, search, *given), daemon=True)
     process.start()
     there.close()
     try:
-        found: tuple[Schedule | None, str] = here.recv()
+        found: Found = here.recv()
     except EOFError:
         process.join()
         return None, f"the search was ended (exit code {process.exitcode})"
@@ -56,19 +60,25 @@ def _in_a_process(setting: "Setting", held: "Schedule", most: int | None) -> "tu
     return found
 
 
-def _search(answer: "Connection", setting: "Setting", held: "Schedule", most: int | None) -> None:
+def _search(answer: "Connection", search: "Callable[..., Found]", *given: Any) -> None:
+    """The process. It ends with the run, however that ends."""
+    import multiprocessing
     import os
+    import threading
 
     from exegpt.errors import InputError
 
+    run = multiprocessing.parent_process()
+    assert run
+    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
     os.nice(19)  # where there are no processors to spare, the run goes first
     try:
-        answer.send(best(setting, held, most))
+        answer.send(search(*given))
     except InputError as error:
         answer.send((None, str(error)))
 
 
-def best(setting: "Setting", held: "Schedule", most: int | None = None) -> "tuple[Schedule | None, str]":
+def best(setting: "Setting", held: "Schedule", most: int | None = None) -> "Found":
     """The schedule to go on with where the ranks hold layers and caches for another, and if there is none, why: the
     best one that takes over in place, or, if that is better by more than `WORTH`, the best of all. `most` caps the
     sequences that one replica decodes at once.

@@ -1,6 +1,10 @@
 """Searching again while a run goes on: what is promised is what the ranks can run, and moving must be worth it."""
 
 import os
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -68,13 +72,32 @@ def test_a_job_of_other_devices(setting, pipeline):
     assert found is None and "is for 4 devices, and this job has 2" in why_not
 
 
-def end(answer, setting, held, most):
+def end(setting, held, most):
     os._exit(3)
 
 
+def search_for_ever():
+    """What a run looks like that is killed in the midst of a search."""
+    threading.Thread(target=rescheduling._in_a_process, args=(wait,), daemon=True).start()
+    time.sleep(600)
+
+
+def wait():
+    print("searching", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+
 def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, monkeypatch, capsys):
-    monkeypatch.setattr(rescheduling, "_search", end)
+    monkeypatch.setattr(rescheduling, "best", end)
     assert rescheduling.rescheduling(setting)(task("T"), pipeline) is None
     said = " ".join(capsys.readouterr().err.split())
     assert "lengths have changed, to 128.5 input and 128 output tokens on average" in said
     assert "the run keeps its schedule: the search was ended (exit code 3)" in said
+
+
+def test_a_search_ends_with_a_run_that_is_killed():
+    code = "from tests.cli.test_rescheduling import search_for_ever; search_for_ever()"
+    run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert run.stderr.readline() == "searching\n"
+    run.kill()
+    assert run.communicate(timeout=60)[1] == ""  # ends when nobody can write there any more
