@@ -12,6 +12,7 @@ from exegpt.document import fingerprint
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
+from xrunner.place import ranks_needed
 
 SIZES = {"layers": 5, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "context": 96}
 POLICIES = {
@@ -84,7 +85,8 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    return Schedule(**(given | POLICIES.get(policy, {}) | variables))
+    plan = Schedule(**(given | POLICIES.get(policy, {}) | variables))
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, devices_per_node=ranks_needed(plan)))
 
 
 def apart(spec, encode, decode, **variables):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from exegpt import document
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
@@ -18,6 +19,7 @@ from xrunner.adaptation import same, takes_over_in_place
 from xrunner.changes import run_adapting
 from xrunner.engine import Engine
 from xrunner.ranks import Ranks
+from xrunner.results import read_results
 
 from .at_once import at_once
 from .cells import apart, requests, schedule
@@ -224,6 +226,25 @@ def test_replicas_change_together(job, tmp_path, directories, for_two):
         encoded = [s for s in found["spans"] if s[0] == device and s[1] == "encode"]
         assert max(count for *_, start, _, count in encoded if start < change["changed_s"]) == 3
         assert max(count for *_, start, _, count in encoded if start > change["changed_s"]) == 5
+
+
+def test_the_command_writes_one_file_whoever_speaks(job, tmp_path, directories, undisturbed):
+    """In a pipeline the first rank speaks, with sides apart the last."""
+    spec = ModelSpec.from_directory(directories["llama"])
+    for name, plan in (("one", schedule(spec, degrees=(1, 1))), ("two", apart(spec, (1,), (1,)))):
+        document.write(tmp_path / f"{name}.json", plan)
+    lines = [{"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens} for r in requests(LENGTHS)]
+    lines = [json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines]
+    (tmp_path / "r.jsonl").write_text("".join([*lines, '{"id": "bad"}\n']))
+    files = ["--schedule", tmp_path / "one.json", "--requests", tmp_path / "r.jsonl", "--out", tmp_path / "out.jsonl"]
+    asked = ["run", "--model", directories["llama"], *files, "--profile", "roofline", "--skip-invalid", "--adapt"]
+    done = job(2, "-m", "tests.xrunner.drifting", *asked, NEXT=str(tmp_path / "two.json"))
+    assert done.returncode == 0, done.stderr
+    results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
+    assert results.pop("bad").finish_reason == "error"
+    assert {name: result.output_ids for name, result in results.items()} == undisturbed
+    assert not list(tmp_path.glob("out.jsonl.*")) and "layers moved" in done.stdout
+    assert f"{len(LENGTHS)} requests, " in done.stdout
 
 
 def test_a_search_that_goes_on_keeps_no_process_alive():
