@@ -1,6 +1,5 @@
 """Requests from JSONL files, standard input or traces: all are read and checked before any work begins."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,14 @@ from exegpt.workload import RequestLengths
 Encode = Callable[[str], Sequence[int]]
 """From text to token ids."""
 
+_MOST = float(np.finfo(np.float32).max)  # what sampling computes in; a whole number in JSON has no limit
+_LATEST_S = 30 * 24 * 3600
+"""A request that arrives later is taken for one with a date, for which the run would wait for decades."""
 _CHOICE = {
-    "temperature": (float, lambda value: 0 <= value < math.inf, "a number of at least 0, which is greedy"),
+    "temperature": (float, lambda value: 0 <= value <= _MOST, "a number of at least 0, which is greedy"),
     "top_k": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0, which is all"),
     "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and up to 1, which is all"),
-    "repetition_penalty": (float, lambda value: 0 < value < math.inf, "a number above 0; 1 is none"),
+    "repetition_penalty": (float, lambda value: 0 < value <= _MOST, "a number above 0; 1 is none"),
     "seed": (int, lambda value: -(2**63) <= value < 2**63, "a whole number of 64 bits"),
 }
 """How tokens are chosen: each key's type, values, and their description."""
@@ -147,8 +149,10 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
     if not isinstance(entry.get("ignore_eos", False), bool):
         raise InputError(f"{name} has ignore_eos = {entry['ignore_eos']!r}: it must be true or false.")
     arrival = entry.get("arrival_s", 0.0)
-    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival < math.inf:
-        raise InputError(f"{name} has arrival_s = {arrival!r}: it must be seconds of at least 0.")
+    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= _LATEST_S:
+        raise InputError(
+            f"{name} has arrival_s = {arrival!r}: it must be seconds since the run began, from 0 to {_LATEST_S:,}."
+        )
     ids = tuple(_prompt_ids(entry, name, encode))
     choice = _choice(entry, name)
     return Request(entry["id"], ids, entry["max_tokens"], entry.get("ignore_eos", False), float(arrival), **choice)

@@ -219,9 +219,11 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
 
     bound_s = parse_duration(latency_bound)
     by_hand = {name: value for name, value in fixed.items() if value is not None}
-    rows = setting.workload.requests or ()  # no batch is larger than the list of requests
+    rows = setting.workload.requests or ()
     named = inputs.policy_names(policy)
-    answer = search_schedule(setting, bound_s, policies=named, fixed=by_hand, most_resident=len(rows) or None)
+    # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
+    most = None if {"encode_batch", "max_num_seqs"} & by_hand.keys() else len(rows) or None
+    answer = search_schedule(setting, bound_s, policies=named, fixed=by_hand, most_resident=most)
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
     answer = for_these(answer, setting.profile, rows)

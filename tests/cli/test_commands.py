@@ -184,6 +184,8 @@ def test_a_run_without_a_schedule_tunes_first(exegpt, tiny, tiny_profile, tmp_pa
     assert exegpt(*asked).json["requests"] == 9
     fixed = exegpt(*asked, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
     assert (fixed["policy"], fixed["encode_batch"], fixed["decode_iterations"]) == ("rra", 2, 3)
+    large = exegpt(*asked, "--policy", "orca", "--max-num-seqs", 64)  # more than there are requests
+    assert large.code == 0 and large.json["schedule"]["max_num_seqs"] == 64, large.err
     impossible = exegpt(*asked, "--latency-bound", "0.001ms")
     assert impossible.code == 3 and "lowest reachable latency" in impossible.err
 
