@@ -143,14 +143,24 @@ class Engine:
         InputError, on all of them, where it can't be run so; another schedule may follow.
         """
         if schedule.stages == self.schedule.stages and hasattr(self, "model"):
-            self.__dict__.pop("worker", None)  # first: the next cache needs the room of this one's
-            engine = Engine(self.model, schedule, self.ranks, self.transport, self.began, self._gpu)
+            engine = self._with_another_cache(schedule)
         else:
             if hasattr(self, "model"):
                 self.close()
             engine = Engine.load(directory, schedule, self.ranks, self.began, self._device)
         engine._cancelled = self._cancelled
         return engine
+
+    def _with_another_cache(self, schedule: Schedule) -> "Engine":
+        """`onward` on the same stages. Who still holds this engine keeps neither its cache nor, later, its weights."""
+        model = self.model
+        del self.model
+        self.__dict__.pop("worker", None)  # it is gone already where one schedule was refused and this is another
+        try:
+            return Engine(model, schedule, self.ranks, self.transport, self.began, self._gpu)
+        except InputError:
+            self.model = model
+            raise
 
     def close(self) -> None:
         """Give back this rank's memory, and what the ranks have together; nothing can be run any more."""

@@ -89,11 +89,12 @@ def test_a_search_that_finds_nothing_better_changes_nothing(model, undisturbed):
 
 def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, undisturbed, monkeypatch):
     new = schedule(model.spec, kv_blocks=60, encode_batch=5)
-    engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
+    first = Engine.load(directories["llama"], schedule(model.spec), Ranks())
     monkeypatch.setattr(engine_module, "load_model", pytest.fail)
     told = []
-    engine, report = run_adapting(engine, directories["llama"], requests(LENGTHS), lambda *_: new, told.append)
+    engine, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, told.append)
     assert tokens(report) == undisturbed
+    assert not {"model", "worker"} & vars(first).keys()  # nothing is kept by who holds it
     assert [result.id for result in told] == [result.id for result in report.results]
     (change,) = report.changes
     assert not change.moved and change.pause_s > 0
