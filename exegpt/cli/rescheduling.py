@@ -1,27 +1,46 @@
 """Searching again while a run goes on, for the lengths that its requests turn out to have."""
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exegpt import document
+from exegpt.cli.inputs import Setting
+from exegpt.errors import InputError
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
-
-    from exegpt.cli.inputs import Setting
-    from exegpt.schedule import Schedule
-    from exegpt.workload import Workload
     from xrunner.adaptation import Reschedule
-
-    Found = tuple[Schedule | None, str]
-    """A schedule, or why there is none."""
 
 WAA = ("waa-c", "waa-m")
 WORTH = 0.1
 """The share of the throughput that other layers or a larger cache must bring: for them everybody waits."""
+_PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from exegpt.cli.rescheduling import main; main()"
+"""The process that searches finds its modules where the run does."""
 
 
-def rescheduling(setting: "Setting") -> "Reschedule":
+@dataclass(frozen=True)
+class Asked:
+    """What `best` is asked for."""
+
+    setting: Setting
+    held: Schedule
+    most: int | None
+
+
+class Found(NamedTuple):
+    """A schedule, or why there is none."""
+
+    schedule: Schedule | None
+    why_not: str = ""
+
+
+def rescheduling(setting: Setting) -> "Reschedule":
     """A search like the one for the schedule that runs: the same policy (of WAA's, either), bound, devices and
     replicas. It says on standard error what it looks for, and what comes of it.
     """
@@ -30,55 +49,54 @@ def rescheduling(setting: "Setting") -> "Reschedule":
 
     most = len(setting.workload.requests or ()) or None  # no batch is larger than the list of requests
 
-    def reschedule(workload: "Workload", held: "Schedule") -> "Schedule | None":
+    def reschedule(workload: Workload, held: Schedule) -> Schedule | None:
         means = f"{workload.input.mean:,.4g} input and {workload.output.mean:,.4g} output tokens on average"
         output.note(f"lengths have changed, to {means}: searching again")
-        found, why_not = _in_a_process(best, replace(setting, workload=workload), held, most)
+        found, why_not = in_a_process(Asked(replace(setting, workload=workload), held, most))
         output.note(f"found: {schedule_text(found)}" if found else f"the run keeps its schedule: {why_not}")
         return found
 
     return reschedule
 
 
-def _in_a_process(search: "Callable[..., Found]", *given: Any) -> "Found":
-    """What a search finds in a process of its own: a thread would take turns with the run, which then is several times
-    as slow.
+def in_a_process(asked: Asked) -> Found:
+    """What `best` finds in a process of its own: a thread would take turns with the run, which then is several times as
+    slow. Question and answer are JSON on its standard input and output; it ends when the former does, with the run.
     """
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_search, args=(there, search, *given), daemon=True)
-    process.start()
-    there.close()
-    try:
-        found: Found = here.recv()
-    except EOFError:
-        process.join()
-        return None, f"the search was ended (exit code {process.exitcode})"
-    process.join()
-    return found
+    command = [sys.executable, "-c", _PROCESS, *sys.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdin and process.stdout
+        try:
+            process.stdin.write(document.dumps(document.to_dict(asked), indent=None) + "\n")
+            process.stdin.flush()
+            said = process.stdout.read()
+        except BrokenPipeError:  # it has ended already
+            said = ""
+    if not said:
+        return Found(None, f"the search was ended (exit code {process.returncode})")
+    return document.from_dict(Found, document.parse_json(said, "the search's answer"), "the search's answer")
 
 
-def _search(answer: "Connection", search: "Callable[..., Found]", *given: Any) -> None:
-    """The process. It ends with the run, however that ends."""
-    import multiprocessing
-    import os
-    import threading
-
-    from exegpt.errors import InputError
-
-    run = multiprocessing.parent_process()
-    assert run
-    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+def main() -> None:
+    """The process that searches."""
+    question = "the search's question"
+    asked = document.from_dict(Asked, document.parse_json(sys.stdin.readline(), question), question)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
     os.nice(19)  # where there are no processors to spare, the run goes first
     try:
-        answer.send(search(*given))
+        found = best(asked.setting, asked.held, asked.most)
     except InputError as error:
-        answer.send((None, str(error)))
+        found = Found(None, str(error))
+    print(document.dumps(document.to_dict(found), indent=None), flush=True)
 
 
-def best(setting: "Setting", held: "Schedule", most: int | None = None) -> "Found":
+def _end_with_the_run() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
     """The schedule to go on with where the ranks hold layers and caches for another, and if there is none, why: the
     best one that takes over in place, or, if that is better by more than `WORTH`, the best of all. `most` caps the
     sequences that one replica decodes at once.
@@ -96,7 +114,7 @@ def best(setting: "Setting", held: "Schedule", most: int | None = None) -> "Foun
 
     free = search({})
     if free.schedule is None:
-        return None, infeasible_text(free, bound_s)
+        return Found(None, infeasible_text(free, bound_s))
     stays = free
     if not takes_over_in_place(free.schedule, held) and held.policy not in WAA:  # WAA's stages can't be asked for
         stays = search(_degrees(held), kv_blocks=held.kv_blocks)
@@ -104,13 +122,13 @@ def best(setting: "Setting", held: "Schedule", most: int | None = None) -> "Foun
     if stays.schedule and takes_over_in_place(stays.schedule, held):
         rates = stays.estimate.throughput_tok_s, free.estimate.throughput_tok_s
         if need != have or rates[0] >= (1 - WORTH) * rates[1]:
-            return stays.schedule, ""
+            return Found(stays.schedule)
     if need != have:
-        return None, f"what is best for them is for {need} devices, and this job has {have}"
-    return free.schedule, ""
+        return Found(None, f"what is best for them is for {need} devices, and this job has {have}")
+    return Found(free.schedule)
 
 
-def _degrees(held: "Schedule") -> dict[str, int]:
+def _degrees(held: Schedule) -> dict[str, int]:
     """The tensor parallelism of a schedule's stages, as a search is asked for it."""
     degree = max(stage.tp for stage in held.stages)
     grouped = sum(stage.tp for stage in held.stages if stage.tp > 1)

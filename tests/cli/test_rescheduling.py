@@ -1,10 +1,7 @@
 """Searching again while a run goes on: what is promised is what the ranks can run, and moving must be worth it."""
 
-import os
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from exegpt.cli import rescheduling
 from exegpt.cli.answer import search_schedule
 from exegpt.cli.inputs import find_setting
-from exegpt.cli.rescheduling import WORTH, best
+from exegpt.cli.rescheduling import WORTH, Asked, best, in_a_process
 from exegpt.workload import Workload, task
 from xrunner.adaptation import takes_over_in_place
 from xsimulator import estimate
@@ -72,32 +69,44 @@ def test_a_job_of_other_devices(setting, pipeline):
     assert found is None and "is for 4 devices, and this job has 2" in why_not
 
 
-def end(setting, held, most):
-    os._exit(3)
+def test_the_process_finds_what_the_search_finds(setting, pipeline):
+    asked = Asked(replace(setting, workload=task("C1")), pipeline, None)
+    assert in_a_process(asked) == best(asked.setting, pipeline)
 
 
-def search_for_ever():
-    """What a run looks like that is killed in the midst of a search."""
-    threading.Thread(target=rescheduling._in_a_process, args=(wait,), daemon=True).start()
-    time.sleep(600)
-
-
-def wait():
-    print("searching", file=sys.stderr, flush=True)
-    time.sleep(600)
-
-
-def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, monkeypatch, capsys):
-    monkeypatch.setattr(rescheduling, "best", end)
+@pytest.mark.parametrize("ends", ["import os; os._exit(3)", "import sys; sys.stdin.readline(); sys.exit(3)"])
+def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, monkeypatch, capsys, ends):
+    monkeypatch.setattr(rescheduling, "_PROCESS", ends)
     assert rescheduling.rescheduling(setting)(task("T"), pipeline) is None
     said = " ".join(capsys.readouterr().err.split())
     assert "lengths have changed, to 128.5 input and 128 output tokens on average" in said
     assert "the run keeps its schedule: the search was ended (exit code 3)" in said
 
 
+RUN = """
+import sys, threading, time
+from exegpt.cli import rescheduling
+from tests.cli.test_rescheduling import SEARCHING
+rescheduling._PROCESS = SEARCHING
+rescheduling.document.to_dict = lambda asked: {}
+threading.Thread(target=rescheduling.in_a_process, args=(None,), daemon=True).start()
+time.sleep(600)
+"""
+SEARCHING = """
+import sys; sys.path[:] = sys.argv[1:]
+import time
+from exegpt.cli import rescheduling
+def wait(*_):
+    print("searching", file=sys.stderr, flush=True)
+    time.sleep(600)
+rescheduling.best = wait
+rescheduling.document.from_dict = lambda *_: rescheduling.Asked(None, None, None)
+rescheduling.main()
+"""
+
+
 def test_a_search_ends_with_a_run_that_is_killed():
-    code = "from tests.cli.test_rescheduling import search_for_ever; search_for_ever()"
-    run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen([sys.executable, "-c", RUN], stderr=subprocess.PIPE, text=True)
     assert run.stderr.readline() == "searching\n"
     run.kill()
     assert run.communicate(timeout=60)[1] == ""  # ends when nobody can write there any more
