@@ -2,9 +2,9 @@
 
 The driver is the decoding side's first rank. It orders decoding iterations as every driver does, and looks after the
 encoding side between two layers of its own work and while it waits: a batch is encoded when the encoding side's first
-stage is free and no more batches are under way there than keep it busy, as in the replay. So that side waits for no
-longer than one of the driver's layers takes. A batch joins the decoding when its first tokens are here and every
-decoding rank has its keys and values.
+stage is free and no more batches are under way there than keep it busy, as in the replay, nor from there to here. So
+that side waits for no longer than one of the driver's layers takes. A batch joins the decoding when its first tokens
+are here and every decoding rank has its keys and values.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from exegpt.policies.waa import most_underway
 from xrunner.assembly import Running, assemble
 from xrunner.driver import Driver
 from xrunner.encoded import slots_in
-from xrunner.handover import Arrival
+from xrunner.handover import Arrival, most_apart
 from xrunner.transport import NOTICE, TOKENS
 from xrunner.worker import END, FREE, Worker
 
@@ -49,7 +49,8 @@ class ApartDriver(Driver):
         assert worker.transport and worker.receiving, "two sides are two ranks at least"
         self._transport, self._receiving = worker.transport, worker.receiving
         self._encoder = worker.place.encoder
-        self._most = most_underway(len(self._encoder.line))
+        stages = len(self._encoder.line)
+        self._most, self._most_apart = most_underway(stages), most_apart(stages)
         self._ordered = self._freed = self._outs = 0
         """Batches so far: ordered; through the first stage; through the last."""
         self._batches: deque[_Batch] = deque()
@@ -98,6 +99,8 @@ class ApartDriver(Driver):
     def _encode(self) -> None:
         """Order the next batch, if the encoding side is free for it and somebody can be admitted."""
         if self._freed < self._ordered or self._ordered - self._outs >= self._most:
+            return
+        if len(self._batches) >= self._most_apart:
             return
         now = self.now()
         step = self.policy.next_encode(self.ledger, now)

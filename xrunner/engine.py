@@ -27,7 +27,7 @@ from xrunner.apart import ApartDriver
 from xrunner.assembly import Running, Work
 from xrunner.driver import Driver
 from xrunner.gpu import Gpu
-from xrunner.handover import Arrival, buffer_bytes
+from xrunner.handover import Arrival, buffer_bytes, most_apart
 from xrunner.place import Place, devices, ranks_needed
 from xrunner.ranks import Ranks
 from xrunner.replicas import Follower, Speaker
@@ -297,12 +297,15 @@ class Engine:
         return tokens * self.model.cached_layers * self.model.share.kv_bytes(1, self.model.dtype)
 
     def _buffer_bytes(self, extent: Extent) -> int:
-        """Bytes of what this rank gets from others, and of what it hands over, at once."""
+        """Bytes of what this rank gets from others, and of what it hands over, at once at most."""
         spec, place, block_size = self.model.spec, self.place, self.schedule.block_size
         states = extent.tokens * spec.hidden * torch_dtype(self.model.dtype).itemsize
+        batches = 1 if place.line[0].phase == "both" else most_apart(len(place.encoder.line))
         if spec.encoder_layers:
-            return ((place.before is not None) + (place.encoded_by is not None or bool(place.encodes_for))) * states
-        handed = 0 if place.line[0].phase == "both" else extent.tokens // block_size + (self.schedule.encode_batch or 0)
+            hands_over = place.encoded_by is not None or bool(place.encodes_for)
+            return ((place.before is not None) + batches * hands_over) * states
+        a_batch = extent.tokens // block_size + (self.schedule.encode_batch or 0)
+        handed = 0 if place.line[0].phase == "both" else min(batches * a_batch, self.schedule.kv_blocks)
         return (place.before is not None) * states + buffer_bytes(place, spec, handed)
 
     def _check_memory(self, what: str, how: str, need: int) -> None:

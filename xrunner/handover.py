@@ -19,6 +19,7 @@ import torch
 from exegpt.model import ModelSpec
 from exegpt.models import KVCache
 from exegpt.models.weights import torch_dtype
+from exegpt.policies.waa import most_underway
 from exegpt.schedule import Schedule
 from xrunner.gpu import Gpu
 from xrunner.packing import send
@@ -140,8 +141,16 @@ class Receiving:
         return numbers
 
 
+def most_apart(stages: int) -> int:
+    """Batches that may have yet to join the decoding, each with buffers on both sides: those under way on so many
+    encoding stages, one on its way to the other side, and one behind it. Where the way is slower than encoding, more
+    would only fill memory.
+    """
+    return most_underway(stages) + 2
+
+
 def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:
-    """Bytes of the buffers in which a rank sends or gets a batch of so many blocks."""
+    """Bytes of the buffers in which a rank sends or gets so many blocks."""
     schedule = place.schedule
     if not blocks:
         return 0

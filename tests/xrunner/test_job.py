@@ -14,6 +14,7 @@ from exegpt.model import ModelSpec
 from exegpt.policies import deal
 from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
+from xrunner.handover import most_apart
 from xsimulator.replay import replay
 
 from . import test_architectures as architectures
@@ -269,6 +270,15 @@ def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
     todo = requests([(9, 1)] * 4)
     found = run_cells(job, tmp_path, directories, 2, sides(directories, 2, ["llama"]), todo=todo, program="left_over")
     assert all(len(cell["results"]) == 4 for cell in found.values())
+
+
+def test_batches_do_not_pile_up_before_a_slow_handover(job, tmp_path, directories):
+    """Each has buffers on both sides; the cache would hold them all."""
+    plan = apart(ModelSpec.from_directory(directories["llama"]), (1,), (1,), encode_batch=1, kv_blocks=200)
+    todo = requests([(9, 12)] * 20)
+    found = run_cells(job, tmp_path, directories, 2, {"slow": ("llama", plan)}, todo=todo, program="slow_handover")
+    assert len(found["slow"]["results"]) == 20
+    assert int((tmp_path / "waited.txt").read_text()) == most_apart(1)
 
 
 def cut_at(tokens, ends):
