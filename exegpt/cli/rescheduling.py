@@ -106,17 +106,19 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
     from xrunner.place import ranks_needed
 
     bound_s = math.inf if held.latency_bound_s is None else held.latency_bound_s
-    policies = WAA if held.policy in WAA else (held.policy,)
+    apart = held.policy in WAA
+    policies = WAA if apart else (held.policy,)
 
     def search(fixed: dict[str, int], **asked: Any) -> Any:
-        asked |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed, "most_resident": most}
+        asked |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
+        asked |= {} if apart else {"most_resident": most}  # WAA's memory fills up, whatever its batch
         return search_schedule(setting, bound_s, bound=held.bound, **asked)
 
     free = search({})
     if free.schedule is None:
         return Found(None, infeasible_text(free, bound_s))
     stays = free
-    if not takes_over_in_place(free.schedule, held) and held.policy not in WAA:  # WAA's stages can't be asked for
+    if not takes_over_in_place(free.schedule, held) and not apart:  # WAA's stages can't be asked for
         stays = search(_degrees(held), kv_blocks=held.kv_blocks)
     need, have = ranks_needed(free.schedule), ranks_needed(held)
     if stays.schedule and takes_over_in_place(stays.schedule, held):

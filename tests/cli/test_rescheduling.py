@@ -57,6 +57,12 @@ def test_other_layers_where_those_that_are_there_are_too_slow(setting, pipeline)
     assert said.latency_s <= 30 and said.feasible
 
 
+def test_sides_that_fill_their_memory_with_more_than_there_are_requests(setting):
+    held = search_schedule(setting, 30.0, policies=("waa-c",), fixed={"replicas": 1}).schedule
+    found, _ = best(replace(setting, workload=task("T")), held, most=3)
+    assert found.policy in rescheduling.WAA and found.decode_batch > 3
+
+
 def test_a_bound_that_no_schedule_meets(setting, pipeline):
     found, why_not = best(replace(setting, workload=Workload.fixed(64, 4000)), pipeline)
     assert found is None and "No schedule meets the bound of 30s: the lowest reachable latency is" in why_not
