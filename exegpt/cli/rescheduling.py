@@ -118,6 +118,9 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
     if free.schedule is None:
         return Found(None, infeasible_text(free, bound_s))
     stays = free
+    if apart and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks:  # a full memory is never of quite one size
+        blocks = min(free.schedule.kv_blocks, held.kv_blocks)
+        stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))
     if not takes_over_in_place(free.schedule, held) and not apart:  # WAA's stages can't be asked for
         stays = search(_degrees(held), kv_blocks=held.kv_blocks)
     need, have = ranks_needed(free.schedule), ranks_needed(held)

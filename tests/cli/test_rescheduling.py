@@ -63,6 +63,16 @@ def test_sides_that_fill_their_memory_with_more_than_there_are_requests(setting)
     assert found.policy in rescheduling.WAA and found.decode_batch > 3
 
 
+@pytest.mark.parametrize(("share", "stays"), [(0.95, True), (0.85, False)])
+def test_a_slightly_larger_cache_is_no_reason_to_pause(setting, share, stays):
+    held = search_schedule(setting, 30.0, policies=("waa-c",), fixed={"replicas": 1}).schedule
+    free, _ = best(setting, held)
+    smaller = replace(free, kv_blocks=int(share * free.kv_blocks))
+    found, _ = best(setting, smaller)
+    assert takes_over_in_place(found, smaller) == stays
+    assert found.kv_blocks == (smaller if stays else free).kv_blocks
+
+
 def test_a_bound_that_no_schedule_meets(setting, pipeline):
     found, why_not = best(replace(setting, workload=Workload.fixed(64, 4000)), pipeline)
     assert found is None and "No schedule meets the bound of 30s: the lowest reachable latency is" in why_not
