@@ -9,7 +9,7 @@ from exegpt.cluster import MAX_DEVICES, ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.noun import Noun
-from exegpt.workload import Workload
+from exegpt.workload import MAX_TOKENS, Workload
 
 PolicyName = Literal["static", "hybrid", "orca", "chunked", "rra", "waa-c", "waa-m"]
 Bound = Literal["p99-length", "p99-queries"]
@@ -92,9 +92,10 @@ class Schedule(Noun):
                 f"This schedule has version {self.version}, this exegpt reads version {Schedule.VERSION}: tune again."
             )
         for name in _REQUIRED[self.policy]:
-            if (getattr(self, name) or 0) < 1:
+            if not 1 <= (getattr(self, name) or 0) <= MAX_TOKENS:
                 raise InputError(
-                    f"A schedule of policy {self.policy} needs {name} of at least 1 (got {getattr(self, name)})."
+                    f"A schedule of policy {self.policy} needs {name} from 1 to {MAX_TOKENS:,} "
+                    f"(got {getattr(self, name)})."
                 )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")

@@ -82,7 +82,8 @@ def _say_usage(error: Any) -> int:
         error.__context__, "errors", None
     )  # of typers that validate with pydantic, and leave the value out
     value = f" (got {invalid()[0]['input']!r})" if invalid else ""
-    return _say(f"{text.rstrip('.')}{value}; see `{command} --help`.", BAD_INPUT)
+    end = "" if text.endswith("?") else ";"
+    return _say(f"{text.rstrip('.')}{value}{end} see `{command} --help`.", BAD_INPUT)
 
 
 def _say(text: str, code: int) -> int:

@@ -33,6 +33,8 @@ class Delivery:
     """One JSON document instead of tables."""
     target: "Target | None" = None
     """The engine whose nearest flags are told too."""
+    hints: bool = False
+    """Whether options that nobody has typed are named where they would tell more."""
 
 
 def search_schedule(setting: "Setting", latency_bound_s: float, **asked: Any) -> "Tuned":
@@ -136,6 +138,11 @@ def print_export(schedule: "Schedule", target: "Target") -> None:
     """The nearest command line of another engine, and what it doesn't do."""
     command, lost = target.nearest(schedule)
     print(f"Nearest in {target.engine} ({lost}):\n  {command}")
+    if schedule.policy not in target.policies:
+        print(
+            f"  {target.engine} itself schedules like {' and '.join(target.policies)}: --policy "
+            f"{','.join(target.policies)} searches the flags that hold the bound there."
+        )
 
 
 def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:

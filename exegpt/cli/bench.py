@@ -203,6 +203,7 @@ def _requests(
     """The requests of a file, or `num` drawn from a workload's lengths (the schedule's), and what was assumed."""
     from exegpt.cli import inputs
     from exegpt.cli.run import load_tokenizer
+    from exegpt.errors import InputError
     from exegpt.model import ModelSpec
     from exegpt.trace import parse_columns, parse_rate, parse_workload, with_poisson_arrivals
     from xrunner.requests import random_requests, read_requests
@@ -210,6 +211,10 @@ def _requests(
     spec = ModelSpec.from_directory(directory)
     given.check_model(spec)
     named = parse_columns(columns) if columns else None
+    inputs.check_columns(columns, source, workload)
+    for option, value in (("--workload", workload), ("--rate", rate)):
+        if source and value:
+            raise InputError(f"The requests are those of '{source}': leave {option} {value} or --requests out.")
     if source:
         tokenizer = load_tokenizer(directory)
         encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None

@@ -1,6 +1,7 @@
 """`exegpt tune` without a rate: the best schedule under each latency bound, where requests always wait."""
 
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exegpt.cli import INFEASIBLE
@@ -27,6 +28,7 @@ def answer(
     best = next((one for one in reversed(found) if one.schedule), None)
     wanted = advice if advice is not None else len(bounds) == 1 and setting.cluster.devices <= 8
     told = [advise(setting, one, bound_s, asked) if wanted else [] for one, bound_s in zip(found, bounds, strict=True)]
+    delivery = replace(delivery, hints=advice is None)
     if delivery.out and best:
         document.write(delivery.out, best.schedule)
     if delivery.report:
@@ -63,6 +65,8 @@ def _print(
         _print_one(setting, found[0], bounds[0], delivery)
     else:
         _print_frontier(setting, found, bounds, delivery)
+    if len(found) == 1 and not told[0] and delivery.hints:
+        print("What another bound, twice the devices or other ones would give: --advice.")
     for advice, bound_s in zip(told, bounds, strict=True):
         if advice:
             output.listed("Advice:" if len(told) == 1 else f"Advice under {_text(bound_s)}:", advice)

@@ -54,12 +54,18 @@ def demo(
     from exegpt.cli.bench import compare_policies
     from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
+    from exegpt.errors import InputError
     from exegpt.models.device import find_device
+    from exegpt.trace import parse_columns, parse_workload
     from xrunner.ranks import Ranks
 
     inputs.set_threads(threads)
     there = find_device(device)
     asked_bound = parse_duration(latency_bound) if latency_bound else None
+    if trace and workload:
+        raise InputError(f"Lengths are those of '{trace}' or of '{workload}': leave --trace or --workload out.")
+    inputs.check_columns(columns, trace, workload)
+    parse_workload(trace or workload or "T", parse_columns(columns) if columns else None)  # before minutes of work
     directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(directory, seed)
     setting = _setting(model, trace or workload or "T", columns, there, dtype)

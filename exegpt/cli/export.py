@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from exegpt.builtin_models import HUB_IDS
 from exegpt.errors import InputError
@@ -36,6 +37,8 @@ class Target:
 
     engine: str
     weights: str | None = None
+    policies: ClassVar[tuple[str, ...]] = ("orca", "chunked")
+    """Those that the engine has: what is predicted for them is what it does."""
 
     def nearest(self, schedule: Schedule) -> tuple[str, str]:
         """The command line that comes nearest to a schedule, and what is lost."""

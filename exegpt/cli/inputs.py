@@ -44,6 +44,8 @@ def read_schedule(path: Path) -> Schedule:
 
     data = document.read_json(path)
     version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():
+        raise InputError(f"'{path}' is what --json prints, and no schedule file: `exegpt tune --out FILE` writes one.")
     if version != Schedule.VERSION:
         raise InputError(
             f"'{path}' is not a schedule of version {Schedule.VERSION} (its version is {version!r}): tune again."
@@ -170,12 +172,15 @@ def find_setting(
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
         assumptions.append(f"cluster: {cluster}, the default")
-    if workload is None:
-        workload = "S"
-        assumptions.append("workload: task S (summarization), the default")
     if device and cluster != "local":
         raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
+    if cluster == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(16, 1 << 20, 8):
+        nodes = f"{where.devices_per_node // 8}x8x{where.device.kind}"
+        assumptions.append(f"cluster: {cluster} is one node, all its devices linked alike; nodes of eight are {nodes}")
+    if workload is None:
+        workload = "S"
+        assumptions.append("workload: task S (summarization), the default")
     if isinstance(workload, str):
         named = parse_columns(columns) if columns else None
         workload = parse_workload(workload, named, parse_rate(rate) if rate else None)

@@ -92,22 +92,37 @@ def _tasks() -> list[dict[str, object]]:
     return rows
 
 
-_POLICIES = {
-    "static": ("encode_batch", "a batch runs to its longest output (FasterTransformer)"),
+_POLICIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "static": (("encode_batch",), "a batch runs to its longest output (FasterTransformer)"),
     "hybrid": (
-        "encode_batch, encode_micro_batches, micro_batches",
+        ("encode_batch", "encode_micro_batches", "micro_batches"),
         "static, with more micro-batches for encoding than for decoding (DeepSpeed)",
     ),
-    "orca": ("max_num_seqs, prefills_per_step", "requests join and leave at every iteration (Orca, vLLM)"),
-    "chunked": ("max_num_seqs, max_num_batched_tokens", "prompts in pieces within a token budget (Sarathi, vLLM v1)"),
+    "orca": (("max_num_seqs", "prefills_per_step"), "requests join and leave at every iteration (Orca, vLLM)"),
+    "chunked": (
+        ("max_num_seqs", "max_num_batched_tokens"),
+        "prompts in pieces within a token budget (Sarathi, vLLM v1)",
+    ),
     "rra": (
-        "encode_batch, decode_iterations, encode_micro_batches",
+        ("encode_batch", "decode_iterations", "encode_micro_batches"),
         "encode a batch, decode N_D iterations, again (ExeGPT)",
     ),
-    "waa-c": ("encode_batch, micro_batches", "devices split between the phases by computing time (ExeGPT)"),
-    "waa-m": ("encode_batch, micro_batches", "devices split between the phases by memory (ExeGPT)"),
+    "waa-c": (("encode_batch", "micro_batches"), "devices split between the phases by computing time (ExeGPT)"),
+    "waa-m": (("encode_batch", "micro_batches"), "devices split between the phases by memory (ExeGPT)"),
 }
 
 
 def _policies() -> list[dict[str, object]]:
-    return [{"policy": name, "variables": own, "what": text} for name, (own, text) in _POLICIES.items()]
+    return [{"policy": name, "variables": ", ".join(own), "what": text} for name, (own, text) in _POLICIES.items()]
+
+
+def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
+    """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
+    own = {name for name in fixed if not name.startswith("tp_")}
+    found = tuple(policy for policy in policies if own <= set(_POLICIES[policy][0]))
+    if not found:
+        raise InputError(
+            f"No policy of {', '.join(policies)} has {' and '.join(sorted(own))}: `exegpt list policies` shows which "
+            "variables each has."
+        )
+    return found

@@ -34,7 +34,7 @@ COLUMNS = Annotated[
     str | None, typer.Option("--columns", help="A trace's columns: input=NAME,output=NAME[,arrival=NAME].")
 ]
 RATE = Annotated[str | None, typer.Option("--rate", help="Poisson arrivals, like 5/s.")]
-SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything drawn at random.")]
+SEED = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything drawn at random.")]
 THREADS = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Processor threads. Default: one per core.")
 ]

@@ -56,7 +56,8 @@ def import_(
         imported = aiconfigurator_profile(spec, system, engine, dtype or "bf16", kv_dtype, path, overhead_s)
     else:
         if path is None or not path.is_dir():
-            raise InputError(f"There is no folder '{path}': name the folder of the {source} files after the source.")
+            what = "Which folder isn't said" if path is None else f"There is no folder '{path}'"
+            raise InputError(f"{what}: name the folder of the {source} files after the source.")
         if source == "layers":
             from xprofiler.layer_folder import layers_profile
 

@@ -36,7 +36,9 @@ def run(
     tp_degree: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
     tp_gpus: Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Fix the most resident sequences.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Fix the token budget.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Fix the token budget.")
+    ] = None,
     adjust: Annotated[
         float | None,
         typer.Option(
@@ -72,24 +74,26 @@ def run(
     if resume and out is None:
         raise InputError("--resume needs --out: it goes on with that file.")
 
+    fixed = {
+        "encode_batch": encode_batch,
+        "decode_iterations": decode_iterations,
+        "micro_batches": micro_batches,
+        "tp_degree": tp_degree,
+        "tp_gpus": tp_gpus,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    if schedule:
+        _check_unsearched(schedule, policy, None if latency_bound == "inf" else latency_bound, fixed)
+
     def ask() -> tuple[Any, ...]:
         output.check_output(report)
+        output.check_output(out if ranks.size == 1 else None)  # of several, another rank may write it
         directory, given = inputs.model_directory(model), _given(schedule, ranks.size, dtype)
         wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
         there = given.dtype if given else dtype
         setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None, kind, there)
-        chosen = given or tuned_schedule(
-            setting,
-            latency_bound,
-            policy,
-            encode_batch=encode_batch,
-            decode_iterations=decode_iterations,
-            micro_batches=micro_batches,
-            tp_degree=tp_degree,
-            tp_gpus=tp_gpus,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
+        chosen = given or tuned_schedule(setting, latency_bound, policy, **fixed)
         return chosen, setting, tuple(wanted), tuple(rejected)
 
     with job() as ranks:
@@ -179,6 +183,21 @@ def load_tokenizer(directory: Path) -> Any:
         raise InputError(f"'{path}' is not a tokenizer: {error}.") from None
 
 
+def _check_unsearched(
+    schedule: Path, policy: str | None, latency_bound: str | None, fixed: "dict[str, int | None]"
+) -> None:
+    """InputError for what only a search would heed, beside a schedule that is given."""
+    from exegpt.errors import InputError
+
+    asked = {"--policy": policy, "--latency-bound": latency_bound}
+    asked |= {f"--{name.replace('_', '-')}": value for name, value in fixed.items()}
+    for option, value in asked.items():
+        if value is not None:
+            raise InputError(
+                f"The schedule '{schedule}' is run as it stands: leave {option} {value} or --schedule out."
+            )
+
+
 def run_setting(
     directory: Path,
     requests: "list[Request]",
@@ -213,6 +232,7 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     """
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import infeasible_text, schedule_text, search_schedule
+    from exegpt.cli.listing import with_variables
     from exegpt.cli.shortlist import for_these
     from exegpt.duration import parse_duration
     from exegpt.errors import Infeasible
@@ -220,7 +240,7 @@ def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, *
     bound_s = parse_duration(latency_bound)
     by_hand = {name: value for name, value in fixed.items() if value is not None}
     rows = setting.workload.requests or ()
-    named = inputs.policy_names(policy)
+    named = with_variables(inputs.policy_names(policy), by_hand)
     # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
     most = None if {"encode_batch", "max_num_seqs"} & by_hand.keys() else len(rows) or None
     answer = search_schedule(setting, bound_s, policies=named, fixed=by_hand, most_resident=most)

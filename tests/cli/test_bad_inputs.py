@@ -45,6 +45,12 @@ def check_refused(done, message):
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
         ("tune -l 5s --out x.json --report ./x.json", "both 'x.json'"),
+        ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
+        ("demo --trace gone.csv -w T --dir d", "leave --trace or --workload out"),
+        ("demo --columns input=a --dir d", "leave --columns out"),
+        (f"model create new --seed {2**63}", "--seed"),
+        ("profile import vidur -m opt-13b -o p.json", "Which folder isn't said"),
+        ("reproduce table9", r"'table5'\? see `exegpt reproduce --help`"),
         ("tune -l 5s --out /dev/null", "'/dev/null' is a device or a pipe"),
         ("tune -l 5s --report /dev/full", "'/dev/full' is a device or a pipe"),
         (f"tune -l 5s -w {'9' * 5000}/1", "is not a workload"),
@@ -201,6 +207,7 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(run({"version": 99}), "99")
     check_refused(run({"version": None}), "None")
     check_refused(run({"encode_batch": 0}), "encode_batch")
+    check_refused(run({"encode_batch": 10**9}), "encode_batch from 1 to 10,000,000")
     check_refused(run({"policy": "magic"}), "policy")
     check_refused(run({"surprise": 1}), "surprise")
     check_refused(run({"kv_dtype": "fp5"}), "kv_dtype 'fp5'")
@@ -221,6 +228,24 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(run({"model": data["model"] | {"spec": spec}}), "is for model 'tiny'")
     (tmp_path / "s.json").write_text("{")
     check_refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
+
+
+def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny, tiny_schedule, tmp_path):
+    (tmp_path / "t.csv").write_text("input,output\n5,3\n")
+    for asked in ("--policy rra", "--latency-bound 5s", "--encode-batch 2", "--max-num-batched-tokens 64"):
+        done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, *asked.split())
+        check_refused(done, f"is run as it stands: leave {asked} or --schedule out")
+    done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "--policy", "rra", "--max-num-seqs", 4)
+    check_refused(done, "No policy of rra has max_num_seqs")
+    done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-o", "/dev/null")
+    check_refused(done, "is a device")
+    done = exegpt("bench", "-m", tiny, "-s", tiny_schedule, "-r", tmp_path / "t.csv", "-w", "T")
+    check_refused(done, "leave --workload T or --requests out")
+
+
+def test_what_json_prints_is_no_schedule(exegpt, tmp_path):
+    (tmp_path / "a.json").write_text('{"schedule": {}}')
+    check_refused(exegpt("simulate", "-s", tmp_path / "a.json"), "what --json prints.*--out FILE")
 
 
 def test_profiles(exegpt, tiny, tiny_profile, tmp_path):

@@ -184,6 +184,8 @@ def test_a_run_without_a_schedule_tunes_first(exegpt, tiny, tiny_profile, tmp_pa
     assert exegpt(*asked).json["requests"] == 9
     fixed = exegpt(*asked, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
     assert (fixed["policy"], fixed["encode_batch"], fixed["decode_iterations"]) == ("rra", 2, 3)
+    some = exegpt(*asked, "--max-num-seqs", 4).json["schedule"]  # of all policies, those that have it
+    assert some["policy"] in ("orca", "chunked") and some["max_num_seqs"] == 4
     large = exegpt(*asked, "--policy", "orca", "--max-num-seqs", 64)  # more than there are requests
     assert large.code == 0 and large.json["schedule"]["max_num_seqs"] == 64, large.err
     impossible = exegpt(*asked, "--latency-bound", "0.001ms")
@@ -307,3 +309,12 @@ def test_the_model_is_readable_by_transformers(tiny):
 
     assert AutoModelForCausalLM.from_pretrained(tiny).config.num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(tiny).decode(AutoTokenizer.from_pretrained(tiny)("hi").input_ids) == "hi"
+
+
+def test_more_is_named_where_it_is_not_told(exegpt):
+    asked = ("tune", "-l", "inf", "-w", "20/10", "--policy", "static", "-m", "opt-125m", "-c", "16xA40")
+    done = exegpt(*asked)
+    assert "--advice." in done.out
+    assert "16xA40 is one node, all its devices linked alike; nodes of eight are 2x8xA40" in done.err
+    assert "--advice" not in exegpt(*asked, "--no-advice").out
+    assert "is one node" not in exegpt(*asked[:-1], "2x8xA40").err

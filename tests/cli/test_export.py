@@ -115,3 +115,9 @@ def test_every_schedule_that_a_search_finds_is_accepted(model, cluster, workload
             if other.policy == "chunked":
                 assert int(given["--max-num-batched-tokens"]) == other.schedule.max_num_batched_tokens
                 assert int(given["--max-num-seqs"]) == other.schedule.max_num_seqs
+
+
+def test_a_policy_that_the_engine_lacks_is_told_with_those_that_it_has(exegpt):
+    asked = ("tune", "-l", "inf", "-w", "20/10", "-m", "opt-125m", "-c", "2xA40", "--no-advice", "--export", "vllm")
+    for policy, told in (("rra", True), ("orca", False)):
+        assert ("--policy orca,chunked searches" in exegpt(*asked, "--policy", policy).out) is told
