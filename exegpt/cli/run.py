@@ -288,7 +288,7 @@ def _run(
     before = set().union(*ranks.all(tuple(file.done) if file else ()))
     left = [request for request in asked.requests if request.id not in before]
     if file and before:
-        output.note(f"resumed: {len(before)} of {len(asked.requests)} requests were done")
+        output.note(f"resumed: {len(asked.requests) - len(left)} of {len(asked.requests)} requests were done")
     tokenizer = load_tokenizer(asked.directory) if out else None
     with ExitStack() as stack:
         progress = stack.enter_context(output.progress("running requests")) if engine.speaks else None
