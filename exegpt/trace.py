@@ -191,4 +191,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"'{path}' is not a readable Parquet file: {str(error).splitlines()[0]}.") from None
+        raise InputError(
+            f"'{path}' is not a readable Parquet file: {str(error).splitlines()[0].rstrip('.')}."
+        ) from None

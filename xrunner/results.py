@@ -1,12 +1,11 @@
 """The results file: finished requests are appended as they come, and an interrupted run can be resumed."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from exegpt.document import dumps, from_dict, to_dict, write_text
+from exegpt.document import dumps, from_dict, parse_json, to_dict, write_text
 from exegpt.errors import InputError
 from exegpt.request import Result
 
@@ -96,6 +95,8 @@ def _parsed(data: bytes, path: Path) -> Iterator[Result]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if line:
             try:
-                yield from_dict(Result, json.loads(line), f"'{path}', line {number},")
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise InputError(f"'{path}', line {number}, is not a result in JSON ({error}).") from None
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise InputError(f"'{path}', line {number}, is not a result in UTF-8 ({error}).") from None
+            where = f"'{path}', line {number},"
+            yield from_dict(Result, parse_json(text, where), where)

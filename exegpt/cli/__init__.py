@@ -50,6 +50,11 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         return _say(_os_text(error), BAD_INPUT)
+    except SystemExit as end:  # typer's own way out of a broken pipe
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        sys.stdout = None
+        return 0
 
 
 def _check_given(arguments: Sequence[str]) -> None:

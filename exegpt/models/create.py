@@ -57,6 +57,12 @@ def create_model(
         raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")
     weights = RandomWeights(torch_dtype(dtype), seed)
     target.parent.mkdir(parents=True, exist_ok=True)
+    needed, free = spec.parameters * BYTES[dtype], shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise InputError(
+            f"The weights of '{target}' need {needed:,} bytes, and {free:,} are free there: choose smaller sizes or "
+            "another folder."
+        )
     making = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         os.chmod(making, 0o755)

@@ -1,11 +1,11 @@
 """Loading: a model of a directory's weights, or of random ones, whole or a stage or shard of it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from exegpt.document import read_json
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
@@ -125,11 +125,10 @@ def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str
     path = directory / "generation_config.json"
     if not path.is_file():
         return config
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
-        raise InputError(f"'{path}' is not valid JSON: {error}.") from None
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"'{path}' does not hold a JSON object.")
+    return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
 
 
 def _eos(config: dict[str, Any], name: str) -> frozenset[int]:

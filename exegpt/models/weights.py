@@ -1,6 +1,5 @@
 """Where a model's tensors come from: safetensors files, or a random generator of the same shapes."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from exegpt.document import read_json
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models.device import PROCESSOR
@@ -75,9 +75,9 @@ class SafetensorsWeights:
             path = self.directory / "model.safetensors"
             return dict.fromkeys(self._open(path).keys(), path.name)
         try:
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            where = read_json(index)["weight_map"]
             plain = all(isinstance(file, str) and Path(file).name == file for file in where.values())
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             raise InputError(f"'{index}' is not an index of safetensors files: it needs a weight_map.") from None
         if not plain:
             raise InputError(f"'{index}' names files outside of its directory: only plain file names are allowed.")

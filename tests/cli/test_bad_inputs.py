@@ -285,3 +285,37 @@ def test_requests(exegpt, tiny, tmp_path):
     check_refused(run(good | {"max_tokens": 128}), "'a' needs 129 tokens")
     check_refused(exegpt("run", "-m", tiny, "-r", tmp_path / "gone.jsonl"), r"gone\.jsonl")
     check_refused(exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--resume"), "--out")
+
+
+def test_a_model_that_no_disk_holds_is_refused_before_its_weights_are_drawn(exegpt, tmp_path):
+    done = exegpt("model", "create", tmp_path / "new", "--hidden", 100_000_000, "--heads", 8)
+    check_refused(done, r"need [\d,]{20,} bytes, and [\d,]+ are free")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", ["list models", "list models --json", "simulate --model opt-13b --max-num-seqs 4"]
+)
+def test_a_reader_that_has_gone_is_no_error(arguments):
+    command = (sys.executable, "-m", "exegpt", *arguments.split())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        told = process.stderr.read().decode()
+    assert process.returncode == 0, told
+    assert all(line.startswith("· ") for line in told.splitlines())
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "{", "[]"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_files_of_a_model_that_hold_nonsense_are_named(exegpt, tiny, tmp_path, name, text):
+    (tmp_path / "r.csv").write_text("input,output\n5,3\n")
+    shutil.copytree(tiny, tmp_path / "m")
+    (tmp_path / "m" / name).write_text(text)
+    done = exegpt("run", "-m", tmp_path / "m", "-r", tmp_path / "r.csv", "-p", "roofline")
+    assert done.code == 2 and name in done.err.splitlines()[-1], done.err
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, '{"finish_s": NaN}', "[]"])
+def test_a_result_file_that_holds_nonsense_is_named(exegpt, tmp_path, text):
+    (tmp_path / "r.jsonl").write_text(text)
+    check_refused(exegpt("show", tmp_path / "r.jsonl"), r"r\.jsonl', line 1,")

@@ -70,7 +70,7 @@ def test_nothing_to_resume(tmp_path):
 def test_a_broken_middle_line_is_refused(tmp_path):
     path = tmp_path / "r.jsonl"
     interrupted(path, "a", torn="nonsense\n")
-    with pytest.raises(InputError, match=r"partial', line 2, is not a result .*Remove the file"):
+    with pytest.raises(InputError, match=r"partial', line 2, is not valid JSON.*Remove the file"):
         ResultFile(path, "run1", resume=True)
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_holds_no_results_is_named(tmp_path):
     path = tmp_path / "r.jsonl"
     for data in (b"\xff\n", b"nonsense\n"):
         path.write_bytes(data)
-        with pytest.raises(InputError, match=r"r.jsonl', line 1, is not a result in JSON"):
+        with pytest.raises(InputError, match=r"r.jsonl', line 1, is not (valid JSON|a result in UTF-8)"):
             read_results(path)
 
 
