@@ -24,7 +24,8 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
         TIMES["tpot"]: _pair(("mean", e.tpot_s), ("p99", e.tpot_p99_s)),
         "memory": _memory(e, schedule),
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
-        "limited by": e.binding or "",
+        # which phase takes the time; only a search, which looks at the neighbours too, tells of memory and latency
+        "limited by" if e.binding in ("memory", "latency") else "pace set by": e.binding or "",
         "not feasible": "; ".join(e.violations),
         "beyond the profile's grid": ", ".join(e.extrapolated),
     }

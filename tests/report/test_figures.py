@@ -29,6 +29,8 @@ def test_memory_stands_beside_what_may_be_used():
     rows = dict(estimate_rows(full, given))
     assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} GiB per device that may be used"
     assert rows["devices busy"] == "25%–50%" and rows["limited by"] == "memory"
+    alone = dict(estimate_rows(replace(full, binding="encoding"), given))  # no search has looked at its neighbours
+    assert alone["pace set by"] == "encoding" and "limited by" not in alone
 
 
 def test_what_is_wrong_is_said():
