@@ -19,13 +19,19 @@ Encode = Callable[[str], Sequence[int]]
 """From text to token ids."""
 
 _MOST = float(np.finfo(np.float32).max)  # what sampling computes in; a whole number in JSON has no limit
+_LEAST = 1e-4
+"""Logits divided by less are no numbers any more."""
 _LATEST_S = 30 * 24 * 3600
 """A request that arrives later is taken for one with a date, for which the run would wait for decades."""
 _CHOICE = {
-    "temperature": (float, lambda value: 0 <= value <= _MOST, "a number of at least 0, which is greedy"),
+    "temperature": (
+        float,
+        lambda value: not value or _LEAST <= value <= _MOST,
+        f"0, which is greedy, or at least {_LEAST}",
+    ),
     "top_k": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0, which is all"),
     "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and up to 1, which is all"),
-    "repetition_penalty": (float, lambda value: 0 < value <= _MOST, "a number above 0; 1 is none"),
+    "repetition_penalty": (float, lambda value: _LEAST <= value <= _MOST, f"a number of at least {_LEAST}; 1 is none"),
     "seed": (int, lambda value: -(2**63) <= value < 2**63, "a whole number of 64 bits"),
 }
 """How tokens are chosen: each key's type, values, and their description."""

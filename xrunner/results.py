@@ -15,21 +15,21 @@ class ResultFile:
 
         open ──append──► FILE.partial (beside it FILE.partial.run, the run's fingerprint) ──complete──► FILE
 
-    `fingerprint` stands for model, schedule and requests. InputError where another run's partial file is in the way.
+    `fingerprint` stands for model, schedule and requests. With `resume` an interrupted run's results are taken up, if
+    there are any. InputError where another run's partial file is in the way.
     """
 
     def __init__(self, path: str | Path, fingerprint: str, resume: bool = False):
         self.path = Path(path)
-        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._partial = _partial(self.path)
         self._run = self.path.with_name(self.path.name + ".partial.run")
         self.done: dict[str, Result] = {}
         """Results of the run that is resumed, by id."""
         if not self.path.parent.is_dir():
             raise InputError(f"There is no folder '{self.path.parent}' to write '{self.path.name}' to.")
-        if resume:
+        check_left(self.path, resume)
+        if self._partial.exists():
             self._take_up(fingerprint)
-        elif self._partial.exists():
-            raise InputError(f"'{self._partial}' is left of an interrupted run: pass --resume to go on, or remove it.")
         write_text(self._run, fingerprint + "\n")
         self._file = self._partial.open("a", encoding="utf-8")
         self._left = False
@@ -64,8 +64,6 @@ class ResultFile:
 
     def _take_up(self, fingerprint: str) -> None:
         """Read what the interrupted run left, and cut off a torn last line."""
-        if not self._partial.exists():
-            raise InputError(f"There is no '{self._partial}' to resume: run without --resume.")
         left = self._run.read_text(encoding="utf-8").strip() if self._run.exists() else "unknown"
         if left != fingerprint:
             raise InputError(
@@ -80,6 +78,20 @@ class ResultFile:
             raise InputError(f"{error} Remove the file to run from the start.") from None
         if len(whole) < len(data):
             os.truncate(self._partial, len(whole))
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def check_left(path: Path, resume: bool) -> None:
+    """InputError where what earlier runs left to this file is in the way: results of one that was interrupted, or, of
+    one to be resumed, the whole of them.
+    """
+    if not resume and _partial(path).exists():
+        raise InputError(f"'{_partial(path)}' is left of an interrupted run: pass --resume to go on, or remove it.")
+    if resume and path.exists() and not _partial(path).exists():
+        raise InputError(f"'{path}' has all results of a run that ended: nothing is left to resume.")
 
 
 def read_results(path: str | Path) -> list[Result]:

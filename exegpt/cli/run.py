@@ -70,6 +70,7 @@ def run(
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
     from xrunner.ranks import job
+    from xrunner.results import check_left
 
     if resume and out is None:
         raise InputError("--resume needs --out: it goes on with that file.")
@@ -88,7 +89,9 @@ def run(
 
     def ask() -> tuple[Any, ...]:
         output.check_output(report)
-        output.check_output(out if ranks.size == 1 else None)  # of several, another rank may write it
+        if out and ranks.size == 1:  # of several, another rank may write it
+            output.check_output(out)
+            check_left(out, resume)
         directory, given = inputs.model_directory(model), _given(schedule, ranks.size, dtype)
         wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
         there = given.dtype if given else dtype

@@ -62,9 +62,16 @@ def test_another_runs_results_are_not_mixed_in(tmp_path):
         ResultFile(path, "run2")
 
 
-def test_nothing_to_resume(tmp_path):
-    with pytest.raises(InputError, match="run without --resume"):
-        ResultFile(tmp_path / "r.jsonl", "run1", resume=True)
+def test_a_first_start_may_be_a_resuming_one(tmp_path):
+    """As of a job that is submitted again until it is done."""
+    path = tmp_path / "r.jsonl"
+    with ResultFile(path, "run1", resume=True) as file:
+        assert not file.done
+        file.append(result("a"))
+    assert read_results(path) == [result("a")]
+    with pytest.raises(InputError, match="nothing is left to resume"):
+        ResultFile(path, "run1", resume=True)
+    assert read_results(path) == [result("a")]
 
 
 def test_a_broken_middle_line_is_refused(tmp_path):
