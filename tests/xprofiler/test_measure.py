@@ -100,7 +100,11 @@ def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
     for table in (tables.encoder.rest, tables.decoder.rest, tables.decoder.cross_projection):
         assert min(table.values) > 0 and len(table.spread) == len(table.values)
     assert tables.encoder.encode_attention == tables.decoder.encode_attention
-    monkeypatch.setattr(measure, "time_all_reduce", lambda links, reduce, rows, hidden, dtype: Timing(100.0 * rows, 0.5))
+
+    def sums(links, reduce, rows, hidden, dtype):
+        return Timing(100.0 * rows, 0.5)
+
+    monkeypatch.setattr(measure, "time_all_reduce", sums)
     shard = load_model(tmp_path / "t5", shard=Shard(0, 2, lambda x: x))
     decoder, encoder, _ = measure._shard(shard, Recorder(), None, None)
     assert [round(value / 100) for value in decoder.rest.values] == [3 * rows for rows in (1, 4, 16)]
