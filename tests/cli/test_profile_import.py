@@ -31,7 +31,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
     ("arguments", "message"),
     [
         ("hearsay -m opt-13b", "'hearsay' is not known: use one of aiconfigurator, vidur, layers"),
-        ("layers -m opt-13b", "no folder 'None'"),
+        ("layers -m opt-13b", "Which folder isn't said"),
         ("vidur gone -m opt-13b", "no folder 'gone'"),
         ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
         ("aiconfigurator -m opt-13b --system h100_sxm --dtype int4", "--dtype 'int4' is not known: use one of fp32"),
