@@ -168,6 +168,7 @@ def _mass(values, top):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, history, out):  # type: ignore[no-untyped-def]
+    """out[row] ← the next token of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays."""
     vocab = logits.shape[1]
     for row in prange(len(logits)):
         x = logits[row]
@@ -189,8 +190,9 @@ def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, hist
             least = _kth_greatest(x, tops, top_k[row])
         if top_p[row] < 1:
             least = _least_of_share(x, tops, least, top_p[row])
-        places = _places(x, tops, least) if least > _LOWEST else np.empty(vocab, np.int32)
-        if len(places) < vocab // _FEW:
-            out[row] = _draw_of(x, places, seed[row], position[row])
-        else:
-            out[row] = _draw(x, least, seed[row], position[row])
+        if least > _LOWEST:
+            places = _places(x, tops, least)
+            if len(places) < vocab // _FEW:
+                out[row] = _draw_of(x, places, seed[row], position[row])
+                continue
+        out[row] = _draw(x, least, seed[row], position[row])
