@@ -44,7 +44,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool) -> 
 
 def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, context: int) -> Make:
     """SDPA of q [sequences, heads, tokens, head_size] over paged keys and values [blocks, heads, block_size,
-    head_size], whose blocks are first brought together, as transformers' continuous batching does.
+    head_size], whose blocks are first brought together by indexing: the plain way to let it read a paged cache.
     """
     causal, grouped, blocks = q.shape[2] > 1, q.shape[1] != keys.shape[1], tables.long()
 
