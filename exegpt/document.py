@@ -19,6 +19,7 @@ MAX_BYTES = 256 * 2**20
 """A larger document is refused before it is parsed."""
 
 MAX_LINE = 64 * 2**20
+"""Characters: a longer line is no entry of a list."""
 
 MAX_YAML_BYTES = 2**20
 """The same of YAML, which people write, and which takes a minute per 10 MB to parse."""
