@@ -15,8 +15,8 @@ from exegpt.workload import Workload
 from xprofiler.timing import Timing
 from xrunner.engine import Engine
 
-_PROMPT = 64
-_OUTPUT = 40
+_PROMPT = 1
+_OUTPUT = 24
 
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:

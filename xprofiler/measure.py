@@ -29,17 +29,12 @@ from xprofiler.attention import COLD_BYTES, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
-from xprofiler.recorder import Grid, Recorder
+from xprofiler.points import FULL, Points, grids
+from xprofiler.rates import RATES, record_rates, recorded_rates
+from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.ranks import Ranks
 
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100)
-_PROMPTS = (1, 4, 16, 64)
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_PASTS = (0, 32, 128, 512, 1024)
-_ENGINE_BATCHES = (1, 4, 16, 64)
-_PASSES = 3
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
 
 Progress = Callable[[str, int, int], None]
@@ -55,37 +50,15 @@ class Measured:
     inter: LinkSpec
 
 
-def grids(context: int, tp: int = 1, encoder: bool = False) -> dict[str, Grid]:
-    """What is measured of a model of so many positions, with an encoder or not, at a tensor-parallel degree; what isn't
-    cut, at degree 1.
-    """
-    lengths = tuple(n for n in _LENGTHS if n < context) + ((context,) if context <= _LENGTHS[-1] else ())
-    chunks = tuple(n for n in lengths if n <= 512)
-    pasts = tuple(n for n in _PASTS if n < context) or (0,)
-    layer = (
-        Grid("rest", ("tokens",), (_TOKENS,)),
-        Grid("encode_attention", ("batch", "length"), (_PROMPTS, lengths)),
-        Grid("chunk_attention", ("chunk", "past"), (chunks, pasts)),
-        Grid("decode_attention", ("batch", "context"), (_BATCHES, lengths)),
-    )
-    of_encoders = tuple(Grid(name, ("tokens",), (_TOKENS,)) for name in ("encoder_rest", "cross_projection"))
-    uncut = (
-        Grid("embedding", ("tokens",), (_TOKENS,)),
-        Grid("head", ("rows",), (tuple(n for n in _TOKENS if n <= 512),)),
-        Grid("overhead", ("batch",), (_ENGINE_BATCHES,)),
-    )
-    others = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (_TOKENS,)),)
-    return {grid.table: grid.of_degree(tp) for grid in (*layer, *(of_encoders if encoder else ()), *others)}
-
-
 def measure_profile(
     source: str | Path | ModelSpec,
     dtype: str = "fp32",
     progress: Progress | None = None,
     device: torch.device = PROCESSOR,
+    points: Points = FULL,
 ) -> Profile:
     """Measure a model's layers on this machine and keep the profile; an interrupted one goes on."""
-    return measure_job(source, dtype, Ranks(), progress, device).profile
+    return measure_job(source, dtype, Ranks(), progress, device, points).profile
 
 
 def measure_job(
@@ -94,6 +67,7 @@ def measure_job(
     ranks: Ranks,
     progress: Progress | None = None,
     device: torch.device = PROCESSOR,
+    points: Points = FULL,
 ) -> Measured:
     """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
     links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
@@ -106,12 +80,12 @@ def measure_job(
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
     links = make_links(ranks, tuple(pairs(ranks).values()), device)
-    facts = machine.provenance(device) | _job_facts(ranks, links)
+    facts = store.facts(device, points) | _job_facts(ranks, links)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
-    planned = [grid for tp in degrees for grid in _grids(spec, tp).values()] + list(link_grids(ranks))
-    total = _PASSES * sum(map(len, planned))
+    planned = [grid for tp in degrees for grid in grids(points, spec, tp).values()] + list(link_grids(ranks))
+    total = points.passes * (sum(map(len, planned)) + len(degrees) * sum(map(len, RATES)))
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
 
@@ -122,15 +96,11 @@ def measure_job(
         layers = None if ranks.size == 1 else _cold_layers(spec, dtype, tp)
         return load_model(source, dtype, layers, shard, device=device)
 
-    measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts)
+    measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts, points)
     if ranks.rank == 0:
         store.save(measured.profile, spec, facts)
         recorder.forget()
     return measured
-
-
-def _grids(spec: ModelSpec, tp: int = 1) -> dict[str, Grid]:
-    return grids(spec.context, tp, encoder=spec.encoder_layers > 0)
 
 
 def _spec(source: str | Path | ModelSpec) -> ModelSpec:
@@ -177,17 +147,18 @@ def _measure(
     ranks: Ranks,
     links: Links,
     facts: dict[str, str],
+    points: Points,
 ) -> Measured:
     """Time every point and compile the Profile."""
-    for turn in range(_PASSES):
+    for turn in range(points.passes):
         measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
     model = load(1)
-    whole, overhead = _whole(model, recorder)
+    whole, overhead = _whole(model, recorder, points)
     tables = [whole]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp in degrees[1:]:
-        decoder, encoder, reduced = _shard(load(tp), recorder, links, links.all_reduce(tp))
+        decoder, encoder, reduced = _shard(load(tp), recorder, points, links, links.all_reduce(tp))
         tables.append(replace(whole, tp=tp, decoder=decoder, encoder=encoder))
         intra = link(reduced, share=2 * (tp - 1) / tp)
     profile = Profile(
@@ -201,6 +172,7 @@ def _measure(
         send=send,
         send_between_nodes=send_between_nodes,
         provenance=facts | host_copy(recorder, ranks),
+        rates=recorded_rates(recorder),
     )
     return Measured(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
@@ -210,26 +182,26 @@ def _apart(partial: torch.Tensor) -> torch.Tensor:
     return partial
 
 
-def _whole(model: Model, recorder: Recorder) -> tuple[DegreeTables, Table]:
+def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTables, Table]:
     """The tables of degree 1, and the engine's overhead."""
-    points = _grids(model.spec)
     tables = _parts(model, recorder, points)
     decoder, encoder = _decoder_tables(tables), _encoder_tables(tables)
     degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
-    for turn, (batch,) in itertools.product(range(_PASSES), itertools.product(*points["overhead"].points)):
+    grid = grids(points, model.spec)["overhead"]
+    for turn, batch in itertools.product(range(points.passes), grid.points[0]):
         recorder.record("overhead", (batch,), turn, lambda batch=batch: measure_overhead(model, degree, batch))
-    return degree, recorder.compiled(points["overhead"])
+    return degree, recorder.compiled(grid)
 
 
 def _shard(
-    model: Model, recorder: Recorder, links: Links, reduce: Reduce | None
+    model: Model, recorder: Recorder, points: Points, links: Links, reduce: Reduce | None
 ) -> tuple[LayerTables, LayerTables | None, Table]:
     """The tables of a decoder layer's shard and of an encoder layer's, all-reduces included, one for each block of the
     layer; and the seconds of one all-reduce over its bytes.
     """
     dtype, hidden = torch_dtype(model.dtype), model.spec.hidden
     sums = functools.partial(time_all_reduce, links, reduce, hidden=hidden, dtype=dtype)
-    tables = _parts(model, recorder, _grids(model.spec, model.shard.of), sums)
+    tables = _parts(model, recorder, points, sums)
     reduced = tables["all_reduce"]
     sizes = tuple(computed_rows(int(tokens)) * float(hidden * dtype.itemsize) for tokens in reduced.points[0])
     for name, blocks in (("rest", 3 if model.spec.encoder_layers else 2), ("encoder_rest", 2)):
@@ -259,15 +231,15 @@ def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
 
 
 def _parts(
-    model: Model, recorder: Recorder, points: dict[str, Grid], sums: Callable[[int], Timing | None] = lambda rows: None
+    model: Model, recorder: Recorder, points: Points, sums: Callable[[int], Timing | None] = lambda rows: None
 ) -> dict[str, Table]:
     """The tables of everything but the engine's overhead; `sums` times an all-reduce of so many rows. The attention
     probe's pool is free again at the end.
     """
-    dtype = torch_dtype(model.dtype)
-    probe = AttentionProbe(
-        model.share, max(_PROMPTS[-1], _BATCHES[-1]), points["decode_attention"].points[1][-1], dtype, model.device
-    )
+    planned = grids(points, model.spec, model.shard.of)
+    most = max(points.prompts[-1], points.batches[-1])
+    longest = planned["decode_attention"].points[1][-1]
+    probe = AttentionProbe(model.share, most, longest, torch_dtype(model.dtype), model.device)
     time = functools.partial(timed, device=model.device)
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
@@ -285,10 +257,12 @@ def _parts(
     turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
     if isinstance(model, EncoderDecoder):
         turns["encoder_rest"] = len(model.encoder)
-    parts = {name: grid for name, grid in points.items() if name in calls}
-    for turn, (name, grid) in itertools.product(range(_PASSES), parts.items()):
-        for at in itertools.product(*grid.points):
-            recorder.record(grid.table, at, turn, lambda call=calls[name], at=at: call(*at))
+    parts = {name: grid for name, grid in planned.items() if name in calls}
+    for turn in range(points.passes):
+        record_rates(recorder, model.dtype, model.device, turn)
+        for name, grid in parts.items():
+            for at in itertools.product(*grid.points):
+                recorder.record(grid.table, at, turn, functools.partial(calls[name], *at))
     return {name: recorder.compiled(grid, turns.get(name, 1)) for name, grid in parts.items()}
 
 

@@ -264,7 +264,7 @@ def compare_policies(
     schedule alone.
     """
     from exegpt.cli import output
-    from exegpt.cli.execute import compare
+    from exegpt.cli.execute import compare, rates_now
     from exegpt.report.comparison import median
     from xrunner.engine import Engine, RunReport
 
@@ -281,8 +281,9 @@ def compare_policies(
         for _ in range(repeats):
             for mine, schedule in zip(runs, schedules, strict=True):
                 engine = Engine.load(directory, schedule, ranks, device=device)
+                now = rates_now(setting.profile, ranks, device)
                 report = engine.run(requests, on_finish)
                 told = ranks.gather(report if engine.speaks else None, 0, RunReport)
-                mine += [compare(schedule, setting.profile, one) for one in told if one]
+                mine += [compare(schedule, setting.profile, one, now=now) for one in told if one]
                 engine.close()
     return [median(mine) for mine in runs if mine]

@@ -11,7 +11,11 @@ from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 
 if TYPE_CHECKING:
+    import torch
+
+    from exegpt.profile import Rates
     from xrunner.engine import RunReport
+    from xrunner.ranks import Ranks
 
 
 def execute(
@@ -21,17 +25,44 @@ def execute(
     requests: Sequence[Request],
     on_finish: Callable[[Result], None] | None = None,
 ) -> Comparison:
-    """Run `requests` on a loaded model, then predict the very same ones."""
+    """Run `requests` on a loaded model, then predict the very same ones at the machine's speed just before."""
     from xrunner.engine import Engine
+    from xrunner.ranks import Ranks
 
-    return compare(schedule, profile, Engine(model, schedule).run(requests, on_finish))
+    now = rates_now(profile, Ranks(), model.device)
+    return compare(schedule, profile, Engine(model, schedule).run(requests, on_finish), now=now)
 
 
-def compare(schedule: Schedule, profile: Profile, report: "RunReport", adjustment: float | None = None) -> Comparison:
-    """A finished run beside the replay of its requests, with the output lengths that they turned out to have."""
+def rates_now(profile: Profile, ranks: "Ranks", device: "torch.device") -> "Rates | None":
+    """The rates of this machine now, on all ranks at once; None where the profile isn't this machine's, or kept none.
+    All ranks call it.
+    """
+    from xprofiler import machine
+    from xprofiler.rates import measured_rates
+
+    taken = profile.provenance.get("device" if device.type == "cuda" else "processor")
+    here = machine.provenance(device)["device" if device.type == "cuda" else "processor"]
+    same = profile.rates is not None and taken == here
+    return measured_rates(ranks, profile.dtype, device) if all(ranks.all(same)) else None
+
+
+def compare(
+    schedule: Schedule,
+    profile: Profile,
+    report: "RunReport",
+    adjustment: float | None = None,
+    now: "Rates | None" = None,
+) -> Comparison:
+    """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
+    machine's rates just before the run.
+    """
     import xsimulator
+    from xprofiler.rates import rescaled, slowdown
     from xrunner.place import ranks_needed
     from xsimulator.replay import replay
+
+    speed = slowdown(profile, now) if now else (1.0, 1.0)
+    profile = rescaled(profile, schedule.model.spec, now) if now else profile
 
     done = sorted(report.served, key=lambda s: s.index)
     lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
@@ -55,6 +86,7 @@ def compare(schedule: Schedule, profile: Profile, report: "RunReport", adjustmen
         measured_timeline=report.timeline,
         predicted_timeline=predicted.timeline,
         changes=report.changes,
+        slowdown=speed,
     )
 
 

@@ -110,15 +110,16 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
     if text is not None and text != "roofline":
         return _profile_from_file(text, model, dtype), f"profile: '{text}'"
     assert dtype, "only files know their own"
+    from exegpt.cli.own_profile import profile_text
     from xprofiler import machine, store
     from xprofiler.roofline import roofline_profile
 
     here = machine.which(cluster) if cluster.name.startswith("local") else None
     if here and text is None:
-        stored = store.find(model, dtype, machine.provenance(here))
+        stored = store.find_here(model, dtype, here)
         if stored:
-            return stored, f"profile: measured on this machine ({stored.fingerprint}){_unrest(stored)}"
-    known = cluster if cluster.device.flops_s else machine.measured(cluster, dtype)
+            return stored, profile_text(stored) + _unrest(stored)
+    known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     return roofline_profile(
         model, known, dtype
@@ -196,6 +197,11 @@ def find_setting(
     if dtype is None:
         assumptions.append(f"dtype: {found.dtype}, " + ("the profile's" if named_file else "the default"))
     return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which))
+
+
+def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
+    """What a run on this machine computes in: as asked, else a given schedule's, else the device's own."""
+    return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 
 
 def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:

@@ -46,7 +46,9 @@ def profile(
         ranks.agree(lambda: _typed(model, (out, cluster_out) if first else (), ranks.threads(threads)))
         from exegpt.models.device import find_device  # seconds, if all is well so far
         from xprofiler.cluster import found_cluster, write_cluster
+        from xprofiler.job import Job, keep
         from xprofiler.measure import measure_job
+        from xprofiler.points import FULL
 
         inputs.set_threads(ranks.threads(threads))
         kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
@@ -55,10 +57,13 @@ def profile(
             source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
             asked = dtype or ("fp32" if there.type == "cpu" else "bf16")
             found = measure_job(source, asked, ranks, lambda _, done, total: progress(done, total), there)
-        cluster = found_cluster(ranks, found.intra, found.inter, there) if cluster_out else None
+        several = ranks.size > 1
+        cluster = found_cluster(ranks, found.intra, found.inter, there) if cluster_out or several else None
         if not first:
             return
         measured = found.profile
+        if cluster and several:
+            keep(Job(cluster, measured), inputs.find_model(model), ranks, there, FULL)
         if out:
             document.write(out, measured)
         if cluster_out and cluster:

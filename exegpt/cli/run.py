@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
+    from xprofiler.job import Job
     from xrunner.ranks import Ranks
 
 
@@ -29,6 +30,13 @@ def run(
     skip_invalid: Annotated[bool, typer.Option("--skip-invalid", help="End invalid requests with an error.")] = False,
     latency_bound: Annotated[str, typer.Option("--latency-bound", "-l", help=options.LATENCY_BOUND_HELP)] = "inf",
     profile: options.PROFILE = None,
+    no_profile: Annotated[
+        bool,
+        typer.Option(
+            "--no-profile",
+            help="Where this machine was never profiled, take its roofline instead of measuring a few points first.",
+        ),
+    ] = False,
     policy: options.POLICY = None,
     encode_batch: Annotated[int | None, typer.Option(min=1, help="Fix B_E.")] = None,
     decode_iterations: Annotated[int | None, typer.Option(min=1, help="Fix N_D.")] = None,
@@ -58,22 +66,28 @@ def run(
 ) -> None:
     """Run requests offline and measure, beside what was predicted. Without a schedule one is searched first.
 
-    A schedule of several devices needs a rank for each.
+    A machine that was never profiled is measured at a few points first, which takes seconds. A schedule of several
+    devices needs a rank for each; ranks without one measure themselves and search one for as many devices.
 
     Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
 
     Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
     """
     from exegpt.cli import inputs, output
+    from exegpt.cli.own_profile import own_profile
+    from exegpt.duration import parse_duration
     from exegpt.errors import InputError
     from exegpt.models.device import find_device
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
-    from xrunner.ranks import job
+    from xrunner.place import ranks_needed
+    from xrunner.ranks import Agreed, job
     from xrunner.results import check_left
 
     if resume and out is None:
         raise InputError("--resume needs --out: it goes on with that file.")
+    if no_profile and profile is not None:
+        raise InputError(f"--no-profile takes the roofline, and --profile asks for '{profile}': leave one of them out.")
 
     fixed = {
         "encode_batch": encode_batch,
@@ -87,19 +101,29 @@ def run(
     if schedule:
         _check_unsearched(schedule, policy, None if latency_bound == "inf" else latency_bound, fixed)
 
-    def ask() -> tuple[Any, ...]:
+    def read() -> tuple[Any, ...]:
         output.check_output(report)
         if out and ranks.size == 1:  # of several, another rank may write it
             output.check_output(out)
             check_left(out, resume)
-        directory, given = inputs.model_directory(model), _given(schedule, ranks.size, dtype)
+        inputs.policy_names(policy), parse_duration(latency_bound)  # a bad one is told before seconds of work
+        directory, given = inputs.model_directory(model), _given(schedule, dtype)
         wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
-        there = given.dtype if given else dtype
-        setting = run_setting(directory, wanted, profile, given if ranks.size > 1 else None, kind, there)
-        chosen = given or tuned_schedule(setting, latency_bound, policy, **fixed)
-        return chosen, setting, tuple(wanted), tuple(rejected)
+        return given, tuple(wanted), tuple(rejected)
+
+    def choose() -> tuple[Any, ...]:
+        apart = given if ranks.size > 1 else None
+        asked_dtype = given.dtype if given else dtype
+        named = "roofline" if no_profile else profile
+        setting = run_setting(Path(model), wanted, named, apart, own, kind, asked_dtype)
+        return given or tuned_schedule(setting, latency_bound, policy, **fixed), setting
 
     with job() as ranks:
+        if ranks.size > 1 and schedule is None and (profile is not None or no_profile):
+            option = "--no-profile" if no_profile else f"--profile {profile}"
+            raise Agreed(
+                f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
+            )
         typed = {
             "model": model,
             "schedule": schedule,
@@ -108,13 +132,19 @@ def run(
             "resume": resume,
             "adapt": adapt,
             "adjust": adjust,
+            "profile": profile,
+            "no_profile": no_profile,
         }
         ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
         kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
-        asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request, Result))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
-        done = _run(asked, ranks, find_device(kind, ranks.local), out, resume, adapt, adjust)
+        given, wanted, rejected = ranks.share(read, Schedule, Request, Result)
+        there, own = find_device(kind, ranks.local), None
+        if profile is None and not no_profile and (given is None or ranks_needed(given) == ranks.size):
+            own = own_profile(Path(model), inputs.run_dtype(dtype, given, kind), ranks, there)
+        asked = _Asked(Path(model), *ranks.share(choose, inputs.Setting, Schedule), wanted, rejected)
+        done = _run(asked, ranks, there, out, resume, adapt, adjust)
     if done is None:
         return
     if report:
@@ -135,14 +165,12 @@ class _Asked:
     rejected: "tuple[Result, ...]"
 
 
-def _given(path: Path | None, ranks: int, dtype: str | None) -> "Schedule | None":
-    """The schedule that was passed; InputError where it isn't for this dtype, or several ranks lack one."""
+def _given(path: Path | None, dtype: str | None) -> "Schedule | None":
+    """The schedule that was passed; InputError where it isn't for this dtype."""
     from exegpt.cli import inputs
     from exegpt.errors import InputError
 
     if path is None:
-        if ranks > 1:
-            raise InputError(f"{ranks} ranks were started without a schedule for so many: pass --schedule.")
         return None
     given = inputs.read_schedule(path)
     if dtype not in (None, given.dtype):
@@ -203,30 +231,36 @@ def _check_unsearched(
 
 def run_setting(
     directory: Path,
-    requests: "list[Request]",
+    requests: "Sequence[Request]",
     profile: str | None,
     given: "Schedule | None" = None,
+    own: "Job | None" = None,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> "Setting":
-    """The setting of a run on this machine's device, or on a given schedule's cluster; the workload is the requests'
-    own.
+    """The setting of a run: a given schedule's cluster, else that of this machine's device or of the job's ranks. The
+    workload is the requests' own. `own` is what the ranks were measured to be, where nothing else was asked for.
     """
     import xsimulator
     from exegpt.cli import inputs
+    from exegpt.cli.own_profile import profile_text
     from exegpt.errors import InputError
     from exegpt.workload import Workload
 
     if not requests:
         raise InputError("None of the requests can be run.")
     workload = Workload.from_requests("requests", [request.lengths for request in requests])
-    if given is None:
+    if given is not None:
+        spec, cluster = given.model.spec, given.cluster
+        measured = (own.profile, profile_text(own.profile)) if own else None
+        found, which = measured or inputs.find_profile(profile, spec, cluster, given.dtype)
+        setting = inputs.Setting(spec, cluster, workload, found, given.kv_dtype, (which,))
+        xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
+        return setting
+    if own is None or own.cluster.devices == 1:
         return inputs.find_setting(str(directory), "local", workload, profile, dtype=dtype, device=device)
-    spec = given.model.spec
-    found, which = inputs.find_profile(profile, spec, given.cluster, given.dtype)
-    setting = inputs.Setting(spec, given.cluster, workload, found, given.kv_dtype, (which,))
-    xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
-    return setting
+    spec = inputs.find_model(str(directory))
+    return inputs.Setting(spec, own.cluster, workload, own.profile, own.profile.dtype, (profile_text(own.profile),))
 
 
 def tuned_schedule(setting: "Setting", latency_bound: str, policy: str | None, **fixed: int | None) -> "Schedule":
@@ -270,13 +304,14 @@ def _run(
     from contextlib import ExitStack
 
     from exegpt.cli import output
-    from exegpt.cli.execute import compare
+    from exegpt.cli.execute import compare, rates_now
     from exegpt.cli.rescheduling import rescheduling
     from xrunner.changes import run_adapting
     from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
     engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
+    now = rates_now(asked.setting.profile, ranks, device)
     fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
     opened = []
 
@@ -321,7 +356,7 @@ def _run(
         if file and not engine.speaks:
             file.leave()
     engine.close()
-    return compare(asked.schedule, asked.setting.profile, report, adjust) if engine.speaks else None
+    return compare(asked.schedule, asked.setting.profile, report, adjust, now) if engine.speaks else None
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request]") -> str:

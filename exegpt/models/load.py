@@ -10,7 +10,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
 from exegpt.models.decoder import Model
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import PROCESSOR, keep_memory
 from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.families import FAMILIES
 from exegpt.models.shard import WHOLE, Shard
@@ -67,6 +67,8 @@ def _build(
 ) -> Model:
     family = FAMILIES[spec.architecture]
     family.check_config(config, spec.name)
+    if weights.device == PROCESSOR:
+        keep_memory()
     own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
     if not (encoder_layers and not own) and not 0 <= own.start < own.stop <= spec.layers:
         raise InputError(

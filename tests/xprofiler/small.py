@@ -9,16 +9,25 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from xprofiler import attention, collectives, links, machine, measure
+from xprofiler import attention, collectives, links, machine, measure, points, rates, store
 from xrunner import ranks
 
 
 def shrink(put: Callable[[object, str, Any], None]) -> None:
     """Set few points, a pool that fits the processor's caches, and short timings with `put`, a setattr."""
-    for name, points in (("TOKENS", (1, 4, 16)), ("PROMPTS", (1, 4)), ("BATCHES", (1, 4)), ("ENGINE_BATCHES", (1, 2))):
-        put(measure, f"_{name}", points)
+    tiny = {"tokens": (1, 4, 16), "prompts": (1, 4), "batches": (1, 4), "engine_batches": (1, 2)}
+    full, few = replace(points.FULL, **tiny), replace(points.FEW, **tiny)
+    put(points, "FULL", full)
+    put(points, "FEW", few)
+    for function in (measure.measure_profile, measure.measure_job):
+        put(function, "__defaults__", (*function.__defaults__[:-1], full))  # type: ignore[index]
+    put(store, "FULL", full)
+    put(store, "FEW", few)
+    put(store.facts, "__defaults__", (full,))
+    put(rates, "_EACH_S", 0.0)
     put(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
     put(attention, "COLD_BYTES", 2**16)
     put(collectives, "_BYTES", (2**10, 2**16, 2**22))

@@ -9,7 +9,7 @@ from exegpt.model import ModelSpec
 from exegpt.models import Shard, load_model
 from exegpt.models.create import create_model
 from exegpt.profile import Profile
-from xprofiler import machine, measure, store
+from xprofiler import machine, measure, points, store
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing
 
@@ -71,9 +71,9 @@ def test_a_shards_layer_counts_two_all_reduces(directory, monkeypatch):
     model = load_model(directory, shard=Shard(1, 2, lambda x: x))
     monkeypatch.setattr(measure, "time_all_reduce", lambda links, reduce, rows, hidden, dtype: Timing(float(rows), 0.5))
     recorder = Recorder()
-    layer, encoder, reduced = measure._shard(model, recorder, None, None)
+    layer, encoder, reduced = measure._shard(model, recorder, points.FULL, None, None)
     assert encoder is None
-    computed = recorder.compiled(measure.grids(48, 2)["rest"], len(model.layers)).values
+    computed = recorder.compiled(points.grids(points.FULL, model.spec, 2)["rest"], len(model.layers)).values
     assert layer.rest.values == tuple(c + 2 * rows for c, rows in zip(computed, (1, 4, 16), strict=True))
     assert layer.rest.spread == pytest.approx((0.5,) * 3, abs=0.05)  # nearly all of it
     assert reduced.points == ((1 * 32 * 4.0, 4 * 32 * 4.0, 16 * 32 * 4.0),)  # float32 of 32 hidden
@@ -106,7 +106,7 @@ def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(measure, "time_all_reduce", sums)
     shard = load_model(tmp_path / "t5", shard=Shard(0, 2, lambda x: x))
-    decoder, encoder, _ = measure._shard(shard, Recorder(), None, None)
+    decoder, encoder, _ = measure._shard(shard, Recorder(), points.FULL, None, None)
     assert [round(value / 100) for value in decoder.rest.values] == [3 * rows for rows in (1, 4, 16)]
     assert [round(value / 100) for value in encoder.rest.values] == [2 * rows for rows in (1, 4, 16)]
 

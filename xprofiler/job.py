@@ -1,0 +1,73 @@
+"""What a job's ranks are as a cluster, and the profile that they measured: kept together, so that the next job of as
+many ranks plans with the same.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from exegpt import document
+from exegpt.cluster import ClusterSpec
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models.device import PROCESSOR
+from exegpt.noun import Noun
+from exegpt.profile import Profile
+from xprofiler import machine, store
+from xprofiler.cluster import found_cluster
+from xprofiler.measure import Progress, measure_job
+from xprofiler.points import FEW, FULL, Points
+from xrunner.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Job(Noun):
+    """A job's cluster, one device per rank, and its profile."""
+
+    cluster: ClusterSpec
+    profile: Profile
+
+
+def measured_job(
+    directory: Path, dtype: str, ranks: Ranks, device: torch.device = PROCESSOR, progress: Progress | None = None
+) -> Job:
+    """What such a job measured before, at all points rather than at few; else now, at few. All ranks call it alike,
+    and all get it.
+    """
+    spec = ModelSpec.from_directory(directory)
+    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device), Job)
+    if kept:
+        return kept[0]
+    measured = measure_job(directory, dtype, ranks, progress, device, FEW)
+    if ranks.size == 1:
+        return Job(machine.local(device), measured.profile)
+    job = Job(found_cluster(ranks, measured.intra, measured.inter, device), measured.profile)
+    if ranks.rank == 0:
+        keep(job, spec, ranks, device, FEW)
+    return ranks.share(lambda: job, Job)
+
+
+def keep(job: Job, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points) -> None:
+    """Keep what several ranks measured at these points."""
+    document.write(_path(spec, job.profile.dtype, ranks, device, points), job)
+
+
+def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, points: Points) -> Path:
+    return store.path_for(
+        spec, dtype, store.facts(device, points) | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
+    )
+
+
+def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device) -> tuple[Job, ...]:
+    """The stored one, or nothing. One of an older version counts as none."""
+    if ranks.size == 1:
+        profile = store.find_here(spec, dtype, device)
+        return (Job(machine.local(device), profile),) if profile else ()
+    for path in (_path(spec, dtype, ranks, device, points) for points in (FULL, FEW)):
+        try:
+            if path.is_file():
+                return (document.read(Job, path),)
+        except InputError:
+            continue
+    return ()

@@ -1,0 +1,69 @@
+"""The points at which a model's tables are measured: all of them, or the few that a first answer needs."""
+
+from dataclasses import dataclass
+
+from exegpt.model import ModelSpec
+from xprofiler.recorder import Grid
+
+
+@dataclass(frozen=True)
+class Points:
+    """Coordinates of the tables' grids, and how many passes go over all of them."""
+
+    tokens: tuple[int, ...]
+    """Of an iteration."""
+    prompts: tuple[int, ...]
+    """Prefilled together."""
+    batches: tuple[int, ...]
+    """Sequences decoded together."""
+    lengths: tuple[int, ...]
+    """Prompts and contexts in tokens; a shorter context is a point of its own."""
+    pasts: tuple[int, ...]
+    """Cached tokens before a chunk of a prompt."""
+    engine_batches: tuple[int, ...]
+    """Sequences of the iterations of which the engine's own time is measured."""
+    passes: int
+
+
+FULL = Points(
+    tokens=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 132, 196, 260, 388, 516, 772, 1028, 2052, 4100),
+    prompts=(1, 4, 16, 64),
+    batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    lengths=(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+    pasts=(0, 32, 128, 512, 1024),
+    engine_batches=(1, 4, 16, 64, 256),
+    passes=3,
+)
+FEW = Points(
+    tokens=(1, 4, 16, 48, 128, 260, 772, 2052),
+    prompts=(1, 16),
+    batches=(1, 8, 64, 256),
+    lengths=(1, 32, 256, 1024),
+    pasts=(0, 128, 1024),
+    engine_batches=(1, 16, 128),
+    passes=1,
+)
+"""Seconds instead of a minute: a run without a profile measures these first."""
+
+
+def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
+    """What is measured of a model at a tensor-parallel degree; what isn't cut, at degree 1."""
+    context = model.context
+    lengths = tuple(n for n in points.lengths if n < context) + ((context,) if context <= points.lengths[-1] else ())
+    chunks = tuple(n for n in lengths if n <= 512) or lengths[:1]
+    pasts = tuple(n for n in points.pasts if n < context) or (0,)
+    layer = (
+        Grid("rest", ("tokens",), (points.tokens,)),
+        Grid("encode_attention", ("batch", "length"), (points.prompts, lengths)),
+        Grid("chunk_attention", ("chunk", "past"), (chunks, pasts)),
+        Grid("decode_attention", ("batch", "context"), (points.batches, lengths)),
+    )
+    of_encoders = tuple(Grid(name, ("tokens",), (points.tokens,)) for name in ("encoder_rest", "cross_projection"))
+    uncut = (
+        Grid("embedding", ("tokens",), (points.tokens,)),
+        Grid("head", ("rows",), (tuple(n for n in points.tokens if n <= 516),)),
+        Grid("overhead", ("batch",), (points.engine_batches,)),
+    )
+    others = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
+    encoders = of_encoders if model.encoder_layers else ()
+    return {grid.table: grid.of_degree(tp) for grid in (*layer, *encoders, *others)}
