@@ -171,9 +171,11 @@ def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> t
     if piece.decode:
         parts.append(_decoding(piece, running))
     begin = 0
-    attention, rows = [], []
+    attention, rows, slots = [], [], []
     for part in parts:
-        attention.append(_attention(begin, part))
+        tables = _tables(part)
+        attention.append(_attention(begin, part, tables))
+        slots.append(_slots(part, tables, block_size))
         rows += [begin + row for row in part.rows]
         begin += len(part.tokens)
     fill = np.zeros(computed_rows(begin) - begin, dtype=np.int64)
@@ -185,7 +187,7 @@ def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> t
         computed=begin,
         tokens=np.concatenate([*(part.tokens for part in parts), fill]),
         positions=np.concatenate([*(part.positions for part in parts), fill]),
-        slots=np.concatenate([_slots(part, block_size) for part in parts]),
+        slots=np.concatenate(slots),
         attention=tuple(attention),
         rows=None if len(rows) == begin + len(fill) else np.array(rows, dtype=np.int64),
         gives=len(rows),
@@ -256,17 +258,22 @@ def _filled(array: Array, count: int, value: int) -> Array:
     return np.concatenate([array, np.full(count - len(array), value, dtype=array.dtype)])
 
 
-def _attention(begin: int, part: _Part) -> tuple[Any, ...]:
-    wide = np.zeros((len(part.tables), max(map(len, part.tables))), dtype=np.int32)
-    for row, table in zip(wide, part.tables, strict=True):
-        row[: len(table)] = table
+def _tables(part: _Part) -> Array:
+    """The sequences' blocks, then zeros: int32 [sequences, most blocks]."""
+    lengths = np.fromiter(map(len, part.tables), dtype=np.int64, count=len(part.tables))
+    wide = np.zeros((len(lengths), lengths.max()), dtype=np.int32)
+    wide[np.arange(wide.shape[1]) < lengths[:, None]] = np.concatenate(part.tables)
+    return wide
+
+
+def _attention(begin: int, part: _Part, tables: Array) -> tuple[Any, ...]:
     offsets = np.cumsum([0, *part.counts], dtype=np.int32)
     places = [np.array(of, dtype=np.int32) for of in (part.contexts, part.starts) if of is not None]
-    return begin, begin + len(part.tokens), wide, offsets, *places
+    return begin, begin + len(part.tokens), tables, offsets, *places
 
 
-def _slots(part: _Part, block_size: int) -> Array:
+def _slots(part: _Part, tables: Array, block_size: int) -> Array:
     """Every token's place in the cache: its sequence's block, then the offset in it. int64 [tokens]."""
-    starts = np.cumsum([0, *(len(table) for table in part.tables)])[:-1]
-    blocks = np.concatenate(part.tables)[np.repeat(starts, part.counts) + part.positions // block_size]
-    return blocks.astype(np.int64) * block_size + part.positions % block_size
+    sequences = np.repeat(np.arange(len(part.counts)), part.counts)
+    blocks = tables[sequences, part.positions // block_size].astype(np.int64)
+    return blocks * block_size + part.positions % block_size

@@ -142,8 +142,8 @@ class Driver:
 
     def _await_tokens(self, piece: Piece) -> None:
         """Wait until the tokens that a piece takes are there."""
-        decoding = [self.running[sequence.index] for sequence in piece.decode]
         if self.worker.transport:
+            decoding = [self.running[sequence.index] for sequence in piece.decode]
             self.worker.transport.wait(lambda: self._hear() or not any(one.short_of for one in decoding))
 
     def _order(self, work: Work, receivers: list[Running], start: float) -> None:
@@ -168,13 +168,14 @@ class Driver:
     def _give(self, receivers: list[Running], made: torch.Tensor) -> None:
         """The tokens of a piece to their requests; those that end by theirs are reported."""
         moment, tokens = read_made(made)
+        eos = self.worker.model.eos
         for one, token in zip(receivers, tokens, strict=True):
             if one.ended:
                 continue
             one.output.append(token)
             if one.first_token_s is None:
                 one.first_token_s = moment
-            if token in self.worker.model.eos and not one.request.ignore_eos:
+            if token in eos and not one.request.ignore_eos:
                 self._stopped.append(one)
                 self._end(one, "stop", moment)
             elif len(one.output) == one.request.max_tokens:
