@@ -16,12 +16,12 @@ from exegpt.models.device import PROCESSOR
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Rates, Table
 from xprofiler.recorder import Grid, Recorder
-from xprofiler.timing import Timing, timed
+from xprofiler.timing import Timing, of_times, timed
 from xrunner.ranks import Ranks
 
 _SIZE, _READ_BYTES = 1024, 2**27
-_EACH_S = 0.12
-"""Seconds of either measurement: with its preparation two take 0.3 s."""
+_WINDOWS, _WINDOW_S = 3, 0.04
+"""Either measurement is the median of so many windows' means: with its preparation two take 0.3 s."""
 
 PRODUCT, READ = Grid("product", ("size",), ((_SIZE,),)), Grid("read", ("bytes",), ((_READ_BYTES,),))
 RATES = (PRODUCT, READ)
@@ -51,16 +51,22 @@ def _rates(product_s: float, read_s: float) -> Rates:
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> Timing:
-    """The mean on the CPU: on a shared machine single calls are either undisturbed or stopped for whole time slices."""
+    """On the CPU the median of some windows' means: a moment's disturbance falls on one of them alone, and where the
+    cores are shared for long, a window has many of the scheduler's time slices.
+    """
     if device.type != "cpu":
         return timed(call, device=device)
     call()
-    times = []
-    while not times or sum(times) < _EACH_S:
-        start = time.perf_counter()
+    return of_times([_mean(call) for _ in range(_WINDOWS)])
+
+
+def _mean(call: Callable[[], object]) -> float:
+    """Seconds of a call, over a window."""
+    start, calls = time.perf_counter(), 0
+    while not calls or time.perf_counter() - start < _WINDOW_S:
         call()
-        times.append(time.perf_counter() - start)
-    return Timing(statistics.fmean(times), 0.0)
+        calls += 1
+    return (time.perf_counter() - start) / calls
 
 
 @torch.inference_mode()

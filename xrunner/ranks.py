@@ -228,9 +228,10 @@ def job() -> Iterator[Ranks]:
             raise SystemExit(BAD_INPUT) from None
         raise
     except BaseException as error:
-        if not isinstance(error, InputError):
+        if not isinstance(error, InputError | KeyboardInterrupt):
             traceback.print_exc()
-        sys.stderr.write(f"exegpt: rank {world.rank} ({os.uname().nodename}): {str(error) or type(error).__name__}\n")
+        said = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        sys.stderr.write(f"exegpt: rank {world.rank} ({os.uname().nodename}): {said}\n")
         sys.stderr.flush()
         code = (
             BAD_INPUT if isinstance(error, InputError) else INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1

@@ -1,33 +1,64 @@
 """The command `exegpt`: one file per command, registered in app.py without importing anything heavy.
 
-Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 1 anything else.
+Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 143 terminated, 1 anything else.
 """
 
 import errno
 import gc
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from exegpt.errors import Infeasible, InputError
 
-BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
+BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
+
+
+class _Ending:
+    """How a command was told to end before its time: SIGTERM is an interrupt with a code of its own, so that what an
+    interrupted command leaves on disk, a terminated one leaves too.
+    """
+
+    def __init__(self) -> None:
+        self.code = INTERRUPTED
+
+    def __enter__(self) -> "_Ending":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._terminate)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_before"):
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _terminate(self, *_: object) -> None:
+        self.code = TERMINATED
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is being left on disk isn't torn by a second one
+        raise KeyboardInterrupt
+
+    def say(self) -> int:
+        """One line, and the exit code."""
+        return _say("Terminated." if self.code == TERMINATED else "Interrupted.", self.code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. A bad input is one sentence on standard error, never a traceback."""
+    ending = _Ending()
     try:
-        if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter gets its escape, not an error
-            sys.stdout.reconfigure(errors="backslashreplace")
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        with ending:
+            if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter gets its escape, not an error
+                sys.stdout.reconfigure(errors="backslashreplace")
+            return _run(sys.argv[1:] if arguments is None else arguments, ending)
     except KeyboardInterrupt:  # before typer is there to catch it
-        return _say("Interrupted.", INTERRUPTED)
+        return ending.say()
     finally:
         gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
         gc.enable()  # `tune` does without
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], ending: _Ending) -> int:
     import typer
 
     from exegpt.cli.app import app
@@ -36,7 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         _check_given(arguments)
         code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
-        return _say("Interrupted.", code) if code == INTERRUPTED else code  # typer has caught it, and says nothing
+        return ending.say() if code == INTERRUPTED else code  # typer has caught it, and says nothing
     except InputError as error:
         return _say(str(error), BAD_INPUT)
     except Infeasible as error:
@@ -44,7 +75,7 @@ def _run(arguments: Sequence[str]) -> int:
     except usage_error as error:
         return _say_usage(error)
     except typer.Abort:  # how older versions tell of an interrupt
-        return _say("Interrupted.", INTERRUPTED)
+        return ending.say()
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stdout = None
         return 0

@@ -90,6 +90,29 @@ def compare(
     )
 
 
+def bound_text(done: Comparison, checked: str) -> str:
+    """Whether the measured run held the schedule's bound, by how much, and what it was planned by: `checked` says which
+    of the two predictions was held against it. Empty without a bound.
+    """
+    from exegpt.cli import output
+    from exegpt.duration import format_duration
+
+    bound_s, measured = done.schedule.latency_bound_s, done.measured.latency_s
+    if bound_s is None or measured is None:
+        return ""
+    planned = (("steady state", done.steady.latency_s), ("replay of these very requests", done.predicted.latency_s))
+    figures = ", ".join(f"{name} {output.seconds(seconds)}" for name, seconds in planned)
+    policy, off = done.schedule.policy, measured / bound_s - 1
+    text = f"The bound of {format_duration(bound_s)} was checked against the {checked} ({figures}). "
+    if off <= 0:
+        return f"{text}{policy} holds it: measured {output.seconds(measured)}, {-off:.1%} below."
+    slower = relative(measured, done.predicted.latency_s) or 0.0
+    why = f"the run took {slower:.1%} longer than the replay predicted"
+    if done.predicted.latency_s and done.predicted.latency_s > bound_s:
+        why = "its replay misses it too: a list that begins all at once is not the steady state that was searched"
+    return f"{text}{policy} misses it by {off:.1%}: measured {output.seconds(measured)}; {why}."
+
+
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
     """A table's rows: for each figure and policy, predicted, measured and error."""
     from exegpt.cli import output

@@ -75,6 +75,7 @@ def run(
     """
     from exegpt.cli import inputs, output
     from exegpt.cli.own_profile import own_profile
+    from exegpt.cli.shortlist import checked_by
     from exegpt.duration import parse_duration
     from exegpt.errors import InputError
     from exegpt.models.device import find_device
@@ -151,7 +152,8 @@ def run(
         write_report(report, f"{asked.setting.model.name}: a run", asked.setting, [done])
     if json:
         return output.emit(done.document() | {"schedule": _plain(asked.schedule), **_closing(asked.setting, seed)})
-    _print(done, asked.setting)
+    rows = asked.setting.workload.requests or ()
+    _print(done, asked.setting, "steady state" if schedule else checked_by(rows))
 
 
 @dataclass(frozen=True)
@@ -382,10 +384,11 @@ def _closing(setting: "Setting", seed: int) -> dict[str, Any]:
     }
 
 
-def _print(done: "Comparison", setting: "Setting") -> None:
+def _print(done: "Comparison", setting: "Setting", checked: str) -> None:
     from exegpt.cli import output
     from exegpt.cli.answer import schedule_text
-    from exegpt.cli.execute import COMPARISON_COLUMNS, comparison_rows
+    from exegpt.cli.execute import COMPARISON_COLUMNS, bound_text, comparison_rows
+    from exegpt.cli.own_profile import speed_text
 
     for text in setting.assumptions:
         output.note(f"· {text}")
@@ -397,6 +400,10 @@ def _print(done: "Comparison", setting: "Setting") -> None:
             how += f"; the run kept its schedule: {change.refused}"
         print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
     print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
+    if text := bound_text(done, checked):
+        print(text)
+    if text := speed_text(done.slowdown):
+        output.note(f"· {text}")
 
 
 def write_report(path: Path, title: str, setting: "Setting", comparisons: "list[Comparison]") -> None:

@@ -14,6 +14,11 @@ MOST = 4096
 """Requests of a short list: a longer one spends most of its time in the steady state."""
 
 
+def checked_by(requests: "Sequence[RequestLengths]") -> str:
+    """Which prediction a bound is checked against for so many requests."""
+    return "steady state" if len(requests) > MOST else "replay of these very requests"
+
+
 def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLengths]") -> "Tuned":
     """The answer with that policy's schedule as the best under which these very requests are through first, of those
     that hold the bound in their replay; where none does, the one that comes closest. A long list leaves it as it is.
