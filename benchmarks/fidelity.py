@@ -1,9 +1,11 @@
 """Prediction beside measurement: does a schedule do what the simulator said, and does it hold its bound?
 
-For the demo and for several (workload, bound) pairs, the best schedule is tuned from a measured profile, run on the
-very requests that the replay predicts, several times over. Run it when the machine is quiet.
+For several (workload, bound) pairs, the best schedule is tuned from a measured profile, or every policy's best one, and
+run on the very requests that the replay predicts, several times over. Run it when the machine is quiet.
 
     python -m benchmarks.fidelity --runs 3
+    python -m benchmarks.fidelity --policy all  # every policy's best schedule, not the best of all alone
+    python -m benchmarks.fidelity --policy all --disturb   # a busy process on one core during the runs
     python -m benchmarks.fidelity --model DIR   # another model's directory, which `exegpt model create` may have made
     python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding apart
 """
@@ -14,7 +16,10 @@ import json
 import math
 import os
 import statistics
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,9 @@ CASES = (  # workload, columns, the bound as a place between the lowest latency 
     ("C2", None, 0.5),
     ("lengths/multi30k_en_de.csv", "input=en_tokens,output=de_tokens", 0.5),
     ("azure/AzureLLMInferenceTrace_conv.csv", None, 0.5),
+    ("azure/AzureLLMInferenceTrace_code.csv", None, 0.5),
+    ("lengths/sharegpt_8k.csv", None, 0.5),
+    ("lengths/arxiv_summarization.csv", None, 0.5),
 )
 
 
@@ -62,6 +70,8 @@ class Row:
     """Median over the runs of the bound's latency."""
     worst_latency_s: float
     predicted_latency_s: float
+    slowdowns: tuple[tuple[float, float], ...]
+    """How many times as long computing and reading took before each run as when the profile was taken."""
 
     @property
     def holds(self) -> bool:
@@ -88,33 +98,65 @@ def evenly(setting: Setting, number: int) -> Setting:
 
 
 def run_case(
-    model: Any, setting: Setting, place: float, policies: tuple[str, ...], number: int, runs: int, seed: int
-) -> Row:
-    """Tune one case and run it `runs` times."""
-    from exegpt.cli.answer import schedule_text
-
+    model: Any,
+    setting: Setting,
+    place: float,
+    policies: tuple[str, ...],
+    every: bool,
+    number: int,
+    runs: int,
+    seed: int,
+) -> list[Row]:
+    """Tune one case and run its best schedule, or with `every` each policy's, `runs` times in turns."""
     bound = bound_between(setting, place, policies=policies)
     answer = search_schedule(setting, bound, policies=policies)
     if answer.schedule is None:
         raise SystemExit(f"nothing meets {bound} s for workload {setting.workload.name}")
+    schedules = [a.schedule for a in answer.alternatives if a.schedule] if every else [answer.schedule]
     lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
     requests = random_requests(lengths, setting.model.vocab, seed)
-    done: list[Comparison] = [execute(model, answer.schedule, setting.profile, requests) for _ in range(runs)]
+    done: list[list[Comparison]] = [[] for _ in schedules]
+    for _ in range(runs):
+        for own, schedule in zip(done, schedules, strict=True):
+            own.append(execute(model, schedule, setting.profile, requests))
+    return [row(setting, bound, number, own) for own in done]
+
+
+def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> Row:
+    """What came of one schedule's runs."""
+    from exegpt.cli.answer import schedule_text
+
     steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done]
     latencies = [c.measured.latency_s or math.nan for c in done]
     return Row(
         workload=Path(setting.workload.name).name,
-        schedule=schedule_text(answer.schedule),
+        schedule=schedule_text(done[0].schedule),
         bound_s=bound,
         requests=number,
         measured_tok_s=statistics.median(c.measured.throughput_tok_s for c in done),
-        predicted_tok_s=done[0].predicted.throughput_tok_s,
+        predicted_tok_s=statistics.median(c.predicted.throughput_tok_s for c in done),
         throughput_errors=tuple(c.error()["throughput_tok_s"] or 0.0 for c in done),
         steady_errors=tuple(e for e in steady if e is not None),
         latency_s=statistics.median(latencies),
         worst_latency_s=max(latencies),
-        predicted_latency_s=done[0].predicted.latency_s or math.nan,
+        predicted_latency_s=statistics.median(c.predicted.latency_s or math.nan for c in done),
+        slowdowns=tuple(c.slowdown for c in done),
     )
+
+
+@contextmanager
+def disturbed(asked: bool) -> Iterator[None]:
+    """Another process computes on one of the cores meanwhile, where asked for."""
+    if not asked:
+        yield
+        return
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    os.sched_setaffinity(busy.pid, {min(os.sched_getaffinity(0))})
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait()
 
 
 @dataclass(frozen=True)
@@ -201,6 +243,7 @@ def show(rows: list[Row]) -> None:
         "n",
         "tok/s",
         "error",
+        "speed",
         "steady error",
         "bound",
         "latency",
@@ -215,6 +258,7 @@ def show(rows: list[Row]) -> None:
             str(row.requests),
             f"{row.measured_tok_s:.0f}",
             _errors(row.throughput_errors),
+            " ".join(f"{1 / compute:.2f}/{1 / read:.2f}" for compute, read in row.slowdowns),
             _errors(row.steady_errors),
             f"{row.bound_s:g} s",
             f"{row.latency_s:.2f} ({row.worst_latency_s:.2f})",
@@ -222,9 +266,12 @@ def show(rows: list[Row]) -> None:
             "yes" if row.holds else "NO",
         )
     Console(width=170).print(table)
-    errors = [statistics.median(row.throughput_errors) for row in rows]
+    each = [abs(error) for row in rows for error in row.throughput_errors]
     held = sum(row.holds for row in rows)
-    print(f"throughput: worst median error {max(errors, key=abs):+.1%}; bounds held: {held}/{len(rows)}")
+    print(
+        f"throughput of {len(each)} runs: median absolute error {statistics.median(each):.1%}, worst single run "
+        f"{max(each):.1%}; bounds held: {held}/{len(rows)}"
+    )
 
 
 def _errors(errors: tuple[float, ...]) -> str:
@@ -238,7 +285,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of requests in a run on several ranks")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--policy", default="static,orca,chunked,rra", help="policies to choose from")
+    parser.add_argument("--policy", default="static,orca,chunked,rra", help="policies to choose from; all: run each")
+    parser.add_argument("--disturb", action="store_true", help="another process computes on one core during the runs")
     parser.add_argument("--only", help="a workload: run its cases alone")
     parser.add_argument("--model", type=Path, help="a model's directory, instead of the demo's")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
@@ -271,8 +319,13 @@ def main() -> None:
             continue
         source: str | Workload = str(DATA / workload) if "/" in workload else workload
         setting = evenly(find_setting(str(directory), "local", source, columns=columns, device="cpu"), args.requests)
-        rows.append(run_case(model, setting, place, tuple(args.policy.split(",")), args.requests, args.runs, args.seed))
-        print(f"{rows[-1].workload}: {_errors(rows[-1].throughput_errors)}", file=sys.stderr)
+        every = args.policy == "all"
+        names = ("static", "hybrid", "orca", "chunked", "rra") if every else tuple(args.policy.split(","))
+        with disturbed(args.disturb):
+            found = run_case(model, setting, place, names, every, args.requests, args.runs, args.seed)
+        rows += found
+        for one in found:
+            print(f"{one.workload}: {one.schedule}: {_errors(one.throughput_errors)}", file=sys.stderr)
     if args.json:
         print(json.dumps(document(rows), indent=2))
     else:

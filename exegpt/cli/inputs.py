@@ -11,6 +11,12 @@ from exegpt.schedule import Schedule
 from exegpt.trace import SUFFIXES
 from exegpt.workload import Workload
 
+_ROOFLINE = "an engine's own time per iteration isn't in it"
+_ROOFLINE_HERE = (
+    "this machine's two rates, which kernels miss and to which an engine adds: good for comparing, no promise (a small "
+    "model's run can take ten times as long); `exegpt profile` measures"
+)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -121,9 +127,7 @@ def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype
             return stored, profile_text(stored) + _unrest(stored)
     known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
-    return roofline_profile(
-        model, known, dtype
-    ), f"profile: roofline{why}; an engine's own time per iteration isn't in it"
+    return roofline_profile(model, known, dtype), f"profile: roofline{why}; {_ROOFLINE_HERE if here else _ROOFLINE}"
 
 
 def _unrest(profile: Profile) -> str:

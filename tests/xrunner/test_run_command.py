@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,26 @@ def test_two_ranks_write_one_file_and_report_what_was_predicted(job, asked, want
     found = json.loads(done.stdout)
     assert found["requests"] == len(want) and found["throughput_tok_s"] > 0 and found["predicted"]["latency_s"] > 0
     assert len(found["utilisation"]) == 2 and all(0 < share <= 1 for share in found["utilisation"])
+
+
+def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(job, asked, want, tmp_path):
+    """The second job plans with what the first one measured, and finds the same schedule."""
+    asked()
+    few = Path(__file__).parents[1] / "xprofiler" / "small.py"  # `exegpt` with few points
+    model, written = asked()[2], tmp_path / "requests.jsonl"
+    run = [few, "run", "--model", model, "--requests", written, "--policy", "rra", "--out", tmp_path / "out.jsonl"]
+    cache = {"EXEGPT_CACHE": str(tmp_path / "cache")}
+    done = job(2, *run, "--json", **cache)
+    assert done.returncode == 0, done.stderr
+    assert outputs(tmp_path / "out.jsonl") == want
+    found = json.loads(done.stdout)
+    plan = found["schedule"]
+    assert plan["policy"] == "rra" and plan["replicas"] * sum(s["tp"] for s in plan["stages"]) == 2
+    assert found["provenance"]["profile"]["source"] == "measured"
+    again = json.loads(job(2, *run[:-1], tmp_path / "again.jsonl", "--json", **cache).stdout)
+    assert again["schedule"] == plan
+    refused = job(2, *run, "--no-profile", **cache)
+    assert refused.returncode == 2 and "measure themselves: leave --no-profile out" in sentence(refused.stderr)
 
 
 def test_a_schedule_of_several_devices_says_how_to_start_it(asked, capsys, tmp_path):

@@ -1,0 +1,126 @@
+"""A run without a profile measures a few points first; the same inputs give the same schedule."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from exegpt.cli import demo
+from exegpt.cli.execute import bound_text
+from exegpt.cli.own_profile import speed_text
+from exegpt.estimate import Estimate
+from exegpt.report.comparison import Comparison
+from exegpt.timeline import Timeline
+from tests.exegpt.nouns import schedule
+from tests.xprofiler.small import shrink
+from xprofiler import machine
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache folder of the test's own, and few points."""
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path / "cache"))
+    shrink(monkeypatch.setattr)
+    return tmp_path / "cache" / "profiles"
+
+
+@pytest.fixture
+def requests(tmp_path):
+    def write(count, tokens):
+        rows = [{"id": f"r{i}", "prompt_ids": [i % 200, 5, 7], "max_tokens": tokens} for i in range(count)]
+        path = tmp_path / "requests.jsonl"
+        path.write_text("".join(json.dumps(row | {"ignore_eos": True}) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+def test_line_4_a_run_without_a_profile_measures_a_few_points_once(exegpt, tiny, requests, cache):
+    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
+    first, second = (exegpt(*asked).json for _ in range(2))
+    assert first["schedule"] == second["schedule"]
+    assert any("measured on this machine at a few points" in text for text in first["assumptions"])
+    assert len(list(cache.glob("*.json"))) == 1  # the second run took what the first had measured
+
+
+def test_line_4_the_roofline_is_kept_for_those_who_ask_and_is_the_same_each_time(
+    exegpt, tiny, requests, cache, monkeypatch
+):
+    real = machine.measured
+    monkeypatch.setattr(machine, "measured", lambda *given: _noisy(real(*given)))
+    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json", "--no-profile"]
+    first, second = (exegpt(*asked).json for _ in range(2))
+    assert first["schedule"] == second["schedule"] and first["predicted_steady"] == second["predicted_steady"]
+    (said,) = [text for text in first["assumptions"] if text.startswith("profile: roofline")]
+    assert "no profile" not in said and "promise" in said
+    done = exegpt(*asked, "--profile", "p.json")
+    assert done.code == 2 and "leave one of them out" in done.err
+
+
+def _noisy(cluster):
+    rates = {dtype: rate * random.uniform(0.5, 2) for dtype, rate in cluster.device.flops_s.items()}
+    return replace(cluster, device=replace(cluster.device, flops_s=rates))
+
+
+def test_line_18_a_terminated_run_leaves_what_is_done_and_goes_on(exegpt, tiny, tiny_profile, requests, tmp_path):
+    asked = ["run", "--model", tiny, "--requests", requests(400, 60), "--profile", tiny_profile, "--policy", "orca"]
+    asked += ["--max-num-seqs", "2", "--out", tmp_path / "out.jsonl"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exegpt", *map(str, asked)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    partial = tmp_path / "out.jsonl.partial"
+    until = time.monotonic() + 90
+    while not (partial.exists() and partial.stat().st_size) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 143, said
+    assert said.splitlines()[-1] == "exegpt: Terminated." and "Traceback" not in said
+    before = partial.read_text().splitlines()
+    assert before and not (tmp_path / "out.jsonl").exists()
+    done = exegpt(*asked, "--resume")
+    assert done.code == 0, done.err
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len({one["id"] for one in results}) == 400 and f"resumed: {len(before)} of 400" in done.err
+
+
+def _comparison(measured, replayed, steady, bound=10.0):
+    figures = Estimate(1.0, 10.0, *[None] * 7)
+    latencies = (replace(figures, latency_s=seconds) for seconds in (measured, replayed, steady))
+    plan = replace(schedule("orca"), latency_bound_s=bound)
+    return Comparison(plan, *latencies, (), (), 1.0, Timeline("measured", ()), Timeline("simulated", ()))
+
+
+def test_line_22_a_bound_says_what_it_was_checked_against():
+    text = bound_text(_comparison(9.0, 9.4, 9.8), "steady state")
+    assert "checked against the steady state (steady state 9.8 s, replay of these very requests 9.4 s)" in text
+    assert text.endswith("orca holds it: measured 9 s, 10.0% below.")
+    assert "10.0% longer than the replay predicted" in bound_text(_comparison(10.2, 9.18, 9.0), "replay")
+    assert "its replay misses it too" in bound_text(_comparison(10.2, 10.1, 9.0), "steady state")
+    assert bound_text(_comparison(10.2, 10.1, 9.0, None), "steady state") == ""
+
+
+def test_line_20_a_change_of_speed_is_told_beyond_three_percent():
+    assert speed_text((1.02, 0.98)) == ""
+    assert "computing takes 1.10 times as long, reading 1.00 times" in speed_text((1.1, 1.0))
+
+
+def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(exegpt, tiny, tiny_profile, monkeypatch):
+    from exegpt.cli.inputs import find_setting
+    from xsimulator.replay import replay
+
+    setting = find_setting(str(tiny), "local", "30/12", str(tiny_profile))
+    bounds = demo._places(demo._frontier(setting))
+    plan = demo._plan(setting, bounds, None, 0)
+    assert plan.schedules[0] == plan.answer.schedule == plan.best_steady
+    lengths = [request.lengths for request in plan.requests]
+    latency_s = replay(plan.answer.schedule, setting.profile, lengths).estimate.latency_s
+    assert latency_s <= plan.bound_s / (1 + demo.ROOM)
+    assert plan.answer.schedule.latency_bound_s == plan.bound_s
+    assert demo.LEAST <= len(plan.requests) <= demo.MOST
