@@ -4,6 +4,7 @@ import math
 import re
 
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
@@ -27,15 +28,14 @@ def format_duration(seconds: float) -> str:
     if math.isinf(seconds):
         return "inf"
     unit = "ms" if seconds < 1 else "s" if seconds < 120 else "m"
-    return f"{float(f'{seconds / _SECONDS[unit]:.3g}'):g}{unit}"  # twice: to three digits, then without an exponent
+    return f"{figure_text(seconds / _SECONDS[unit]).replace(',', '')}{unit}"
 
 
 def duration_text(seconds: float, digits: int = 3) -> str:
     """A time as sentences and tables have it, to so many digits: `137 s`, `9.63 s`, `87.4 ms`."""
-    rounded = float(f"{seconds:.{digits}g}")
-    if rounded >= 10 ** (digits - 1):
-        return f"{seconds:.0f} s"
-    return f"{rounded:.{digits}g} s" if rounded >= 1 else f"{rounded * 1e3:.{digits}g} ms"
+    if float(f"{seconds:.{digits}g}") >= 1:
+        return f"{figure_text(seconds, digits)} s"
+    return f"{figure_text(seconds * 1e3, digits)} ms"
 
 
 def beyond_text(seconds: float, limit_s: float) -> str:

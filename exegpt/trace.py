@@ -4,24 +4,18 @@ import csv
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from exegpt.columns import Columns, find_columns, unit_of
 from exegpt.document import check_file, parse_json, read_lines
 from exegpt.errors import InputError
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
-
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "input": ("input", "input_tokens", "input_toks", "prompt_tokens", "ContextTokens", "num_prefill_tokens"),
-    "output": ("output", "output_tokens", "output_toks", "GeneratedTokens", "num_decode_tokens"),
-    "arrival": ("arrival_s", "arrival_time", "TIMESTAMP"),
-}
-"""What a trace must or may hold, and the column names it is known by."""
 
 MAX_ROWS = 5_000_000
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -30,17 +24,20 @@ Row = tuple[int, dict[str, Any]]
 """Line (or row) number in the file, and the row's values by column."""
 
 
-def parse_columns(text: str) -> dict[str, str]:
-    """`input=en_tokens,output=de_tokens` as a dict; InputError for another form."""
-    columns = {}
-    for part in text.split(","):
-        key, _, column = part.partition("=")
-        if key.strip() not in COLUMNS or not column.strip():
-            raise InputError(
-                f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME."
-            )
-        columns[key.strip()] = column.strip()
-    return columns
+@dataclass(frozen=True)
+class Date:
+    """A moment by its date."""
+
+    seconds: float
+    """Since 1970."""
+
+
+Note = Callable[[str], None]
+"""Takes a sentence about what was read."""
+
+
+def silent(_: str) -> None:
+    """Drop a note: whoever asks for none reads the file's columns by itself."""
 
 
 def parse_rate(text: str) -> float:
@@ -51,8 +48,12 @@ def parse_rate(text: str) -> float:
     return float(match[1]) / (1 if match[2] == "s" else 60)
 
 
-def parse_workload(text: str, columns: dict[str, str] | None = None, rate: float | None = None) -> Workload:
-    """A workload from a task of the paper, fixed lengths (`2048/256`) or a trace file; `rate` in requests/s."""
+def parse_workload(
+    text: str, columns: dict[str, str] | None = None, rate: float | None = None, note: Note = silent
+) -> Workload:
+    """A workload from a task of the paper, fixed lengths (`2048/256`) or a trace file; `rate` in requests/s, `note` as
+    in `read_trace`.
+    """
     fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
     if text in TASKS:
         workload = task(text)
@@ -61,7 +62,7 @@ def parse_workload(text: str, columns: dict[str, str] | None = None, rate: float
             raise InputError(f"The lengths '{text}' are not usable: both must be between 1 and {MAX_TOKENS:,} tokens.")
         workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
     elif Path(text).suffix in SUFFIXES:
-        workload = Workload.from_requests(Path(text).name, read_trace(text, columns))
+        workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
     else:
         raise InputError(
             f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the path "
@@ -77,53 +78,52 @@ def with_poisson_arrivals(requests: Sequence[RequestLengths], rate: float, seed:
     return tuple(replace(r, arrival_s=float(a)) for r, a in zip(requests, arrivals, strict=True))
 
 
-def read_trace(path: str | Path, columns: dict[str, str] | None = None) -> list[RequestLengths]:
+def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: Note = silent) -> list[RequestLengths]:
     """The requests of a trace in its order, arrivals made relative to the earliest.
 
-    InputError names the file and, where one is at fault, the column, the row and the value.
+    `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
+    where one is at fault, the column, the row and the value.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
     rows = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
-    requests = list(_requests(rows, columns or {}, path))
-    if not requests:
+    lengths, moments, found = _lengths(rows, columns or {}, path)
+    if not found:
         raise InputError(f"'{path}' has no requests: a trace needs at least one row.")
-    first = min(r.arrival_s for r in requests)
-    return [replace(r, arrival_s=r.arrival_s - first) for r in requests] if first else requests
+    for text in found.notes:
+        note(text)
+    if not moments:
+        return [RequestLengths(*pair) for pair in lengths]
+    seconds = _seconds(moments, found, path)
+    first = min(seconds)
+    return [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
 
 
-def _requests(rows: Iterable[Row], columns: dict[str, str], path: Path) -> Iterator[RequestLengths]:
-    names: dict[str, str] = {}
+def _lengths(
+    rows: Iterable[Row], asked: dict[str, str], path: Path
+) -> tuple[list[tuple[int, int]], list[float | Date], Columns | None]:
+    """(input, output) of every row, their arrivals as they stand there where a column has them, and the columns."""
+    lengths: list[tuple[int, int]] = []
+    moments: list[float | Date] = []
+    found = None
     for count, (number, row) in enumerate(rows):
         if count == MAX_ROWS:
             raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
-        if not names:
-            names = _column_names(row, columns, path)
-        where = f"'{path}', row {number}"
-        yield RequestLengths(
-            input=_length(row.get(names["input"]), f"{where}, column '{names['input']}'"),
-            output=_length(row.get(names["output"]), f"{where}, column '{names['output']}'"),
-            arrival_s=_moment(row.get(names["arrival"]), f"{where}, column '{names['arrival']}'")
-            if "arrival" in names
-            else 0.0,
-        )
+        found = found or find_columns([name for name in row if name is not None], asked, path)
+        where = f"'{path}', row {number}, column"
+        pair = [_length(row.get(name), f"{where} '{name}'") for name in (found.input, found.output)]
+        lengths.append((pair[0], pair[1]))
+        if found.arrival:
+            moments.append(_moment(row.get(found.arrival), f"{where} '{found.arrival}'"))
+    return lengths, moments, found
 
 
-def _column_names(row: dict[str, Any], asked: dict[str, str], path: Path) -> dict[str, str]:
-    """Which column of the file holds the input, the output and the arrival."""
-    names = {}
-    for key, known in COLUMNS.items():
-        candidates = (asked[key],) if key in asked else known
-        found = next((name for name in candidates if name in row), None)
-        if found:
-            names[key] = found
-        elif key in asked or key != "arrival":
-            raise InputError(
-                f"'{path}' has no {key} column {' or '.join(map(repr, candidates))}, only "
-                f"{', '.join(map(repr, row)) or 'none'}: name it with --columns {key}=NAME."
-            )
-    return names
+def _seconds(moments: list[float | Date], columns: Columns, path: Path) -> list[float]:
+    """Arrivals in seconds: dates since 1970, numbers by their unit."""
+    numbers = [at for at in moments if not isinstance(at, Date)]
+    unit_s = columns.unit_s or (unit_of(numbers, columns.arrival or "", path) if numbers else 1.0)
+    return [at.seconds if isinstance(at, Date) else at * unit_s for at in moments]
 
 
 def _length(value: Any, where: str) -> int:
@@ -138,15 +138,18 @@ def _length(value: Any, where: str) -> int:
     return int(number)
 
 
-def _moment(value: Any, where: str) -> float:
-    """Seconds since some fixed moment."""
+def _moment(value: Any, where: str) -> float | Date:
+    """A number in the column's own unit, or a date."""
     try:
-        seconds = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        seconds = _date(value)
-    if not math.isfinite(seconds):
-        raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be seconds or a date.")
-    return seconds
+        number = math.nan
+        date = _date(value)
+        if math.isfinite(date):
+            return Date(date)
+    if not math.isfinite(number):
+        raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
+    return number
 
 
 def _date(value: Any) -> float:

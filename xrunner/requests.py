@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from exegpt.columns import COLUMNS
 from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
-from exegpt.trace import COLUMNS, read_trace
+from exegpt.trace import Note, read_trace, silent
 from exegpt.workload import RequestLengths
 
 Encode = Callable[[str], Sequence[int]]
@@ -63,15 +64,16 @@ def read_requests(
     seed: int = 0,
     columns: dict[str, str] | None = None,
     skip_invalid: bool = False,
+    note: Note = silent,
 ) -> tuple[list[Request], list[Rejected]]:
     """Requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
 
     `encode` is the model's tokenizer, None where it has none. InputError names the first request that is wrong; with
-    `skip_invalid` those are returned beside the others instead.
+    `skip_invalid` those are returned beside the others instead. `note` as in `exegpt.trace.read_trace`.
     """
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source):
-        drawn = random_requests(read_trace(source, columns), model.vocab, seed)
+        drawn = random_requests(read_trace(source, columns, note), model.vocab, seed)
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     else:
         entries = _lines(source)

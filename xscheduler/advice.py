@@ -8,6 +8,7 @@ import numpy as np
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text, duration_text, format_duration
 from exegpt.estimate import Estimate
+from exegpt.quantity import figure_text, more_text, percent_text
 from exegpt.schedule import Schedule
 from exegpt.workload import LengthDistribution
 from xscheduler.space import Space
@@ -54,13 +55,12 @@ def _figures(best: Answer, other: Answer) -> list[str]:
     many, most = decoding(other[1]), decoding(best[1])
     if many and most:
         lost = 1 - many / most
-        found.append(
-            (lost, f"about {many:.3g} sequences are decoded at a time, {most:.3g} in the best ({lost:.0%} fewer)")
-        )
+        fewer = f"{figure_text(most)} in the best ({lost:.0%} fewer)"
+        found.append((lost, f"about {figure_text(many)} sequences are decoded at a time, {fewer}"))
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
         times = f"{duration_text(other[1].tpot_s)}, in the best {duration_text(best[1].tpot_s)}"
-        found.append((slower, f"a token takes {times} ({slower:.0%} more)"))
+        found.append((slower, f"a token takes {times} ({more_text(slower + 1)})"))
     idles, least = idle(other[1]), idle(best[1])
     if idles is not None and least is not None:
         found.append((idles - least, f"devices idle {idles:.0%} of the time, in the best {least:.0%}"))
@@ -80,9 +80,8 @@ def _ways(best: Answer, other: Answer) -> list[str]:
         output = schedule.workload.output
         longest = expected_longest(output, schedule.encode_batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
-            said.append(
-                f"a batch is kept to its longest output, {longest:.3g} tokens where the mean is {output.mean:.3g}"
-            )
+            lengths = f"{figure_text(longest)} tokens where the mean is {figure_text(output.mean)}"
+            said.append(f"a batch is kept to its longest output, {lengths}")
     return said
 
 
@@ -92,25 +91,31 @@ def expected_longest(output: LengthDistribution, batch: int) -> float:
     return float(output.s @ np.diff(below, prepend=0.0))
 
 
-BINDING = ("latency", "ttft", "tpot", "memory", "resident")
+WIDTHS = {
+    "measured": "the profile was measured with at most {}: --profile roofline goes beyond that",
+    "resident": "at most {} may be: pass more requests, or fix the batch by hand",
+}
+"""The names of the constraints on sequences decoded at once, and what to say of each."""
+BINDING = ("latency", "ttft", "tpot", "memory", *WIDTHS)
 """Constraints, the one that is named first where a step would break several."""
 
 
-def next_step(space: Space, point: tuple[int, ...]) -> tuple[str | None, str]:
+def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int | None]) -> tuple[str | None, str]:
     """The constraint that one step up along a variable would break, and what the first such step would come to; where
-    none would be broken, None and the first step that would give nothing.
+    none would be broken, None and the first step that would give nothing. `widest` as of `Question`.
     """
     broken: dict[str, str] = {}
     useless = ""
     for variable, above in _steps(space, point):
         values = space.values(point)
         found = space.simulate((*values[:variable], above, *values[variable + 1 :]))
-        step = f"{space.variables[variable].name}={above}"
+        step = _step_text(space.variables[variable].name, values[variable], above)
         if found.throughput <= space.at(point).throughput * 1.0005:
             useless = useless or f"{step} would give no more"
         for figure, constraint in zip(found.figures, space.constraints, strict=True):
             if figure > constraint.limit:
-                broken.setdefault(constraint.name, f"{step} would {_breaks(constraint.name, figure, constraint.limit)}")
+                breaks = _breaks(constraint.name, figure, constraint.limit, widest)
+                broken.setdefault(constraint.name, f"{step} would {breaks}")
     first = min(broken, key=BINDING.index, default=None)
     return first, useless if first is None else broken[first]
 
@@ -126,11 +131,26 @@ def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def _breaks(name: str, figure: float, limit: float) -> str:
+def _step_text(name: str, value: int, above: int) -> str:
+    """A step along a variable; one downwards needs its reason, or it reads as a mistake."""
+    if above > value:
+        return f"{name}={above}"
+    why = "encoding more often" if name == "decode_iterations" else "more throughput lies below"
+    return f"{name}={above} instead of {value} ({why})"
+
+
+def too_wide(widest: tuple[str, int | None], share: float) -> str:
+    """What decoding this many times the sequences of `Question.widest` at once would mean."""
+    why, most = widest
+    assert most is not None
+    return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
+
+
+def _breaks(name: str, figure: float, limit: float, widest: tuple[str, int | None]) -> str:
     if name == "memory":
-        return f"need {100 * figure:.4g}% of the memory"
-    if name == "resident":
-        return "decode more sequences at once than were measured or allowed"
+        return f"need {percent_text(figure, 4)} of the memory"
+    if name in WIDTHS:
+        return too_wide(widest, figure)
     return f"bring the bounded {TIMES[name]} to {beyond_text(figure, limit)}"
 
 
@@ -142,7 +162,7 @@ def use_of(answer: Answer) -> str:
     if idles is not None:
         parts.append(f"devices busy {1 - idles:.0%} of the time")
     if many:
-        parts.append(f"about {many:.3g} sequences decoded at a time")
+        parts.append(f"about {figure_text(many)} sequences decoded at a time")
     return "use: " + ", ".join(parts)
 
 
@@ -159,11 +179,13 @@ def looser_bound(again: Retune, found: Tuned, bound_s: float | None, cluster: Cl
     if loose.estimate is None or loose.schedule is None:
         return f"{asked} would not be enough"
     if found.estimate is None:
-        return f"{asked} would give {loose.estimate.throughput_tok_s:,.0f} tokens/s with {loose.schedule.policy}"
+        return (
+            f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
+        )
     gain = loose.estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
     if gain < 0.001:
         return f"{asked} would give no more"
-    return f"{asked} would give {gain:+.1%}, with {loose.schedule.policy}"
+    return f"{asked} would give {more_text(gain + 1)} throughput, with {loose.schedule.policy}"
 
 
 def other_cluster(again: Retune, found: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
@@ -171,13 +193,13 @@ def other_cluster(again: Retune, found: Tuned, bound_s: float | None, cluster: C
     there = again(bound_s, cluster)
     if there.estimate is None or there.schedule is None:
         return f"{cluster.name} ({what}) would not be enough"
-    reached = f"{there.estimate.throughput_tok_s:,.0f} tokens/s with {there.schedule.policy}"
+    reached = f"{figure_text(there.estimate.throughput_tok_s)} tokens/s with {there.schedule.policy}"
     if found.estimate is None or found.schedule is None:
         return f"{cluster.name} ({what}) would give {reached}"
     times = there.estimate.throughput_tok_s / found.estimate.throughput_tok_s
     more = cluster.devices / found.schedule.cluster.devices
-    per_device = "" if more == 1 else f", {times / more:.2f} times per device"
-    return f"{cluster.name} ({what}) would give {times:.2f} times the throughput{per_device}: {reached}"
+    per_device = "" if more == 1 else f", {figure_text(times / more)} times per device"
+    return f"{cluster.name} ({what}) would give {figure_text(times)} times the throughput{per_device}: {reached}"
 
 
 def twice(cluster: ClusterSpec) -> ClusterSpec:

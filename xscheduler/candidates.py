@@ -73,7 +73,7 @@ def candidates(
     """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
     is asked for only when a point is.
     """
-    limits, widest = question.limits, question.widest
+    limits, (why, widest) = question.limits, question.widest
 
     def simulate(values: Values) -> Evaluation:
         where, found = space.where, space.outcome(values)
@@ -85,7 +85,7 @@ def candidates(
     space = Candidates(
         policy,
         variables,
-        limits.constraints(len(variables)),
+        limits.constraints(len(variables), why),
         simulate,
         bounds.ceiling,
         policy=policy,

@@ -14,6 +14,7 @@ from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
+from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
 from exegpt.served import summarise
 from exegpt.trace import with_poisson_arrivals
@@ -247,8 +248,8 @@ def tune_at(
     said = (
         *(text for text in under.assumptions if not text.startswith("bound:")),  # of candidates, since their start
         *(f"bound: {_MEANING[own[0][0].bound]}, counted from arrival" for own in [*candidates.values()][:1]),
-        f"arrivals: {rate:.4g}/s, an open system: latency counts from arrival, and figures are measured by the event "
-        f"simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out{_few(arrivals)}",
+        f"arrivals: {figure_text(rate, 4)}/s, an open system: latency counts from arrival, and figures are measured by "
+        f"the event simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out{_few(arrivals)}",
         "goodput: the highest rate within all bounds, to 1%, and never above the steady throughput",
     )
     schedule, estimate = (winner.schedule, winner.estimate) if winner else (None, None)
@@ -277,7 +278,7 @@ def _alternative(sustained: Sustained, profile: Profile, arrivals: Arrivals, rat
     if reached < rate * (1 - PRECISION):
         if not reached:
             return Alternative(schedule.policy, None, None, f"sustains no rate: nearly idle, {sustained.broken}")
-        return Alternative(schedule.policy, None, None, f"sustains {reached:.3g}/s at most; beyond, {why}")
+        return Alternative(schedule.policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
     estimate = replace(
         served_at(schedule, profile, arrivals, rate),
         memory_bytes=steady.memory_bytes,
@@ -285,4 +286,4 @@ def _alternative(sustained: Sustained, profile: Profile, arrivals: Arrivals, rat
         extrapolated=steady.extrapolated,
         latency_tail_s=None,
     )
-    return Alternative(schedule.policy, schedule, estimate, f"sustains {reached:.3g}/s; beyond, {why}")
+    return Alternative(schedule.policy, schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")

@@ -56,12 +56,14 @@ class Limits:
     kv_blocks: int | None = None
     """The most blocks of a pool, where a cache is there already."""
 
-    def constraints(self, variables: int) -> tuple[Constraint, ...]:
-        """Memory first; latencies and memory rise with every oriented variable."""
+    def constraints(self, variables: int, widest: str = "resident") -> tuple[Constraint, ...]:
+        """Memory first; latencies and memory rise with every oriented variable. `widest` is the name that
+        `Question.widest` gives.
+        """
         up = (True,) * variables
         bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
         made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
-        return (Constraint("memory", 1.0, up), Constraint("resident", 1.0, up), *made)
+        return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *made)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
         """The fullest device's use over what may be used, or the cache's."""
@@ -101,13 +103,15 @@ class Question:
     _figures: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def widest(self) -> int | None:
-        """The most sequences decoded at once: what was asked, and of a measured profile the batches that it saw."""
+    def widest(self) -> tuple[str, int | None]:
+        """The most sequences that one replica decodes at once, None: any number; and what says so: `resident`, what was
+        asked, or `measured`, the largest batch that a measured profile saw.
+        """
         profile, most = self.base.profile, self.limits.resident
         if profile.source != "measured":
-            return most
+            return "resident", most
         seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
-        return min(most or seen, seen)
+        return ("measured", seen) if most is None or seen < most else ("resident", most)
 
     @functools.cached_property
     def speeds(self) -> Speeds:

@@ -12,9 +12,10 @@ from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
+from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
-from xscheduler.advice import TIMES, next_step, why_behind
+from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
@@ -130,7 +131,7 @@ def _alternative(policy: str, made: Members, found: Found, question: Question) -
     space, point = found.space, _leanest(found.space, found.point)
     values = space.values(point)
     estimate = space.estimate(values)
-    broken, text = next_step(space, point)
+    broken, text = next_step(space, point, question.widest)
     estimate = replace(estimate, binding=_binding(broken, estimate.binding))
     limited = f"limited by {estimate.binding}" + (f": {text}" if text else "")
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
@@ -170,14 +171,16 @@ def _compared(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
         if one is best:
             if len(ranked) == 1:
                 return "the best"
-            ahead = _rate(best) / _rate(ranked[1]) - 1
-            return f"the best: {f'{ahead:.1%} ahead of' if ahead >= 5e-4 else 'as good as'} {ranked[1].policy}"
-        behind = 1 - _rate(one) / _rate(best)
-        if behind < 5e-4:
+            next_share = _rate(ranked[1]) / _rate(best)
+            if next_share > 1 - 5e-4:
+                return f"the best, with {ranked[1].policy} as good"
+            return f"the best; the next, {ranked[1].policy}, reaches {percent_text(next_share)} of its throughput"
+        share = _rate(one) / _rate(best)
+        if share > 1 - 5e-4:
             return f"as good as {best.policy}"
         assert one.schedule and one.estimate and best.schedule and best.estimate
         why = why_behind((best.schedule, best.estimate), (one.schedule, one.estimate))
-        return f"{behind:.1%} behind {best.policy}" + (f": {why}" if why else "")
+        return f"{percent_text(share)} of {best.policy}'s throughput" + (f": {why}" if why else "")
 
     return tuple(replace(a, reason=f"{place(a)}; {a.reason}") if a.estimate else a for a in alternatives)
 
@@ -230,8 +233,8 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
             continue
         if constraint.name == "memory":
             return "not even one sequence fits into memory beside the weights"
-        if constraint.name == "resident":
-            return "its smallest batch is larger than the profile measured or than was allowed"
+        if constraint.name in WIDTHS:
+            return f"even its smallest batch would {too_wide(question.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
     return "no point of its space meets all bounds at once"
 
@@ -244,8 +247,8 @@ def _too_large(policy: str, question: Question) -> str:
     memory = cluster.devices * cluster.device.memory_bytes * cluster.memory_fraction / 2**30
     twice = ", here held twice," if policy in ("waa-c", "waa-m") and not base.encoder_decoder else ""
     return (
-        f"its weights of {weights:,.4g} GiB in {dtype}{twice} leave no room for one sequence in the {memory:,.4g} GiB "
-        f"of {cluster.name} that may be used"
+        f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
+        f"{figure_text(memory, 4)} GiB of {cluster.name} that may be used"
     )
 
 

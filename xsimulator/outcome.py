@@ -130,7 +130,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
     """The whole Estimate. Bounds allow for `SIGMAS` deviations, means for none; replicas add up."""
     held = memory(scenario, outcome)
     violations = tuple(
-        f"memory: {blocks} KV blocks are needed, {max(stage.blocks, 0)} fit beside the weights"
+        f"memory: {blocks:,} KV blocks are needed, {max(stage.blocks, 0):,} fit beside the weights"
         for stage, blocks in dict.fromkeys(held)
         if stage.blocks < blocks
     )

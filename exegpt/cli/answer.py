@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt.quantity import count_text, figure_text
 from exegpt.report.schedule_text import schedule_text, variables_text
 
 if TYPE_CHECKING:
@@ -208,10 +209,13 @@ def reasons(alternatives: Iterable["Alternative"]) -> list[str]:
 
 def print_search(*answers: "Tuned") -> None:
     """How many schedules were simulated for these answers."""
+    from exegpt.cli import output
+
     searches = [answer.search for answer in answers]
     simulated, space = (sum(getattr(s, name) for s in searches) for name in ("evaluations", "space"))
     seconds = sum(s.seconds for s in searches)
-    print(f"Search: {simulated:,} of {space:,} schedules simulated in {seconds:.2f} s ({searches[0].method}).")
+    took = output.seconds(seconds)
+    print(f"Search: {simulated:,} of {space:,} schedules simulated in {took} ({searches[0].method}).")
 
 
 def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:
@@ -239,10 +243,13 @@ def infeasible_text(answer: "Tuned", bound_s: float) -> str:
 def report_facts(setting: "Setting") -> tuple[tuple[str, str], ...]:
     """What a schedule was found for, as a report names it."""
     model, workload = setting.model, setting.workload
-    lengths = f"input {workload.input.mean:.0f}±{workload.input.std:.0f}, output {workload.output.mean:.0f}±"
+    lengths = [f"{figure_text(law.mean)}±{figure_text(law.std)}" for law in (workload.input, workload.output)]
     return (
-        ("model", f"{model.name}: {model.layers} layers, {model.parameters / 1e6:,.0f} million parameters"),
+        ("model", f"{model.name}: {model.layers} layers, {count_text(model.parameters)} parameters"),
         ("cluster", f"{setting.cluster.name}: {setting.cluster.devices} × {setting.cluster.device.kind}"),
-        ("workload", f"{workload.name}: {lengths}{workload.output.std:.0f} tokens"),
+        (
+            "workload",
+            f"{workload.name}: input {lengths[0]}, output {lengths[1]} tokens",
+        ),
         ("profile", f"{setting.profile.source} ({setting.profile.fingerprint})"),
     )

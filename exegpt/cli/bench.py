@@ -203,9 +203,10 @@ def _requests(
     """The requests of a file, or `num` drawn from a workload's lengths (the schedule's), and what was assumed."""
     from exegpt.cli import inputs
     from exegpt.cli.run import load_tokenizer
+    from exegpt.columns import parse_columns
     from exegpt.errors import InputError
     from exegpt.model import ModelSpec
-    from exegpt.trace import parse_columns, parse_rate, parse_workload, with_poisson_arrivals
+    from exegpt.trace import parse_rate, parse_workload, with_poisson_arrivals
     from xrunner.requests import random_requests, read_requests
 
     spec = ModelSpec.from_directory(directory)
@@ -218,13 +219,15 @@ def _requests(
     if source:
         tokenizer = load_tokenizer(directory)
         encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
-        return read_requests(source, spec, encode, seed=seed, columns=named)[0], []
-    load = parse_workload(workload, named) if workload else given.workload
-    load, notes = inputs.fit_context(load, spec)
+        notes: list[str] = []
+        return read_requests(source, spec, encode, seed=seed, columns=named, note=notes.append)[0], notes
+    notes = []
+    load = parse_workload(workload, named, note=notes.append) if workload else given.workload
+    load, scaling = inputs.fit_context(load, spec)
     lengths = draw(load, num, seed, spec.context)
     if rate:
         lengths = with_poisson_arrivals(lengths, parse_rate(rate), seed)
-    return random_requests(lengths, spec.vocab, seed), [f"{num} requests of workload {load.name}", *notes]
+    return random_requests(lengths, spec.vocab, seed), [f"{num} requests of workload {load.name}", *notes, *scaling]
 
 
 def draw(workload: Any, num: int, seed: int, context: int) -> Any:

@@ -59,10 +59,11 @@ def demo(
     from exegpt.cli import inputs, output
     from exegpt.cli.answer import answer_document, infeasible_text
     from exegpt.cli.bench import compare_policies
+    from exegpt.columns import parse_columns
     from exegpt.duration import parse_duration
     from exegpt.errors import InputError
     from exegpt.models.device import find_device
-    from exegpt.trace import parse_columns, parse_workload
+    from exegpt.trace import parse_workload
     from xrunner.ranks import Ranks
 
     inputs.set_threads(threads)

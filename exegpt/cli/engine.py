@@ -65,8 +65,8 @@ def engine_schedule(
     longest = setting.workload.input.max + setting.workload.output.max - 1
     if kv_blocks * block_size < longest:
         raise InputError(
-            f"{kv_blocks} KV blocks of {block_size} tokens can't hold the longest request of {longest} tokens: pass "
-            f"--kv-blocks {-(-longest // block_size)} at least."
+            f"{kv_blocks:,} KV blocks of {block_size} tokens can't hold the longest request of {longest:,} tokens: "
+            f"pass --kv-blocks {-(-longest // block_size)} at least."
         )
     return Schedule(
         version=Schedule.VERSION,
@@ -110,7 +110,7 @@ def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
     budget, residents = own.get("max_num_batched_tokens"), own["max_num_seqs"]
     if budget is not None and budget < residents:
         raise InputError(
-            f"A budget of {budget} tokens per iteration can't give {residents} sequences a token each: raise "
+            f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "
             "--max-num-batched-tokens or lower --max-num-seqs."
         )
 

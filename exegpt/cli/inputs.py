@@ -7,6 +7,7 @@ from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
+from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
 from exegpt.trace import SUFFIXES
 from exegpt.workload import Workload
@@ -105,7 +106,7 @@ def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[st
     context = f"the context of {model.context:,} tokens"
     if factor == 1.0:
         return scaled, [f"{clipped:.2%} of the requests are longer than {context} and are clipped"]
-    text = f"lengths of workload {workload.name} times {factor:.3g}, to fit {context}"
+    text = f"lengths of workload {workload.name} times {figure_text(factor)}, to fit {context}"
     return scaled, [f"{text}; {clipped:.2%} of the requests are longer still and are clipped"]
 
 
@@ -167,7 +168,8 @@ def find_setting(
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
     """
-    from exegpt.trace import parse_columns, parse_rate, parse_workload
+    from exegpt.columns import parse_columns
+    from exegpt.trace import parse_rate, parse_workload
 
     assumptions: list[str] = []
     if model is None:
@@ -188,7 +190,7 @@ def find_setting(
         assumptions.append("workload: task S (summarization), the default")
     if isinstance(workload, str):
         named = parse_columns(columns) if columns else None
-        workload = parse_workload(workload, named, parse_rate(rate) if rate else None)
+        workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
     load, scaling = fit_context(workload, spec)
     if load.correlation is not None:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")

@@ -6,6 +6,7 @@ import typer
 
 from exegpt.cli import options
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 
 
 def list_(
@@ -31,7 +32,7 @@ def list_(
 def _cell(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else figure_text(value, 4) if isinstance(value, float) else str(value)
 
 
 def _models() -> list[dict[str, object]]:

@@ -31,7 +31,10 @@ MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")
 ]
 COLUMNS = Annotated[
-    str | None, typer.Option("--columns", help="A trace's columns: input=NAME,output=NAME[,arrival=NAME].")
+    str | None,
+    typer.Option(
+        "--columns", help="A trace's columns: input=NAME,output=NAME[,arrival=NAME], or arrival_s=, arrival_ms=."
+    ),
 ]
 RATE = Annotated[str | None, typer.Option("--rate", help="Poisson arrivals, like 5/s.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything drawn at random.")]

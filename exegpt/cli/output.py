@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt import quantity
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 
@@ -138,11 +139,5 @@ def seconds(value: float | None) -> str:
     return "–" if value is None else duration_text(value)
 
 
-def share(value: float | None) -> str:
-    """A signed share in percent."""
-    return "–" if value is None else f"{value:+.1%}"
-
-
-def number(value: float | None) -> str:
-    """Three digits, or a dash."""
-    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+number, share = quantity.figure_text, quantity.signed_percent
+"""A figure, and a signed share in percent, for people; a dash where there is none."""

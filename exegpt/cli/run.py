@@ -185,8 +185,8 @@ def _read(
 ) -> "tuple[list[Request], list[Result]]":
     """The requests that can be run, and the results of those that can't."""
     from exegpt.cli import output
+    from exegpt.columns import parse_columns
     from exegpt.model import ModelSpec
-    from exegpt.trace import parse_columns
     from xrunner.requests import read_requests
 
     spec = ModelSpec.from_directory(directory)
@@ -195,7 +195,8 @@ def _read(
     tokenizer = load_tokenizer(directory)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     named = parse_columns(columns) if columns else None
-    wanted, rejected = read_requests(source, spec, encode, seed=seed, columns=named, skip_invalid=skip_invalid)
+    how = {"seed": seed, "columns": named, "skip_invalid": skip_invalid}
+    wanted, rejected = read_requests(source, spec, encode, note=output.note, **how)
     for one in rejected:
         output.note(f"skipped: {one.reason}")
     return wanted, [one.result for one in rejected]

@@ -7,6 +7,7 @@ import typer
 
 from exegpt.cli import options
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key} {_text(v)}" for key, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return figure_text(value) if isinstance(value, float) else str(value)
 
 
 def _schedule(file: Path) -> "Shown":
@@ -68,9 +69,10 @@ def _schedule(file: Path) -> "Shown":
     facts = to_dict(schedule) | {
         "model": schedule.model.spec.name,
         "cluster": schedule.cluster.name,
-        "workload": f"{workload.name}: input {workload.input.mean:.1f}±{workload.input.std:.1f}, "
-        f"output {workload.output.mean:.1f}±{workload.output.std:.1f}, 99th percentile {workload.p99_output} tokens",
-        "arrivals": f"{workload.arrival_rate:.4g}/s" if workload.arrival_rate else None,
+        "workload": f"{workload.name}: input {figure_text(workload.input.mean)}±{figure_text(workload.input.std)}, "
+        f"output {figure_text(workload.output.mean)}±{figure_text(workload.output.std)}, 99th percentile "
+        f"{workload.p99_output:,} tokens",
+        "arrivals": f"{figure_text(workload.arrival_rate, 4)}/s" if workload.arrival_rate else None,
         "utilisation": stage_utilisation(schedule, estimate) if estimate else None,
     }
     return facts, lambda: _print_schedule(schedule, facts, estimate)
@@ -146,7 +148,9 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
 
 def _grid(table: "Table") -> str:
     """The table's axes, how far they were asked, and how many of its points were not."""
-    text = " × ".join(f"{axis} {p[0]:g}–{p[-1]:g}" for axis, p in zip(table.axes, table.points, strict=True))
+    text = " × ".join(
+        f"{axis} {figure_text(p[0])}–{figure_text(p[-1])}" for axis, p in zip(table.axes, table.points, strict=True)
+    )
     return text + (f"; {len(table.filled)} of {len(table.values)} points filled in" if table.filled else "")
 
 
@@ -185,10 +189,10 @@ def _results(file: Path) -> "Shown":
 def _print_results(facts: dict[str, Any]) -> None:
     from exegpt.cli import output
     from exegpt.duration import duration_text
-    from exegpt.report.figures import PERCENTILES, percentile_rows, rate_text
+    from exegpt.report.figures import PERCENTILES, percentile_rows
 
     tokens, seconds = facts["output_tokens"], facts["seconds"]
-    rate = f", {rate_text(tokens / seconds)} output tokens/s" if seconds else ""
+    rate = f", {figure_text(tokens / seconds)} output tokens/s" if seconds else ""
     title = f"{facts['requests']:,} requests ({_text(facts['finish_reasons'])}), {tokens:,} output tokens"
     times = {"ttft": facts["ttft_s"], "latency": facts["latency_s"]}
     output.table(("", *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")

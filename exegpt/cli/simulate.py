@@ -82,7 +82,7 @@ def simulate(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
         )
     answer, assumed = _replay(given, found, replay, columns, timeline is not None) if replay else _steady(given, found)
-    assumptions += assumed
+    assumptions = tuple(dict.fromkeys((*assumptions, *assumed)))
     if timeline:
         document.write_text(timeline, document.dumps(chrome_trace([answer.timeline()]), indent=None))
     if json:
@@ -144,13 +144,17 @@ def _replay(
     import time
 
     from exegpt.cli.inputs import fit_context
-    from exegpt.report.figures import PERCENTILES, percentile_rows, rate_text
+    from exegpt.columns import parse_columns
+    from exegpt.quantity import figure_text
+    from exegpt.report.figures import PERCENTILES, percentile_rows
     from exegpt.served import latencies, percentiles
-    from exegpt.trace import parse_columns, read_trace
+    from exegpt.trace import read_trace
     from exegpt.workload import Workload
     from xsimulator.replay import replay
 
-    asked = Workload.from_requests(Path(source).name, read_trace(source, parse_columns(columns) if columns else None))
+    notes: list[str] = []
+    named = parse_columns(columns) if columns else None
+    asked = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
     workload, scaling = fit_context(asked, schedule.model.spec)
     start = time.perf_counter()
     done = replay(schedule, profile, workload.requests or (), timeline=timeline)
@@ -159,10 +163,12 @@ def _replay(
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
     rates = {key: getattr(done.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
+    served = [figure_text(rate) for rate in rates.values()]
     told = (
         f"{len(done.served):,} requests in {duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
-        f"{rate_text(rates['throughput_seq_s'])} requests/s, {rate_text(rates['throughput_tok_s'])} output tokens/s."
+        f"{served[0]} requests/s, {served[1]} output tokens/s."
     )
-    return Answer(
-        facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)
-    ), tuple(scaling)
+    return Answer(facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)), (
+        *notes,
+        *scaling,
+    )

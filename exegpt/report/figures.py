@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from exegpt.duration import duration_text
 from exegpt.estimate import Estimate
+from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
 
 ESTIMATE_COLUMNS = ("steady state", "")
@@ -16,8 +17,9 @@ TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latenc
 def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
     """(name, text) of all that an estimate of `schedule` says."""
     e = estimate
+    requests_s, tokens_s = figure_text(e.throughput_seq_s), figure_text(e.throughput_tok_s)
     rows = {
-        "throughput": f"{rate_text(e.throughput_seq_s)} requests/s, {rate_text(e.throughput_tok_s)} output tokens/s",
+        "throughput": f"{requests_s} requests/s, {tokens_s} output tokens/s",
         "latency of the bound": _bounded(e, schedule),
         "latency, all requests": f"{_pair(('p50', e.latency_p50_s), ('p99', e.latency_p99_s))}, since {e.latency_from}",
         TIMES["ttft"]: _pair(("mean", e.ttft_s), ("p99", e.ttft_p99_s)),
@@ -35,11 +37,6 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
 def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[list[str]]:
     """A row for each of `times` (key of TIMES → mean and percentiles in seconds)."""
     return [[TIMES[key], *(_time(spread[name]) for name in PERCENTILES)] for key, spread in times.items()]
-
-
-def rate_text(value: float) -> str:
-    """Something per second: three digits, whole numbers from 100 on."""
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _bounded(estimate: Estimate, schedule: Schedule) -> str:

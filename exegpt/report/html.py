@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.comparison import KEYS, Comparison
 from exegpt.timeline import Timeline
@@ -149,14 +150,7 @@ def _table(comparisons: Sequence[Comparison]) -> str:
     for key in KEYS:
         cells = []
         for c in comparisons:
-            cells += [_figure(getattr(c.predicted, key)), _figure(getattr(c.measured, key)), _share(c.error()[key])]
+            cells += [figure_text(getattr(c.predicted, key)), figure_text(getattr(c.measured, key))]
+            cells.append(signed_percent(c.error()[key]))
         rows.append(f"<tr><td>{_TITLES[key]}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1%}"

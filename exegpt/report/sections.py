@@ -32,13 +32,3 @@ def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
         parts.append(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
         parts += [f"<p>{escape(note)}</p>" for note in section.notes]
     return document(title, "\n".join(parts))
-
-
-def figure(value: float | None) -> str:
-    """Three digits, or a dash."""
-    return "–" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def signed(value: float | None) -> str:
-    """A signed share in percent, or a dash."""
-    return "–" if value is None else f"{value:+.1%}"

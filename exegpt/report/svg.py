@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from exegpt.duration import duration_text
+from exegpt.quantity import figure_text
+
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44
 PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
@@ -58,9 +61,9 @@ class _Axes:
         for value in ticks(0, self.top):
             y = self.y(value)
             shapes.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
-            shapes.append(_text(_LEFT - 8, y + 4, f"{value:g}", "end"))
+            shapes.append(_text(_LEFT - 8, y + 4, figure_text(value), "end"))
         for value in ticks(0, self.right, 8):
-            shapes.append(_text(self.x(value), bottom + 17, f"{value:g}", "middle"))
+            shapes.append(_text(self.x(value), bottom + 17, figure_text(value), "middle"))
         shapes.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{WIDTH - _RIGHT}"/>')
         shapes.append(_text((WIDTH + _LEFT) / 2, self.height - 8, x_title, "middle"))
         middle = (_TOP + bottom) / 2
@@ -96,11 +99,11 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
         path = "M" + "L".join(f"{axes.x(x):.1f} {axes.y(y):.1f}" for x, y in points) if points else ""
         shapes.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for x, y in points:
-            title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, predicted</title>"
+            title = f"<title>{escape(one.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, predicted</title>"
             shapes.append(f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3.5" fill="{colour}">{title}</circle>')
         if one.measured:
             x, y = one.measured
-            title = f"<title>{escape(one.name)}: {y:.0f} tokens/s at {x:.3g} s, measured</title>"
+            title = f"<title>{escape(one.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, measured</title>"
             at = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
             shapes.append(f'<circle {at} r="7" fill="none" stroke="{colour}" stroke-width="2">{title}</circle>')
         x = _LEFT + 90 * row
@@ -114,7 +117,7 @@ def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) ->
     height = _TOP + 46 * len(rows) + _BOTTOM
     last = max((end for _, spans in rows for _, _, end in spans), default=0.0)
     axes = _Axes(last or 1.0, 1.0, height)
-    shapes = [_text(axes.x(t), height - _BOTTOM + 17, f"{t:g}", "middle") for t in ticks(0, last, 10)]
+    shapes = [_text(axes.x(t), height - _BOTTOM + 17, figure_text(t), "middle") for t in ticks(0, last, 10)]
     shapes.append(_text((WIDTH + _LEFT) / 2, height - 8, "seconds", "middle"))
     for number, (name, spans) in enumerate(rows):
         y = _TOP + 46 * number
@@ -199,7 +202,7 @@ def _panel(chart: Panel, colours: Sequence[str], left: float, top: float, width:
     for value in ticks(0, highest, 4):
         y = floor - value / highest * (floor - ceiling)
         shapes.append(f'<path class="grid" d="M{inner:.1f} {y:.1f}H{left + width - 8:.1f}"/>')
-        shapes.append(_text(inner - 5, y + 4, f"{value:g}", "end"))
+        shapes.append(_text(inner - 5, y + 4, figure_text(value), "end"))
     step = (left + width - 8 - inner) / max(len(chart.groups), 1)
     bar_width = 0.8 * step / len(colours)
     for place, (label, bars) in enumerate(chart.groups):
@@ -210,7 +213,7 @@ def _panel(chart: Panel, colours: Sequence[str], left: float, top: float, width:
                 tall = bar / highest * (floor - ceiling)
                 shapes.append(
                     f'<rect x="{x + number * bar_width:.1f}" y="{floor - tall:.1f}" width="{bar_width:.1f}" '
-                    f'height="{tall:.1f}" fill="{colour}"><title>{bar:.3g}</title></rect>'
+                    f'height="{tall:.1f}" fill="{colour}"><title>{figure_text(bar)}</title></rect>'
                 )
     if chart.line:
         scale = (floor - ceiling) / (1.1 * max(chart.line))

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from exegpt.duration import duration_text
+from exegpt.quantity import figure_text
+
 MARKS = {"rra": "R", "waa-c": "W", "waa-m": "w", "chunked": "c", "orca": "o", "hybrid": "h", "static": "s"}
 
 
@@ -27,9 +30,9 @@ def plot(
     lines = []
     for number, row in enumerate(grid):
         up = height - 1 - number
-        label = f"{top * up / (height - 1):8.0f}" if up % 3 == 0 else " " * 8
+        label = f"{figure_text(top * up / (height - 1)):>8}" if up % 3 == 0 else " " * 8
         lines.append(f"{label} │{''.join(row).rstrip()}")
     lines.append(f"{'':8} └{'─' * width}")
-    lines.append(f"{'tok/s':>8}  0{f'latency {right:.3g} s':>{width - 1}}")
+    lines.append(f"{'tok/s':>8}  0{f'latency {duration_text(right)}':>{width - 1}}")
     legend = "  ".join(f"{MARKS.get(policy, policy[0])} {policy}" for policy in frontier)
     return "\n".join([*lines, f"{'':10}{legend}" + ("  ┊ bound" if bound_s else "")])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt import trace
+from exegpt import columns, trace
 from exegpt.errors import InputError
 from exegpt.workload import RequestLengths
 
@@ -20,7 +20,9 @@ def write_csv(path, text):
     return path
 
 
-@pytest.mark.parametrize(("input", "output"), list(zip(trace.COLUMNS["input"], trace.COLUMNS["output"], strict=False)))
+@pytest.mark.parametrize(
+    ("input", "output"), list(zip(columns.COLUMNS["input"], columns.COLUMNS["output"], strict=False))
+)
 def test_columns_are_known_by_their_names(tmp_path, input, output):
     path = write_csv(tmp_path / "t.csv", f"other,{output},{input}\nx,7,3\ny,9,4\n")
     assert trace.read_trace(path) == [RequestLengths(3, 7), RequestLengths(4, 9)]
@@ -50,6 +52,74 @@ def test_dates_become_seconds_since_the_earliest(tmp_path):
 """
     rows = trace.read_trace(write_csv(tmp_path / "azure.csv", text))
     assert [r.arrival_s for r in rows] == pytest.approx([1.0, 5.314579, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in columns.COLUMNS["arrival"] if not n.endswith("_ms")])
+def test_arrivals_are_known_by_their_names(tmp_path, name):
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,7\n1,1,9.5\n"))
+    assert [r.arrival_s for r in rows] == [0.0, 2.5]
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,2024-05-01\n1,1,2024-05-02\n"))
+    assert [r.arrival_s for r in rows] == [0.0, 86400.0]  # a date's unit is never in doubt
+
+
+@pytest.mark.parametrize("name", ["arrival_ms", "timestamp_ms"])
+def test_names_in_milliseconds_are_read_so(tmp_path, name):
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,500\n1,1,120500\n"))
+    assert [r.arrival_s for r in rows] == [0.0, 120.0]
+
+
+def test_mooncake_is_in_milliseconds_and_bailian_in_seconds(tmp_path):
+    def read(**more):
+        path = tmp_path / "t.jsonl"
+        rows = [{"timestamp": t, "input_length": 9, "output_length": 2, "hash_ids": [1], **more} for t in (0, 3000)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        said = []
+        return trace.read_trace(path, note=said.append), said
+
+    rows, said = read()
+    assert (rows[1].arrival_s, rows[1].input, rows[1].output) == (3.0, 9, 2)
+    assert len(said) == 1 and "'hash_ids' is not read" in said[0]
+    rows, said = read(chat_id=1, parent_chat_id=-1, turn=1)
+    assert rows[1].arrival_s == 3000.0
+    assert len(said) == 1 and "'hash_ids', 'chat_id', 'parent_chat_id', 'turn' are not read" in said[0]
+
+
+def test_a_unit_in_doubt_is_asked_for(tmp_path):
+    """Fewer than one request a minute by the median gap: milliseconds are likelier, and only its author knows."""
+    path = write_csv(tmp_path / "t.csv", "timestamp,input,output\n0,1,1\n0,1,1\n0,1,1\n250000,1,1\n500000,1,1\n")
+    with pytest.raises(
+        InputError, match=r"every 4,170 minutes .* every 250 s .*arrival_s=timestamp or .*arrival_ms="
+    ) as e:
+        trace.read_trace(path)
+    assert str(e.value).count(".") == str(e.value).count(".csv") + 1  # one sentence
+    for key, factor in (("arrival_s", 1.0), ("arrival_ms", 1e-3)):
+        rows = trace.read_trace(path, columns.parse_columns(f"{key}=timestamp"))
+        assert rows[-1].arrival_s == 500_000 * factor
+    write_csv(path, "arrival_s,input,output\n0,1,1\n250000,1,1\n")
+    assert trace.read_trace(path)[1].arrival_s == 250_000  # the name says it
+    write_csv(path, "timestamp,input,output\n0,1,1\n59,1,1\n")
+    assert trace.read_trace(path)[1].arrival_s == 59
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("input,output,Arrival", ["'Arrival' is not read as arrivals; .* --columns arrival=Arrival"]),
+        ("input,output,request_time_stamp", ["'request_time_stamp' is not read as arrivals"]),
+        ("input,output,time", ["'time' is not read as arrivals"]),
+        ("input,output,arrival,timestamp", ["'timestamp' is not read, arrival is 'arrival'; --columns arrival=NAME"]),
+        ("input,output,input_token", ["'input_token' is not read, input is 'input'"]),
+        ("input,output,session_id,prefix_tokens", ["'session_id', 'prefix_tokens' are not read: sessions and prefix"]),
+        ("input,output,NumImages", ["'NumImages' is not read: images aren't simulated"]),
+        ("input,output,model,queued_ts,total", []),
+    ],
+)
+def test_columns_that_look_as_if_they_mattered_are_named(tmp_path, header, said):
+    found = []
+    trace.read_trace(write_csv(tmp_path / "t.csv", f"{header}\n{'1,' * header.count(',')}1\n"), note=found.append)
+    assert len(found) == len(said)
+    for text, pattern in zip(found, said, strict=True):
+        assert re.search(pattern, text), text
 
 
 def test_seconds_are_made_relative(tmp_path):
@@ -112,7 +182,7 @@ def test_workloads_are_tasks_lengths_and_files(tmp_path):
     fixed = trace.parse_workload("2048/256", rate=3.0)
     assert (fixed.input.mean, fixed.output.mean, fixed.arrival_rate) == (2048, 256, 3.0)
     path = write_csv(tmp_path / "t.csv", "en,de\n1,2\n3,4\n")
-    workload = trace.parse_workload(str(path), trace.parse_columns("input=en,output=de"))
+    workload = trace.parse_workload(str(path), columns.parse_columns("input=en,output=de"))
     assert (workload.input.mean, workload.output.mean, workload.name) == (2.0, 3.0, "t.csv")
 
 
@@ -136,7 +206,7 @@ def test_rates_are_per_second_or_minute():
 @pytest.mark.parametrize("text", ["foo=bar", "input", "input="])
 def test_columns_need_a_name(text):
     with pytest.raises(InputError, match="input=NAME"):
-        trace.parse_columns(text)
+        columns.parse_columns(text)
 
 
 def test_poisson_arrivals_have_the_rate():

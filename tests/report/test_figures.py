@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from exegpt.estimate import Estimate
-from exegpt.report.figures import estimate_rows, percentile_rows, rate_text
+from exegpt.report.figures import estimate_rows, percentile_rows
 from tests.exegpt.nouns import schedule
 
 ESTIMATE = Estimate(26.52, 849.1, 4.7263, 3.536, 4.7263, 2.4867, 0.03358, 2.8988, 0.03557)
@@ -46,8 +44,3 @@ def test_what_is_wrong_is_said():
 def test_times_have_a_row_each():
     spread = {"mean": 0.5, "p50": 0.4, "p90": None, "p95": 1.0, "p99": 123.4}
     assert percentile_rows({"latency": spread}) == [["latency", "500 ms", "400 ms", "–", "1 s", "123 s"]]
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.0367, "0.0367"), (26.52, "26.5"), (849.1, "849"), (10405.6, "10,406")])
-def test_rates_have_three_digits(value, text):
-    assert rate_text(value) == text

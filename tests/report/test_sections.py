@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from exegpt.report import svg
-from exegpt.report.sections import Section, figure, page, signed
+from exegpt.report.sections import Section, page
 
 SERIES = (("a", "#111111"), ("b", "#222222"))
 
@@ -64,8 +64,3 @@ def test_a_page_holds_every_section_and_is_well_formed():
     assert not opened
     for part in ("first &lt;title&gt;", "&lt;2&gt;", "a note", "<svg></svg>", "stands on this"):
         assert part in text
-
-
-def test_figures_for_people():
-    assert [figure(v) for v in (None, 0.1234, 12.34, 1234.5)] == ["–", "0.123", "12.3", "1234"]
-    assert [signed(v) for v in (None, 0.1234, -0.5)] == ["–", "+12.3%", "-50.0%"]

@@ -11,8 +11,9 @@ from exegpt.cli.reproduction.faster_transformer import PERCENTILES, bounds, stat
 from exegpt.cli.reproduction.setup import WAA, Reached, Setup, deviation, paper_mode, reached, setup
 from exegpt.cli.reproduction.skewed import skewed_normal
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
-from exegpt.report.sections import Section, figure, signed
+from exegpt.report.sections import Section
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 from xsimulator import estimate
@@ -136,10 +137,10 @@ def _drift_section(drift: Drift) -> Section:
             rows.append(
                 (
                     f"{change} {'' if change == 'skewness' else '× '}{point.value:g}",
-                    figure(point.throughput_seq_s),
-                    figure(tuned),
-                    signed(deviation(point.throughput_seq_s, tuned) if tuned else None),
-                    figure(point.latency_p99_s),
+                    figure_text(point.throughput_seq_s),
+                    figure_text(tuned),
+                    signed_percent(deviation(point.throughput_seq_s, tuned) if tuned else None),
+                    figure_text(point.latency_p99_s),
                     f"{point.normalised:.3f}",
                     f"{point.normalised_length:.3f}",
                     point.tuned.schedule if point.tuned else "no schedule meets the bound",

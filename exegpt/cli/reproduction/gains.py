@@ -13,8 +13,9 @@ import numpy as np
 from exegpt.cli.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
 from exegpt.cli.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
-from exegpt.report.sections import Section, figure, signed
+from exegpt.report.sections import Section
 
 SMALL_TO_MID = (
     ("t5-11b", "8xA40"),
@@ -207,17 +208,17 @@ def sections(gains: Gains) -> list[Section]:
 def _scenario_section(name: str, rows: list[Row]) -> Section:
     cells = []
     for row in rows:
-        waa = figure(row.waa.throughput_seq_s if row.waa else None) + ("" if row.waa_counts else " *")
+        waa = figure_text(row.waa.throughput_seq_s if row.waa else None) + ("" if row.waa_counts else " *")
         winner = max((r for r in (row.rra, row.waa if row.waa_counts else None) if r), key=lambda r: r.throughput_seq_s)
         cells.append(
             (
                 f"{row.model} {row.cluster} {row.task}",
                 _bound(row),
-                f"{figure(row.ft.throughput_seq_s)} ({row.ft.schedule})",
-                figure(row.rra.throughput_seq_s if row.rra else None),
+                f"{figure_text(row.ft.throughput_seq_s)} ({row.ft.schedule})",
+                figure_text(row.rra.throughput_seq_s if row.rra else None),
                 waa,
-                figure(row.gain),
-                figure(row.today.throughput_seq_s if row.today else None),
+                figure_text(row.gain),
+                figure_text(row.today.throughput_seq_s if row.today else None),
                 winner.schedule,
             )
         )
@@ -234,7 +235,7 @@ def _scenario_section(name: str, rows: list[Row]) -> Section:
 
 
 def _bound(row: Row) -> str:
-    return "∞" if row.bound_s is None else f"{figure(row.bound_s)} s"
+    return "∞" if row.bound_s is None else f"{figure_text(row.bound_s)} s"
 
 
 def _panels(rows: list[Row]) -> list[svg.Panel]:
@@ -265,13 +266,15 @@ def _summary_section(one: Summary) -> Section:
     rows = []
     for key, title in _NAMES.items():
         here, paper = float(getattr(one, key)), one.paper.get(key)
-        rows.append((title, figure(here), figure(paper), signed(deviation(here, paper) if paper else None)))
+        rows.append(
+            (title, figure_text(here), figure_text(paper), signed_percent(deviation(here, paper) if paper else None))
+        )
     said = {"S": "WAA", "C1": "WAA", "T": "RRA", "G": "RRA"}
     rows += [
         (f"WAA ahead of RRA, {task}", f"{share:.0%}", said.get(task, "–"), "") for task, share in one.waa_ahead.items()
     ]
-    rows.append(("today's policies over RRA and WAA, mean", figure(one.today_mean), "–", ""))
-    rows.append(("today's policies over RRA and WAA, least", figure(one.today_smallest), "–", ""))
+    rows.append(("today's policies over RRA and WAA, mean", figure_text(one.today_mean), "–", ""))
+    rows.append(("today's policies over RRA and WAA, least", figure_text(one.today_smallest), "–", ""))
     title = f"{one.name}: {one.pairs} pairs of scenario and bound"
     note = "WAA ahead: share of (model, finite bound); the paper names the policy that is generally ahead."
     return Section(title, ("", "here", "paper", "deviation"), tuple(rows), (note,))

@@ -8,7 +8,8 @@ from typing import Any
 
 from exegpt.cli.reproduction.faster_transformer import bounds, static_batches
 from exegpt.cli.reproduction.setup import WAA, Setup, paper_mode, setup
-from exegpt.report.sections import Section, figure
+from exegpt.quantity import figure_text
+from exegpt.report.sections import Section
 from xscheduler.tuned import Tuned
 
 SCENARIOS = (
@@ -113,14 +114,14 @@ def sections(cost: SearchCost) -> list[Section]:
     rows = tuple(
         (
             row.scenario,
-            f"{figure(row.bound_s)} s",
+            f"{figure_text(row.bound_s)} s",
             row.space,
             row.method,
             f"{row.points:,}",
             f"{row.evaluations:,}",
             f"{row.evaluations / row.points:.2%}",
             f"{row.seconds:.2f}",
-            figure(row.throughput_seq_s) if row.throughput_seq_s else "–",
+            figure_text(row.throughput_seq_s) if row.throughput_seq_s else "–",
             "–" if row.reached is None else f"{row.reached:.1%}{'' if row.exact else ' of the best found'}",
             PAPER.get(row.method, "" if row.method == "Optuna" else PAPER[row.space[:3]]),
         )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from exegpt.cli.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation, paper_mode, reached, setup, today
-from exegpt.report.sections import Section, figure, signed
+from exegpt.quantity import figure_text, signed_percent
+from exegpt.report.sections import Section
 from xsimulator.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
 from xsimulator.outcome import latencies
@@ -146,7 +147,7 @@ def _section(title: str, table: Table6, columns: tuple[tuple[str, str], ...], no
         cells = [_bound(row), row.paper.policy, " ".join(f"{k}={v}" for k, v in row.paper.controls.items())]
         for key, _ in columns:
             values = [getattr(one, key) for one in (row.simulated, row.paper, row.deviation)]
-            cells += [f"{values[0]:.4g}", f"{values[1]:g}", signed(values[2])]
+            cells += [f"{values[0]:.4g}", f"{values[1]:g}", signed_percent(values[2])]
         rows.append(tuple(cells))
     return Section(title, ("bound", "policy", "schedule", *heads), tuple(rows), (note,))
 
@@ -154,5 +155,5 @@ def _section(title: str, table: Table6, columns: tuple[tuple[str, str], ...], no
 def _found(row: Row) -> tuple[str, ...]:
     cells = [_bound(row), f"{row.paper.throughput_seq_s:g}"]
     for one in (row.found, row.today):
-        cells += [figure(one.throughput_seq_s if one else None), figure(one.latency_s if one else None)]
+        cells += [figure_text(one.throughput_seq_s if one else None), figure_text(one.latency_s if one else None)]
     return (*cells, "; ".join(one.schedule for one in (row.found, row.today) if one))

@@ -1,0 +1,47 @@
+"""Numbers as people read them: three significant digits, thousands apart, never an exponent."""
+
+import math
+
+NOTHING = "–"
+"""What stands where there is no number."""
+_CAP = 10.0
+"""A greater relative error is only called so."""
+
+
+def figure_text(value: float | None, digits: int = 3) -> str:
+    """A figure to so many significant digits: `1,660`, `24.3`, `0.0517`; whole numbers below a thousand keep all
+    theirs. A dash for None, `inf` and `nan` by their names.
+    """
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    rounded = float(f"{value:.{digits}g}")
+    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    text = f"{rounded:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
+
+
+def percent_text(share: float | None, digits: int = 3) -> str:
+    """A share in percent: `98.5%`, `14.3%`."""
+    return NOTHING if share is None else f"{figure_text(100 * share, digits)}%"
+
+
+def signed_percent(share: float | None) -> str:
+    """A relative error in percent, to a tenth: `-3.2%`; beyond tenfold only `> 10x`."""
+    if share is None:
+        return NOTHING
+    return f"> {_CAP:.0f}x" if abs(share) > _CAP else f"{share:+.1%}"
+
+
+def more_text(ratio: float) -> str:
+    """By how much something is more: `11% more`, from the double on `3.4 times as much`."""
+    return f"{ratio - 1:.0%} more" if ratio < 2 else f"{figure_text(ratio, 2)} times as much"
+
+
+def count_text(count: float) -> str:
+    """A large count in words: `8.03 billion`, `56.3 million`, `2,345`."""
+    for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if count >= scale:
+            return f"{figure_text(count / scale)} {word}"
+    return f"{count:,.0f}"
