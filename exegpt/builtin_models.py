@@ -4,12 +4,11 @@ They are kept as config.json contents, so that a built-in model and a model dire
 so that the parameter counts can be held against what transformers builds from the very same config.
 """
 
-import difflib
 import functools
 from typing import Any
 
-from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.model_names import resolve
 
 Config = dict[str, Any]
 
@@ -40,6 +39,7 @@ def _opt(layers: int, hidden: int, heads: int) -> Config:
         "vocab_size": 50272,
         "max_position_embeddings": 2048,
         "word_embed_proj_dim": hidden,
+        "dtype": "float16",
     }
 
 
@@ -56,7 +56,7 @@ def _gpt2(layers: int, hidden: int, heads: int, vocab: int = 50257, context: int
 
 def _gpt3(layers: int, hidden: int, heads: int) -> Config:
     """Table 1 of the paper gives these three sizes; vocabulary padded and context as GPT-3's."""
-    return _gpt2(layers, hidden, heads, vocab=51200, context=2048)
+    return _gpt2(layers, hidden, heads, vocab=51200, context=2048) | {"dtype": "float16"}
 
 
 def _llama(
@@ -71,6 +71,7 @@ def _llama(
     kind: str = "llama",
     tied: bool = False,
     head_size: int | None = None,
+    dtype: str = "bfloat16",
 ) -> Config:
     return {
         "model_type": kind,
@@ -83,9 +84,11 @@ def _llama(
         "vocab_size": vocab,
         "max_position_embeddings": context,
         "tie_word_embeddings": tied,
+        "dtype": dtype,
     }
 
 
+_llama2 = functools.partial(_llama, vocab=32000, context=4096, dtype="float16")
 _mistral = functools.partial(_llama, kind="mistral")
 _qwen2 = functools.partial(_llama, kind="qwen2")
 _qwen3 = functools.partial(_llama, kind="qwen3", context=40960, head_size=128)
@@ -119,9 +122,9 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "gpt3-101b": (None, _gpt3(80, 10240, 80)),
     "gpt3-175b": (None, _gpt3(96, 12288, 96)),
     "gpt3-341b": (None, _gpt3(120, 15360, 120)),
-    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", _llama(32, 4096, 32, 32, 11008, 32000, 4096)),
-    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", _llama(40, 5120, 40, 40, 13824, 32000, 4096)),
-    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", _llama(80, 8192, 64, 8, 28672, 32000, 4096)),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", _llama2(32, 4096, 32, 32, 11008)),
+    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", _llama2(40, 5120, 40, 40, 13824)),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", _llama2(80, 8192, 64, 8, 28672)),
     "llama-3-8b": ("meta-llama/Meta-Llama-3-8B", _llama(32, 4096, 32, 8, 14336, 128256, 8192)),
     "llama-3-70b": ("meta-llama/Meta-Llama-3-70B", _llama(80, 8192, 64, 8, 28672, 128256, 8192)),
     "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", _llama(32, 4096, 32, 8, 14336, 128256, 131072)),
@@ -131,7 +134,10 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "llama-3.2-3b": ("meta-llama/Llama-3.2-3B", _llama(28, 3072, 24, 8, 8192, 128256, 131072, tied=True)),
     "llama-3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", _llama(80, 8192, 64, 8, 28672, 128256, 131072)),
     "mistral-7b": ("mistralai/Mistral-7B-v0.1", _mistral(32, 4096, 32, 8, 14336, 32000, 32768)),
-    "mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", _mistral(32, 4096, 32, 8, 14336, 32768, 32768)),
+    "mistral-7b-v0.3": (
+        "mistralai/Mistral-7B-v0.3",
+        _mistral(32, 4096, 32, 8, 14336, 32768, 32768) | {"sliding_window": None},
+    ),
     "qwen2.5-0.5b": ("Qwen/Qwen2.5-0.5B", _qwen2(24, 896, 14, 2, 4864, 151936, 32768, tied=True)),
     "qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", _qwen2(28, 1536, 12, 2, 8960, 151936, 131072, tied=True)),
     "qwen2.5-3b": ("Qwen/Qwen2.5-3B", _qwen2(36, 2048, 16, 2, 11008, 151936, 32768, tied=True)),
@@ -154,16 +160,18 @@ _BY_LOWER = {key.lower(): name for name, (hub, _) in _MODELS.items() for key in 
 
 
 def builtin_config(name: str) -> Config:
-    """The config of a built-in model, by its name or its Hugging Face id; InputError with near matches."""
-    found = _BY_LOWER.get(name.lower())
-    if found:
-        return dict(_MODELS[found][1])
-    near = difflib.get_close_matches(name.lower(), _BY_LOWER, n=3, cutoff=0.5)
-    hint = f"the nearest are {', '.join(near)}." if near else "`exegpt list models` shows those that are built in."
-    raise InputError(f"There is no built-in model or model directory '{name}': {hint}")
+    """The config of a built-in model, by any of its names; InputError as `exegpt.model_names.resolve` has it."""
+    named = resolve(name, _BY_LOWER)
+    return _MODELS[named.builtin][1] | named.changes
 
 
 def builtin_model(name: str) -> ModelSpec:
-    """The spec of a built-in model, by its name or its Hugging Face id; InputError with near matches."""
-    config = builtin_config(name)
-    return ModelSpec.from_config(config, _BY_LOWER[name.lower()])
+    """The spec of a built-in model, by any of its names, under which a derived one stays known; InputError as
+    `exegpt.model_names.resolve` has it.
+    """
+    return ModelSpec.from_config(builtin_config(name), _BY_LOWER.get(name.lower(), name))
+
+
+def stands_for(name: str) -> str | None:
+    """The built-in model whose sizes a derived name has; None for a built-in model's own name."""
+    return None if name.lower() in _BY_LOWER else resolve(name, _BY_LOWER).builtin

@@ -14,6 +14,8 @@ Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"
 
 BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one value of each dtype."""
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Dtypes by their names in a `config.json`."""
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
@@ -43,6 +45,8 @@ class ModelSpec(Noun):
     tied_embeddings: bool = False
     window: int | None = None
     """Tokens that a token sees, itself and those before it, where every layer has this window; None: all."""
+    dtype: str | None = None
+    """The checkpoint's own; None: unknown. No size: two models that differ in it alone have one fingerprint."""
 
     def __post_init__(self) -> None:
         for field in ("hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context"):
@@ -62,8 +66,13 @@ class ModelSpec(Noun):
         """Sixteen hex digits of the sizes; two models that differ in name alone have the same."""
         from exegpt.document import fingerprint, to_dict
 
-        sizes = to_dict(replace(self, name=""))
+        sizes = to_dict(self.sizes)
         return fingerprint({name: size for name, size in sizes.items() if size is not None})  # what it lacks is no size
+
+    @property
+    def sizes(self) -> "ModelSpec":
+        """This spec without what isn't a size: its name and its checkpoint's dtype."""
+        return replace(self, name="", dtype=None)
 
     def seen(self, new: float, past: float) -> float:
         """Tokens that `new` tokens after `past` see, all together."""
@@ -170,7 +179,9 @@ class ModelSpec(Noun):
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
         """The spec that a Hugging Face `config.json` describes; InputError for what isn't supported, by name."""
         _refuse_unsupported(config, name)
-        return _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
+        spec = _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
+        kept = config.get("dtype", config.get("torch_dtype"))
+        return replace(spec, dtype=_DTYPES.get(kept) if isinstance(kept, str) else None)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":

@@ -147,9 +147,7 @@ class Schedule(Noun):
 
     def check_model(self, spec: ModelSpec) -> None:
         """InputError unless this schedule is for a model of these sizes (its name may differ)."""
-        from dataclasses import replace
-
-        if replace(spec, name="") != replace(self.model.spec, name=""):
+        if spec.sizes != self.model.spec.sizes:
             raise InputError(
                 f"This schedule is for model '{self.model.spec.name}' ({self.model.fingerprint}), not for "
                 f"'{spec.name}': tune for this model."

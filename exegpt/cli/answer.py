@@ -138,7 +138,9 @@ def _next_kind(cluster: "ClusterSpec") -> "ClusterSpec | None":
 def print_export(schedule: "Schedule", target: "Target") -> None:
     """The nearest command line of another engine, and what it doesn't do."""
     command, lost = target.nearest(schedule)
-    print(f"Nearest in {target.engine} ({lost}):\n  {command}")
+    print(f"Nearest in {target.engine} ({lost}):")
+    for line in command.splitlines():
+        print(f"  {line}")
     if schedule.policy not in target.policies:
         print(
             f"  {target.engine} itself schedules like {' and '.join(target.policies)}: --policy "

@@ -1,4 +1,4 @@
-"""A schedule as the nearest command line of another engine: flags that vLLM 0.19 accepts."""
+"""A schedule as the nearest command line of another engine: flags that vLLM 0.33 accepts."""
 
 import math
 from dataclasses import dataclass
@@ -7,9 +7,13 @@ from typing import ClassVar
 from exegpt.builtin_models import HUB_IDS
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.schedule import Schedule
+from exegpt.schedule import BLOCK_SIZE, Schedule
 
 ENGINES = ("vllm",)
+ENGINE_BYTES = 2 * 2**30
+"""What an engine takes of a device beside weights, cache and the activations of an iteration: captured graphs, the
+workspaces of its kernels and of collectives (0.5 to 2 GiB in the logs that vLLM writes as it starts).
+"""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -41,12 +45,12 @@ class Target:
     """Those that the engine has: what is predicted for them is what it does."""
 
     def nearest(self, schedule: Schedule) -> tuple[str, str]:
-        """The command line that comes nearest to a schedule, and what is lost."""
+        """The command lines that come nearest to a schedule, and what is lost."""
         return export(schedule, self.engine, self.weights)
 
 
 def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple[str, str]:
-    """The command line that comes nearest to `schedule` in `engine` (one of ENGINES), and what is lost.
+    """The command lines, one a node, that come nearest to `schedule` in `engine` (one of ENGINES), and what is lost.
 
     `weights` is the model's directory where it has one. Raises InputError for a model that the engine doesn't run.
     """
@@ -60,19 +64,63 @@ def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple
     flags: dict[str, object] = {
         "tensor-parallel-size": tp,
         "pipeline-parallel-size": pp,
-        "data-parallel-size": schedule.replicas,
+        "data-parallel-size": _replicas_together(schedule),
         **_dtypes(schedule, lost),
         "max-model-len": longest,
         "max-num-seqs": near.residents,
         "max-num-batched-tokens": budget,
         "block-size": schedule.block_size,
-        "num-gpu-blocks-override": schedule.kv_blocks + 1,  # it keeps one block for itself
         "gpu-memory-utilization": schedule.cluster.memory_fraction,
     }
-    switches = "" if near.chunked else "no-"
+    lost += _crowded(schedule, budget)
     name = weights or HUB_IDS.get(schedule.model.spec.name) or schedule.model.spec.name
-    command = f"vllm serve {name} --{switches}enable-chunked-prefill "
-    return command + " ".join(f"--{key} {value}" for key, value in flags.items()), "; ".join(lost) or "nothing is lost"
+    # what is predicted has no prefix cache
+    switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill --no-enable-prefix-caching"
+    command = f"vllm serve {name} {switches} " + " ".join(f"--{key} {value}" for key, value in flags.items())
+    commands, where = _placed(command, schedule)
+    return "\n".join(commands), "; ".join([*where, *lost]) or "nothing is lost"
+
+
+def _replica_devices(schedule: Schedule) -> int:
+    return sum(stage.tp for stage in schedule.stages)
+
+
+def _replicas_together(schedule: Schedule) -> int:
+    """Replicas that one command starts: those of a node."""
+    return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
+
+
+def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
+    """The command of each node that a replica spans, and where they are to be run."""
+    nodes = -(-_replica_devices(schedule) // schedule.cluster.devices_per_node)
+    copies = schedule.replicas // _replicas_together(schedule)
+    each = f"for each of the {copies} " if copies > 1 else ""
+    if nodes == 1:
+        return [command], [f"run it on each of {copies} nodes behind a load balancer"] if copies > 1 else []
+    spread = f"{command} --nnodes {nodes} --master-addr $NODE0 --node-rank "
+    where = f"{each and each + 'replicas '}run one command on each of {nodes} nodes, $NODE0 the first one's address"
+    return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], [where]
+
+
+def _crowded(schedule: Schedule, tokens: int) -> list[str]:
+    """A sentence where the schedule leaves less memory than the engine takes for itself."""
+    from xsimulator.memory import stage_memory
+
+    model, cluster, last = schedule.model.spec, schedule.cluster, len(schedule.stages) - 1
+    memory = [
+        stage_memory(model, cluster, stage, schedule.dtype, schedule.kv_dtype, tokens, (i == 0, i == last))
+        for i, stage in enumerate(schedule.stages)
+    ]
+    blocks = schedule.kv_blocks * schedule.block_size // BLOCK_SIZE
+    free = min(stage.usable - stage.bytes(blocks) for stage in memory)
+    if free >= ENGINE_BYTES:
+        return []
+    fraction = cluster.memory_fraction - (ENGINE_BYTES - free) / cluster.device.memory_bytes
+    return [
+        f"the schedule leaves {max(free, 0.0) / 2**30:.1f} GiB of a device free, and the engine takes for graphs and buffers "
+        f"up to {ENGINE_BYTES / 2**30:.0f} GiB: it will preempt some sequences, or plan with --gpu-memory-fraction "
+        f"{fraction:.2f}"
+    ]
 
 
 def _longest(schedule: Schedule) -> int:

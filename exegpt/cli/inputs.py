@@ -168,6 +168,7 @@ def find_setting(
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
     """
+    from exegpt.builtin_models import stands_for
     from exegpt.columns import parse_columns
     from exegpt.trace import parse_rate, parse_workload
 
@@ -176,6 +177,8 @@ def find_setting(
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
     spec = find_model(model)
+    if not Path(model).is_dir() and (sizes := stands_for(model)):
+        assumptions.append(f"model: '{model}' has the sizes of {sizes}, with a context of {spec.context:,} tokens")
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
         assumptions.append(f"cluster: {cluster}, the default")
@@ -198,16 +201,32 @@ def find_setting(
         if value is not None:
             check_choice(value, tuple(BYTES), option)
     named_file = profile not in (None, "roofline")
-    usual = None if named_file else "fp32" if where.is_cpu else "bf16" if cluster == "local" else "fp16"
+    usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     found, which = find_profile(profile, spec, where, dtype or usual)
     if dtype is None:
-        assumptions.append(f"dtype: {found.dtype}, " + ("the profile's" if named_file else "the default"))
+        assumptions.append(f"dtype: {found.dtype}, {why}")
     return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which))
 
 
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
     """What a run on this machine computes in: as asked, else a given schedule's, else the device's own."""
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
+
+
+def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
+    """The dtype that a model is served in where none was asked for, and why: on GPUs the checkpoint's own."""
+    if cluster.is_cpu:
+        return "fp32", "the default on CPUs"
+    if cluster.name.startswith("local"):
+        return "bf16", "the default on this machine's GPU"
+    if model.dtype is None:
+        return "fp16", "the default where the checkpoint doesn't say its own"
+    own, why = model.dtype, "the checkpoint's own"
+    if own == "fp32":
+        own, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
+    if own in cluster.device.flops_s:
+        return own, why
+    return "fp16", f"since {cluster.device.kind} doesn't compute in {own}, {why}"
 
 
 def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:

@@ -19,7 +19,9 @@ PROFILE = Annotated[
         "--profile", "-p", help="A profile file, or roofline. Default: the stored profile that fits, else the roofline."
     ),
 ]
-DTYPE = Annotated[str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: fp32 on CPUs.")]
+DTYPE = Annotated[
+    str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
+]
 RUN_DTYPE = Annotated[
     str | None, typer.Option("--dtype", help="fp32, bf16 or fp16. Default: fp32 on the processor, bf16 on a GPU.")
 ]

@@ -80,7 +80,7 @@ def check_refused(done, message):
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
             "9,999,999 tokens leave no memory",
         ),
-        ("simulate --model opt-13b --max-num-seqs 4000", "4000 sequences"),
+        ("simulate --model opt-13b --max-num-seqs 4000", "4,000 sequences"),
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),
         ("simulate --model opt-13b --max-num-seqs 4 --kv-blocks 2", "longest request of 591 tokens.*--kv-blocks 37"),
         ("simulate --model opt-13b --max-num-seqs 4 --prefills-per-step 2", "Policy chunked has no"),

@@ -1,4 +1,4 @@
-"""Schedules as another engine's flags: names and values that vLLM 0.19 accepts."""
+"""Schedules as another engine's flags: names and values that vLLM 0.33 accepts."""
 
 from dataclasses import replace
 
@@ -22,11 +22,13 @@ SWITCHES = ("--enable-chunked-prefill", "--no-enable-chunked-prefill")
 
 def flags(made):
     """The flags of a command line, and what it says is lost."""
-    command, lost = export(made, "vllm")
-    words = command.split()
+    commands, lost = export(made, "vllm")
+    words = commands.splitlines()[0].split()
     assert words[:2] == ["vllm", "serve"] and words[3] in SWITCHES and lost
-    assert len(words[4:]) % 2 == 0
-    return {**dict(zip(words[4::2], words[5::2], strict=True)), "chunked": words[3] == SWITCHES[0]}, lost
+    assert words[4] == "--no-enable-prefix-caching" and len(words[5:]) % 2 == 0
+    given = dict(zip(words[5::2], words[6::2], strict=True))
+    assert given.keys() <= set(KNOWN)
+    return {**given, "chunked": words[3] == SWITCHES[0]}, lost
 
 
 def check(made):
@@ -37,12 +39,12 @@ def check(made):
     assert number["max-num-batched-tokens"] >= number["max-num-seqs"]
     assert given["chunked"] or number["max-num-batched-tokens"] >= number["max-model-len"]
     assert number["max-model-len"] <= made.model.spec.context
-    assert number["max-model-len"] <= (number["num-gpu-blocks-override"] - 1) * number["block-size"]
     assert number["block-size"] in (1, 8, 16, 32, 64, 128, 256)
     assert made.model.spec.heads % number["tensor-parallel-size"] == 0
     assert number["pipeline-parallel-size"] <= made.model.spec.layers
     devices = number["tensor-parallel-size"] * number["pipeline-parallel-size"] * number["data-parallel-size"]
-    assert devices == sum(stage.tp for stage in made.stages) * made.replicas
+    nodes = int(given.get("--nnodes", 1))
+    assert made.cluster.devices % devices == 0 and devices <= nodes * made.cluster.devices_per_node
     assert given["--dtype"] in ("auto", "half", "float16", "bfloat16", "float", "float32")
     assert given["--kv-cache-dtype"] in ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
     assert given.get("--quantization", "fp8") == "fp8"
@@ -52,21 +54,97 @@ def check(made):
 
 INTEGERS = (
     "tensor-parallel-size pipeline-parallel-size data-parallel-size max-model-len max-num-seqs "
-    "max-num-batched-tokens block-size num-gpu-blocks-override"
+    "max-num-batched-tokens block-size"
+).split()
+KNOWN = (  # vllm/engine/arg_utils.py of 0.33.0
+    "--tensor-parallel-size --pipeline-parallel-size --data-parallel-size --dtype --quantization --kv-cache-dtype "
+    "--max-model-len --max-num-seqs --max-num-batched-tokens --block-size --gpu-memory-utilization --nnodes "
+    "--master-addr --node-rank --headless"
 ).split()
 
 
 def test_what_the_engine_has_itself_is_passed_on():
     stages = (Stage((0, 1), 2, "both", None, (0, 16)), Stage((2, 3), 2, "both", None, (16, 32)))
-    made = schedule("chunked", LLAMA, stages=stages, tp_degree=2, replicas=3, kv_blocks=77, dtype="bf16")
+    more = {"stages": stages, "tp_degree": 2, "replicas": 2, "kv_blocks": 77, "dtype": "bf16"}
+    made = schedule("chunked", LLAMA, cluster=parse_cluster("8xA40"), **more)
     given, lost = flags(made)
     assert lost == "keys and values are kept in the model's own dtype, not in fp32"
     given, lost = flags(replace(made, kv_dtype="bf16"))
     assert lost == "nothing is lost" and given["chunked"]
     assert given["--max-num-seqs"] == "8" and given["--max-num-batched-tokens"] == "64"
     assert given["--tensor-parallel-size"] == "2" and given["--pipeline-parallel-size"] == "2"
-    assert given["--data-parallel-size"] == "3" and given["--dtype"] == "bfloat16"
-    assert given["--num-gpu-blocks-override"] == "78"  # one is the engine's own
+    assert given["--data-parallel-size"] == "2" and given["--dtype"] == "bfloat16"
+
+
+def pipeline(cluster, tp, stages, replicas=1, **more):
+    layers = LLAMA.layers // stages
+    cut = tuple(
+        Stage(tuple(range(i * tp, i * tp + tp)), tp, "both", None, (i * layers, i * layers + layers))
+        for i in range(stages)
+    )
+    given = {"stages": cut, "replicas": replicas, "dtype": "bf16", "kv_dtype": "bf16"}
+    return schedule("chunked", LLAMA, cluster=parse_cluster(cluster), **given | more)
+
+
+def test_a_replica_over_nodes_has_a_command_for_each():
+    commands, lost = export(pipeline("2x8xH100-SXM", 8, 2), "vllm")
+    first, second = commands.splitlines()
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2" in first
+    assert first.endswith("--nnodes 2 --master-addr $NODE0 --node-rank 0")
+    assert second == first[:-1] + "1 --headless"
+    assert lost == "run one command on each of 2 nodes, $NODE0 the first one's address"
+    _, lost = export(pipeline("4x8xH100-SXM", 8, 2, replicas=2), "vllm")
+    assert lost.startswith("for each of the 2 replicas run one command on each of 2 nodes")
+
+
+def test_replicas_on_several_nodes_are_started_on_each():
+    commands, lost = export(pipeline("2x8xH100-SXM", 2, 1, replicas=8), "vllm")
+    assert "--data-parallel-size 4 " in commands and "--nnodes" not in commands
+    assert lost == "run it on each of 2 nodes behind a load balancer"
+
+
+def test_the_engines_cache_is_capped_by_memory_alone():
+    """It sizes its cache by itself; a schedule that fills the memory says that graphs and buffers need a part of it."""
+    commands, lost = export(pipeline("1xH100-SXM", 1, 1), "vllm")
+    assert "num-gpu-blocks" not in commands and lost == "nothing is lost"
+    blocks = int(56 * 2**30 / (16 * 32 * LLAMA.kv_bytes(1, "bf16")))
+    commands, lost = export(pipeline("1xH100-SXM", 1, 1, kv_blocks=blocks), "vllm")
+    assert "num-gpu-blocks" not in commands and "--gpu-memory-utilization 0.9" in commands
+    fraction = float(lost.rsplit(" ", 1)[1])
+    assert "for graphs and buffers up to 2 GiB" in lost and 0.87 < fraction < 0.9
+
+
+def test_the_checkpoints_own_dtype_is_planned_and_exported(exegpt):
+    asked = ("-l", "inf", "-w", "200/10", "--no-advice", "--policy", "chunked", "--export", "vllm")
+    for model, cluster, dtype in (
+        ("llama-3.1-8b", "1xA40", "bfloat16"),
+        ("Qwen/Qwen2.5-7B-Instruct", "1xA40", "bfloat16"),
+        ("opt-13b", "1xA40", "float16"),
+    ):
+        done = exegpt("tune", "-m", model, "-c", cluster, *asked)
+        assert f"--dtype {dtype} " in done.out and "the checkpoint's own" in done.err
+    assert "vllm serve Qwen/Qwen2.5-7B-Instruct " in exegpt("tune", "-m", "Qwen/Qwen2.5-7B-Instruct", *asked).out
+
+
+def test_a_device_without_bf16_falls_to_fp16_and_says_so(exegpt, tmp_path):
+    (tmp_path / "v100.yaml").write_text(
+        "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1.0e+11}\ninter: {bandwidth_bytes_s: 1.0e+10}\n"
+        "device: {kind: V100, memory_bytes: 3.4e+10, bandwidth_bytes_s: 9.0e+11, flops_s: {fp16: 1.25e+14}}\n"
+    )
+    where = ("-c", tmp_path / "v100.yaml", "-l", "inf", "-w", "200/10", "--no-advice", "--policy", "chunked")
+    done = exegpt("tune", "-m", "llama-3.1-8b", *where, "--json").json
+    assert done["schedule"]["dtype"] == "fp16"
+    assert any("V100 doesn't compute in bf16" in text for text in done["assumptions"])
+
+
+def test_a_model_directory_says_its_dtype(exegpt, tiny):
+    import json
+
+    config = json.loads((tiny / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    done = exegpt("tune", "-m", tiny, "-c", "1xA40", "-l", "inf", "-w", "20/10", "--no-advice", "--json").json
+    assert done["schedule"]["dtype"] == "bf16"
+    assert any(text == "dtype: bf16, since checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
 
 
 @pytest.mark.parametrize("policy", ["static", "orca", "rra"])
