@@ -174,13 +174,40 @@ KINDS = tuple(_KINDS)
 
 
 def device_kind(kind: str) -> DeviceSpec:
-    """The built-in device of this kind; an unknown one is refused with the list, never guessed."""
-    for name, (spec, _, _) in _KINDS.items():
-        if name.lower() == kind.lower():
-            return spec
+    """The built-in device of this kind, by its name or by words that fit no other (`H200`, `a100-sxm4-80gb`); one that
+    is unknown is refused with the list, one that fits several with those, neither is guessed.
+    """
+    words = _words(kind)
+    exact = [name for name in KINDS if name.lower() == kind.lower()]
+    found = exact or [name for name in KINDS if words and _names(words, name)]
+    if len(found) == 1:
+        return _KINDS[found[0]][0]
+    if found:
+        raise InputError(f"'{kind}' may be {' or '.join(found)}: say which.")
     raise InputError(
-        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; describe another one in a YAML file."
+        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; `exegpt show 8x{KINDS[0]} --yaml` prints "
+        "a file in which to describe another one."
     )
+
+
+_SAY_NOTHING = re.compile(r"nvidia|geforce|tesla|ada|blackwell|hbm\de?|server|edition|workstation")
+"""Words of a kind's marketing name that tell no two apart."""
+
+
+def _words(kind: str) -> list[str]:
+    """A kind's name in its words: `NVIDIA H100-SXM5-80GB` is h100, sxm, 80gb."""
+    text = re.sub(r"\brtx[-_ ]*(pro)?[-_ ]*(?=\d)", r"rtx\1", kind.lower())
+    words = [re.sub(r"^sxm\d$", "sxm", word) for word in re.split(r"[-_ ]+", text) if word]
+    return [word for word in words if not _SAY_NOTHING.fullmatch(word)]
+
+
+def _names(words: list[str], name: str) -> bool:
+    """Whether a kind has these words: those of its name, its memory, and its form where that is the only one here."""
+    own = _words(name)
+    known = {*own, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
+    if _KINDS[name][1] in (_NVLINK3, _NVLINK3_A800, _NVLINK4, _NVLINK5):
+        known.add("sxm")
+    return words[0] == own[0] and known.issuperset(words)
 
 
 def local_cluster() -> ClusterSpec:
@@ -191,11 +218,12 @@ def local_cluster() -> ClusterSpec:
     return ClusterSpec(f"local ({platform.machine()})", 1, 1, device, link, link, memory_fraction=0.5)
 
 
-_FORM = re.compile(r"(?:(\d{1,99})x)?(\d{1,99})x([A-Za-z0-9-]+)")
+_TIMES = r"\s*[xX×*]\s*"
+_FORM = re.compile(rf"(?:(\d{{1,99}}){_TIMES})?(\d{{1,99}}){_TIMES}([A-Za-z][A-Za-z0-9_ -]*)")
 
 
 def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpec:
-    """A cluster from `local`, `4xA40`, `2x8xA100-80GB` or a YAML file."""
+    """A cluster from `local`, `4xA40`, `2x8xA100-80GB` or a YAML file; its name has the kind's own spelling."""
     if text == "local":
         cluster = local_cluster()
     elif text.endswith((".yaml", ".yml")):
@@ -203,12 +231,10 @@ def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpe
     elif match := _FORM.fullmatch(text):
         device = device_kind(match[3])
         _, intra, inter = _KINDS[device.kind]
-        cluster = ClusterSpec(text, int(match[1] or 1), int(match[2]), device, intra, inter)
+        name = f"{f'{int(match[1])}x' if match[1] else ''}{int(match[2])}x{device.kind}"
+        cluster = ClusterSpec(name, int(match[1] or 1), int(match[2]), device, intra, inter)
     else:
-        raise InputError(
-            f"'{text}' is not a cluster: write local, DEVICESxKIND (4xA40), NODESxDEVICESxKIND (2x8xA100-80GB), "
-            "or a YAML file."
-        )
+        raise InputError(_no_cluster(text))
     if memory_fraction is None:
         return cluster
     return ClusterSpec(
@@ -222,15 +248,41 @@ def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpe
     )
 
 
+def _no_cluster(text: str) -> str:
+    """Why `text` is no cluster, with the one that may be meant where it names a kind or has its parts the other way."""
+    turned = re.fullmatch(rf"([A-Za-z][A-Za-z0-9_ -]*?)(?:{_TIMES}|:)(\d{{1,9}})", text)
+    kind, count = (turned[1], turned[2]) if turned else (text, "1")
+    meant = [name for name in KINDS if (words := _words(kind)) and _names(words, name)]
+    if meant:
+        return f"'{text}' is not a cluster: write DEVICESxKIND, {' or '.join(f'{count}x{name}' for name in meant)}."
+    return (
+        f"'{text}' is not a cluster: write local, DEVICESxKIND (4xA40), NODESxDEVICESxKIND (2x8xA100-80GB), or a YAML "
+        "file."
+    )
+
+
 def _from_yaml(path: Path) -> ClusterSpec:
-    from exegpt.document import from_dict, read_yaml
+    """A cluster from a file: what it doesn't say is its `kind`'s. InputError names all that is wrong with it."""
+    from exegpt.document import read_yaml, to_dict, validated
 
     data = read_yaml(path, "cluster")
     if not isinstance(data, dict):
         raise InputError(f"'{path}' does not describe a cluster: it needs nodes, devices_per_node, and kind or device.")
-    known = _KINDS[device_kind(str(data.pop("kind"))).kind] if "kind" in data else None
-    if known:
-        data = {"device": known[0], "intra": known[1], "inter": known[2]} | data
-    elif isinstance(data.get("device"), dict):
+    problems, like = [], None
+    if "kind" in data:
+        try:
+            like = device_kind(str(data.pop("kind"))).kind
+        except InputError as error:
+            problems.append(str(error).rstrip("."))
+    elif "device" not in data:
+        problems.append("it needs the kind of its devices, or device, intra and inter")
+    elif isinstance(data["device"], dict):
         data["device"] = {"kind": path.stem} | data["device"]
-    return from_dict(ClusterSpec, {"name": path.stem} | data, f"'{path}'")
+    if like or problems:  # where the kind is at fault, any does to look at the rest
+        for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
+            given = data.get(key, {})
+            data[key] = to_dict(noun) | given if isinstance(given, dict) else given
+    cluster, wrong = validated(ClusterSpec, {"name": path.stem} | data)
+    if cluster is None or problems:
+        raise InputError(f"'{path}': {'; '.join([*problems, *wrong])}.")
+    return cluster

@@ -45,20 +45,51 @@ def to_dict(noun: Any) -> dict[str, Any]:
 
 def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
     """A `cls` from plain data, validated; `what` names the source in the InputError that bad data raises."""
+    noun, problems = validated(cls, data)
+    if noun is None:
+        raise InputError(f"{what}: {'; '.join(problems)}.")
+    return noun
+
+
+def validated(cls: type[Noun], data: Any) -> tuple[Noun | None, list[str]]:
+    """A `cls` from plain data, or None and all that is wrong with them."""
     from pydantic import ValidationError
 
     try:
-        noun: Noun = _adapter(cls).validate_python(data, strict=False)
+        return _adapter(cls).validate_python(data, strict=False), []
     except ValidationError as error:
-        first = error.errors()[0]
-        own = first.get("ctx", {}).get("error")
-        if isinstance(own, InputError):  # a noun's own sentence
-            raise InputError(f"{what}: {own}") from None
-        where = ".".join(str(part) for part in first["loc"]) or "the top level"
-        value = reprlib.repr(first["input"])  # never the whole of it: a YAML file's aliases can make that without end
-        value = value if len(value) < 60 else value[:57] + "..."
-        raise InputError(f"{what} is not a valid {cls.__name__}: {where}: {first['msg']} (got {value}).") from None
-    return noun
+        found = list(dict.fromkeys(_problem(dict(one)) for one in error.errors()))
+    more = [f"and {len(found) - _MOST_PROBLEMS} more"] if len(found) > _MOST_PROBLEMS else []
+    return None, found[:_MOST_PROBLEMS] + more
+
+
+_MOST_PROBLEMS = 10
+"""More that is wrong with a document is only counted."""
+_PROBLEMS = {
+    "missing": "{where} is missing",
+    "unexpected_keyword_argument": "{where} is not known",
+    "int": "{where} must be a whole number (got {value})",
+    "float": "{where} must be a number (got {value})",
+    "string": "{where} must be text (got {value})",
+    "bool": "{where} must be true or false (got {value})",
+    "dataclass": "{where} must be a group of keys (got {value})",
+    "dict": "{where} must be a group of keys (got {value})",
+    "tuple": "{where} must be a list (got {value})",
+}
+"""What is wrong by pydantic's type of the error, or the first word of that."""
+
+
+def _problem(error: dict[str, Any]) -> str:
+    """What one of pydantic's errors says, in our words."""
+    own = error.get("ctx", {}).get("error")
+    if isinstance(own, InputError):  # a noun's own sentence
+        return str(own).rstrip(".")
+    where = ".".join(str(part) for part in error["loc"]) or "the top level"
+    value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
+    value = value if len(value) < 60 else value[:57] + "..."
+    form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
+    said = error["msg"].replace("Input should be", "must be")
+    return form.format(where=where, value=value) if form else f"{where} {said} (got {value})"
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:

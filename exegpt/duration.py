@@ -32,9 +32,11 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_text(seconds: float, digits: int = 3) -> str:
-    """A time as sentences and tables have it, to so many digits: `137 s`, `9.63 s`, `87.4 ms`."""
+    """A time as sentences and tables have it, to so many digits: `137 s`, `9.63 s`, `87.4 ms`, `8 µs`."""
     if float(f"{seconds:.{digits}g}") >= 1:
         return f"{figure_text(seconds, digits)} s"
+    if 0 < seconds < 1e-4:
+        return f"{figure_text(seconds * 1e6, digits)} µs"
     return f"{figure_text(seconds * 1e3, digits)} ms"
 
 

@@ -117,9 +117,9 @@ def _crowded(schedule: Schedule, tokens: int) -> list[str]:
         return []
     fraction = cluster.memory_fraction - (ENGINE_BYTES - free) / cluster.device.memory_bytes
     return [
-        f"the schedule leaves {max(free, 0.0) / 2**30:.1f} GiB of a device free, and the engine takes for graphs and buffers "
-        f"up to {ENGINE_BYTES / 2**30:.0f} GiB: it will preempt some sequences, or plan with --gpu-memory-fraction "
-        f"{fraction:.2f}"
+        f"the schedule leaves {max(free, 0.0) / 2**30:.1f} GiB of a device free, and the engine takes for graphs "
+        f"and buffers up to {ENGINE_BYTES / 2**30:.0f} GiB: it will preempt some sequences, or plan with "
+        f"--gpu-memory-fraction {fraction:.2f}"
     ]
 
 

@@ -185,9 +185,13 @@ def find_setting(
     if device and cluster != "local":
         raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
-    if cluster == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(16, 1 << 20, 8):
+    if where.name == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(
+        16, 1 << 20, 8
+    ):
         nodes = f"{where.devices_per_node // 8}x8x{where.device.kind}"
-        assumptions.append(f"cluster: {cluster} is one node, all its devices linked alike; nodes of eight are {nodes}")
+        assumptions.append(
+            f"cluster: {where.name} is one node, all its devices linked alike; nodes of eight are {nodes}"
+        )
     if workload is None:
         workload = "S"
         assumptions.append("workload: task S (summarization), the default")

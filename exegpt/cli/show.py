@@ -1,4 +1,4 @@
-"""`exegpt show`: what a schedule, profile or result file says."""
+"""`exegpt show`: what a schedule, profile, result or cluster file says, and a cluster by its name."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
+from exegpt.duration import duration_text
 from exegpt.errors import InputError
-from exegpt.quantity import figure_text
+from exegpt.quantity import figure_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,17 +21,29 @@ if TYPE_CHECKING:
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A schedule, a profile, or a result file (.jsonl).")],
+    file: Annotated[
+        Path, typer.Argument(help="A schedule, a profile, a result file (.jsonl), a cluster's file or its name.")
+    ],
+    yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
+    ] = False,
     json: options.JSON = False,
 ) -> None:
-    """What a schedule, profile or result file says.
+    """What a schedule, profile or result file says, or what a cluster is taken for.
 
     Example: exegpt show schedule.json
+
+    Example: exegpt show 8xH100-SXM --yaml > mine.yaml
     """
     from exegpt.cli import output
 
     kind = _kind(file)
-    facts, print_them = {"results": _results, "schedule": _schedule, "profile": _profile}[kind](file)
+    if yaml:
+        if kind != "cluster":
+            raise InputError(f"'{file}' is a {kind} and no cluster: leave --yaml out.")
+        return print(_cluster_yaml(file), end="")
+    shown = {"results": _results, "schedule": _schedule, "profile": _profile, "cluster": _cluster}
+    facts, print_them = shown[kind](file)
     if json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
     print_them()
@@ -42,6 +55,8 @@ def _kind(file: Path) -> str:
 
     if file.suffix == ".jsonl":
         return "results"
+    if file.suffix in (".yaml", ".yml") or (not file.exists() and not file.suffix):
+        return "cluster"
     data = document.read_json(file)
     keys = data.keys() if isinstance(data, dict) else ()
     if "policy" in keys:
@@ -49,6 +64,41 @@ def _kind(file: Path) -> str:
     if "degrees" in keys:
         return "profile"
     raise InputError(f"'{file}' is neither a schedule nor a profile nor a result file.")
+
+
+def _cluster_yaml(file: Path) -> str:
+    """A cluster as a file, all of whose fields may be edited."""
+    import yaml
+
+    from exegpt.cluster import parse_cluster
+    from exegpt.document import to_dict
+
+    facts = to_dict(parse_cluster(str(file)))
+    del facts["name"]  # the file's name is the cluster's
+    head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md says what each field means.\n"
+    return head + yaml.safe_dump(facts, sort_keys=False)
+
+
+def _cluster(file: Path) -> "Shown":
+    from exegpt.cli import output
+    from exegpt.cluster import parse_cluster
+    from exegpt.document import to_dict
+
+    cluster = parse_cluster(str(file))
+    device, links = cluster.device, {"link in a node": cluster.intra, "link between nodes": cluster.inter}
+    rates = {dtype: f"{figure_text(rate / 1e12)} TFLOP/s" for dtype, rate in device.flops_s.items()}
+    rows = {
+        "nodes": f"{cluster.nodes:,} of {cluster.devices_per_node:,} {device.kind}",
+        "memory": f"{figure_text(device.memory_bytes / 2**30)} GiB per device, of which "
+        f"{percent_text(cluster.memory_fraction)} may be used",
+        "memory bandwidth": f"{figure_text(device.bandwidth_bytes_s / 1e9)} GB/s",
+        **{f"dense {dtype}": text for dtype, text in rates.items()},
+        **{
+            name: f"{figure_text(link.bandwidth_bytes_s / 1e9)} GB/s, {duration_text(link.latency_s)} of latency"
+            for name, link in links.items()
+        },
+    }
+    return to_dict(cluster), lambda: output.table(("cluster", ""), [[*row] for row in rows.items()], cluster.name)
 
 
 def _text(value: Any) -> str:
@@ -188,7 +238,6 @@ def _results(file: Path) -> "Shown":
 
 def _print_results(facts: dict[str, Any]) -> None:
     from exegpt.cli import output
-    from exegpt.duration import duration_text
     from exegpt.report.figures import PERCENTILES, percentile_rows
 
     tokens, seconds = facts["output_tokens"], facts["seconds"]

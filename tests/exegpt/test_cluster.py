@@ -1,5 +1,7 @@
 """Clusters by name and by file."""
 
+import re
+
 import pytest
 
 from exegpt.cluster import KINDS, parse_cluster
@@ -34,6 +36,71 @@ def test_others_are_refused(text, message):
         parse_cluster(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("8xH200", "8xH200-SXM"),
+        ("2x8xH100", "2x8xH100-SXM"),
+        ("8xh100-sxm", "8xH100-SXM"),
+        ("8 x H100", "8xH100-SXM"),
+        ("8×H100", "8xH100-SXM"),
+        ("8XH100", "8xH100-SXM"),
+        ("4xA100-SXM4-80GB", "4xA100-80GB"),
+        ("4xNVIDIA-H100-80GB-HBM3", "4xH100-SXM"),
+        ("1xA800", "1xA800-80GB"),
+        ("2xRTX-4090", "2xRTX4090"),
+        ("2xRTX-PRO-6000", "2xRTXPRO6000"),
+    ],
+)
+def test_names_that_fit_one_kind_resolve(text, name):
+    assert parse_cluster(text) == parse_cluster(name)
+    assert parse_cluster(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1xA100", "^'A100' may be A100-40GB or A100-80GB: say which.$"),
+        ("8xH100-PCIe", "no device kind 'H100-PCIe'"),  # another device than the SXM
+        ("1xA10", "no device kind 'A10'"),
+        ("1xRTX", "no device kind 'RTX'"),
+        ("H100x8", "write DEVICESxKIND, 8xH100-SXM"),
+        ("A100:4", "4xA100-40GB or 4xA100-80GB"),
+        ("h200", "write DEVICESxKIND, 1xH200-SXM"),
+    ],
+)
+def test_names_that_fit_several_or_none_are_asked_about(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_cluster(text)
+
+
+def test_a_file_is_told_all_its_errors_at_once_without_names_of_classes(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("node: 2\ndevices_per_node: x\nkind: H300\ninter: {bandwidth_bytes_s: 1.0e+9, latncy: 3}\n")
+    with pytest.raises(InputError) as refused:
+        parse_cluster(str(path))
+    said = str(refused.value)
+    for part in (
+        "no device kind 'H300'",
+        "nodes is missing",
+        "devices_per_node must be a whole number (got 'x')",
+        "inter.latncy is not known",
+        "node is not known",
+    ):
+        assert part in said
+    assert not re.search(r"Spec|[Ii]nput should|pydantic|dataclass", said)
+
+
+def test_a_file_changes_what_its_kind_has(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes: 1\ndevices_per_node: 8\nkind: H100\ndevice: {memory_bytes: 1.0e+11}\ninter: {latency_s: 0.001}\n"
+    )
+    found, kind = parse_cluster(str(path)), parse_cluster("8xH100-SXM")
+    assert found.device.memory_bytes == 1e11 and found.device.flops_s == kind.device.flops_s
+    assert found.inter.latency_s == 0.001 and found.inter.bandwidth_bytes_s == kind.inter.bandwidth_bytes_s
+
+
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
 def test_the_memory_fraction_is_a_share(fraction):
     with pytest.raises(InputError, match=str(fraction)):
@@ -59,7 +126,8 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
     [
         ("nodes: [", "not valid YAML"),
         ("just text", "does not describe a cluster"),
-        ("nodes: 1\nkind: A40\n", "devices_per_node"),
+        ("nodes: 1\nkind: A40\n", "c.yaml': devices_per_node is missing.$"),
+        ("nodes: 1\ndevices_per_node: 1\n", "needs the kind of its devices, or device, intra and inter"),
         ("nodes: 1\ndevices_per_node: 1\nkind: A41\n", "'A41'"),
         ("nodes: x\ndevices_per_node: 1\nkind: A40\n", "nodes"),
         ("nodes: 1\ndevices_per_node: 1\nkind: A40\ncolour: red\n", "colour"),
