@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 POLICY_COLUMNS = ("policy", "req/s", "tok/s", "latency", "schedule")
-"""The columns of `policy_rows`."""
+"""The columns of `policy_rows` without times of tokens."""
 
 
 @dataclass(frozen=True)
@@ -175,30 +175,44 @@ def ranked(answer: "Tuned") -> "list[Alternative]":
     return sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.estimate else -1.0))
 
 
-def policy_rows(answer: "Tuned") -> list[list[str]]:
-    """A table's rows: every policy's best schedule, the winner first."""
+TOKEN_TIMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
+"""The 99th percentiles of an Estimate that `--ttft` and `--tpot` bound, and their columns."""
 
+
+def bounded_times(asked: dict[str, Any]) -> tuple[str, ...]:
+    """Those of TOKEN_TIMES that a search was asked to bound."""
+    return tuple(key for key in TOKEN_TIMES if asked.get(key.replace("_p99", "")) is not None)
+
+
+def policy_columns(times: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The columns of `policy_rows`, with these of TOKEN_TIMES."""
+    return (*POLICY_COLUMNS[:-1], *(TOKEN_TIMES[key] for key in times), POLICY_COLUMNS[-1])
+
+
+def policy_rows(answer: "Tuned", times: tuple[str, ...] = ()) -> list[list[str]]:
+    """A table's rows: every policy's best schedule, the winner first."""
     rows = []
     for other in ranked(answer):
         if other.schedule is None or other.estimate is None:
-            rows.append([other.policy, "–", "–", "–", other.reason])
+            rows.append([other.policy, *("–",) * (3 + len(times)), other.reason])
             continue
-        rows.append([other.policy, *_figures(other.estimate), variables_text(other.schedule)])
+        rows.append([other.policy, *_figures(other.estimate, times), variables_text(other.schedule)])
     return rows
 
 
-def best_row(answer: "Tuned", bound_s: float) -> list[str]:
+def best_row(answer: "Tuned", bound_s: float, times: tuple[str, ...] = ()) -> list[str]:
     """The best schedule in a table's row, without a policy's column of its own."""
     if answer.schedule is None or answer.estimate is None:
-        return ["–", "–", "–", infeasible_text(answer, bound_s).rstrip(".")]
-    return [*_figures(answer.estimate), schedule_text(answer.schedule)]
+        return [*("–",) * (3 + len(times)), infeasible_text(answer, bound_s).rstrip(".")]
+    return [*_figures(answer.estimate, times), schedule_text(answer.schedule)]
 
 
-def _figures(estimate: "Estimate") -> list[str]:
+def _figures(estimate: "Estimate", times: tuple[str, ...]) -> list[str]:
     from exegpt.cli import output
 
     rates = (estimate.throughput_seq_s, estimate.throughput_tok_s)
-    return [*map(output.number, rates), output.seconds(estimate.latency_s)]
+    seconds = (estimate.latency_s, *(getattr(estimate, key) for key in times))
+    return [*map(output.number, rates), *map(output.seconds, seconds)]
 
 
 def reasons(alternatives: Iterable["Alternative"]) -> list[str]:

@@ -36,7 +36,7 @@ def answer(
     if delivery.json:
         _emit(setting, found, told, delivery)
     else:
-        _print(setting, found, bounds, told, delivery)
+        _print(setting, found, bounds, asked, told, delivery)
     return 0 if best else INFEASIBLE
 
 
@@ -54,7 +54,12 @@ def _emit(setting: "Setting", found: "list[Tuned]", told: list[list[str]], deliv
 
 
 def _print(
-    setting: "Setting", found: "list[Tuned]", bounds: list[float], told: list[list[str]], delivery: "Delivery"
+    setting: "Setting",
+    found: "list[Tuned]",
+    bounds: list[float],
+    asked: dict[str, Any],
+    told: list[list[str]],
+    delivery: "Delivery",
 ) -> None:
     from exegpt.cli import output
     from exegpt.cli.answer import print_plot, print_search
@@ -62,9 +67,9 @@ def _print(
     for text in dict.fromkeys([*setting.assumptions, *(a for one in found for a in one.assumptions)]):
         output.note(f"· {text}")
     if len(found) == 1:
-        _print_one(setting, found[0], bounds[0], delivery)
+        _print_one(setting, found[0], bounds[0], asked, delivery)
     else:
-        _print_frontier(setting, found, bounds, delivery)
+        _print_frontier(setting, found, bounds, asked, delivery)
     if len(found) == 1 and not told[0] and delivery.hints:
         print("What another bound, twice the devices or other ones would give: --advice.")
     for advice, bound_s in zip(told, bounds, strict=True):
@@ -78,12 +83,13 @@ def _print(
         print(f"Schedule written to {delivery.out}.")
 
 
-def _print_one(setting: "Setting", found: "Tuned", bound_s: float, delivery: "Delivery") -> None:
+def _print_one(setting: "Setting", found: "Tuned", bound_s: float, asked: dict[str, Any], delivery: "Delivery") -> None:
     """Every policy's best schedule, and why it is where it is."""
     from exegpt.cli import output
     from exegpt.cli.answer import (
-        POLICY_COLUMNS,
+        bounded_times,
         infeasible_text,
+        policy_columns,
         policy_rows,
         print_export,
         ranked,
@@ -91,7 +97,8 @@ def _print_one(setting: "Setting", found: "Tuned", bound_s: float, delivery: "De
     )
     from exegpt.report.schedule_text import schedule_text
 
-    output.table(POLICY_COLUMNS, policy_rows(found), _title(setting, _text(bound_s)))
+    times = bounded_times(asked)
+    output.table(policy_columns(times), policy_rows(found, times), _title(setting, _text(bound_s), asked))
     if found.schedule is None:
         return output.note(infeasible_text(found, bound_s))
     output.listed(f"Best: {schedule_text(found.schedule)}", reasons(one for one in ranked(found) if one.schedule))
@@ -99,21 +106,28 @@ def _print_one(setting: "Setting", found: "Tuned", bound_s: float, delivery: "De
         print_export(found.schedule, delivery.target)
 
 
-def _print_frontier(setting: "Setting", found: "list[Tuned]", bounds: list[float], delivery: "Delivery") -> None:
+def _print_frontier(
+    setting: "Setting", found: "list[Tuned]", bounds: list[float], asked: dict[str, Any], delivery: "Delivery"
+) -> None:
     """The best schedule under each bound; why the others are behind is said when one bound is asked for alone."""
     from exegpt.cli import output
-    from exegpt.cli.answer import best_row, print_export
+    from exegpt.cli.answer import best_row, bounded_times, policy_columns, print_export
 
-    rows = [[_text(bound_s), *best_row(one, bound_s)] for one, bound_s in zip(found, bounds, strict=True)]
-    output.table(("bound", "req/s", "tok/s", "latency", "schedule"), rows, _title(setting, "the best under each bound"))
+    times = bounded_times(asked)
+    rows = [[_text(bound_s), *best_row(one, bound_s, times)] for one, bound_s in zip(found, bounds, strict=True)]
+    columns = ("bound", *policy_columns(times)[1:])
+    output.table(columns, rows, _title(setting, "the best under each bound", asked))
     for one, bound_s in zip(found, bounds, strict=True):
         if one.schedule and delivery.target:
             print(f"Under {_text(bound_s)}:")
             print_export(one.schedule, delivery.target)
 
 
-def _title(setting: "Setting", what: str) -> str:
-    return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}"
+def _title(setting: "Setting", what: str, asked: dict[str, Any]) -> str:
+    """What was searched for: model, cluster, lengths and bounds."""
+    names = {"TTFT": asked.get("ttft_s"), "TPOT": asked.get("tpot_s")}
+    times = "".join(f", {name} {_text(bound_s)}" for name, bound_s in names.items() if bound_s is not None)
+    return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}{times}"
 
 
 def _text(bound_s: float) -> str:

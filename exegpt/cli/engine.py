@@ -1,9 +1,11 @@
 """A running engine's settings as the schedule that it follows."""
 
+import bisect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exegpt.errors import InputError
+from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 
 if TYPE_CHECKING:
@@ -12,8 +14,9 @@ if TYPE_CHECKING:
     from exegpt.profile import Profile
 
 
-def follow(setting: "Setting", settings: dict[str, Any]) -> Schedule:
-    """The schedule that a running engine follows with these settings (option → value, None: not given).
+def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule that a running engine follows with these settings (option → value, None: not given), and what was
+    assumed.
 
     InputError for a setting that its policy doesn't have.
     """
@@ -29,16 +32,33 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> Schedule:
         if policy == "chunked"
         else {"prefills_per_step": settings["--prefills-per-step"] or 1}
     )
-    return engine_schedule(
+    replicas = settings["--replicas"] or 1
+    tp_degree = settings["--tp-degree"] or _usual_degree(setting, replicas)
+    schedule = engine_schedule(
         setting,
         policy,
-        settings["--tp-degree"] or 1,
+        tp_degree,
         settings["--kv-blocks"],
         settings["--block-size"] or BLOCK_SIZE,
-        settings["--replicas"] or 1,
+        replicas,
         max_num_seqs=settings["--max-num-seqs"],
         **own,
     )
+    if settings["--tp-degree"] or setting.cluster.devices == replicas:
+        return schedule, ()
+    widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
+    return schedule, (f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies",)
+
+
+def _usual_degree(setting: "Setting", replicas: int) -> int:
+    """The tensor-parallel degree that engines are usually started with: the widest within a node that the model and the
+    profile have.
+    """
+    from xsimulator.allocation import tp_degrees
+
+    known = {degree.tp for degree in setting.profile.degrees}
+    fit = tp_degrees(setting.model, _part(setting.cluster, replicas))
+    return max((tp for tp in fit if tp in known), default=1)
 
 
 def engine_schedule(
@@ -132,24 +152,38 @@ def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
     return replace(cluster, name=name, nodes=devices // per_node)
 
 
-def block_notes(schedule: Schedule, profile: "Profile") -> tuple[str, ...]:
-    """Sentences where a schedule has more KV blocks than fit, or fewer than its steady state takes."""
+def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule with as many resident sequences as its KV blocks hold in the steady state, and sentences where those
+    are fewer than it allows, or the blocks more than memory holds.
+
+    An engine admits a request when its blocks are free: beyond that `max_num_seqs` is never reached, and requests wait.
+    """
     from xsimulator.estimates import outcome
     from xsimulator.scenario import Scenario
 
     scenario, given = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
+
+    def needed(most: int | None = None) -> int:
+        changed = vars(schedule) if most is None else vars(schedule) | {"max_num_seqs": most}
+        return outcome(scenario, schedule.policy, changed).demand.blocks * BLOCK_SIZE // schedule.block_size
+
     notes = []
-    if schedule.policy in ("orca", "chunked"):
-        room = scenario.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
-        if given > room:
-            notes.append(f"{given:,} KV blocks are more than the {room:,} that memory holds by this estimate")
-    needed = outcome(scenario, schedule.policy, vars(schedule)).demand.blocks * BLOCK_SIZE // schedule.block_size
-    if needed > given:
-        notes.append(
-            f"the steady state fills {needed:,} KV blocks and the schedule has {given:,}: requests will wait for them, "
-            "which --replay shows"
-        )
-    return tuple(notes)
+    if schedule.max_num_seqs is None:
+        if needed() > given:
+            lack = f"the steady state fills {needed():,} KV blocks and the schedule has {given:,}"
+            notes.append(f"{lack}: requests will wait for them, which --replay shows")
+        return schedule, tuple(notes)
+    room = scenario.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
+    if given > room:
+        notes.append(f"{given:,} KV blocks are more than the {room:,} that memory holds by this estimate")
+    if needed() <= given:
+        return schedule, tuple(notes)
+    most = bisect.bisect_right(range(1, schedule.max_num_seqs), given, key=needed)
+    notes.append(
+        f"{given:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
+        f"{schedule.max_num_seqs:,}: the others wait in the queue, and the figures are for {most:,}"
+    )
+    return replace(schedule, max_num_seqs=max(1, most)), tuple(notes)
 
 
 def _tokens(schedule: Schedule) -> int:

@@ -7,7 +7,7 @@ from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile
-from exegpt.quantity import figure_text
+from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
 from exegpt.trace import SUFFIXES
 from exegpt.workload import Workload
@@ -94,20 +94,33 @@ def policy_names(text: str | None) -> tuple[str, ...]:
 
 
 def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
-    """The workload scaled to the model's context where its 99th percentile doesn't fit, and a sentence that says so.
+    """The workload scaled to the model's context where its 99th percentile doesn't fit, and a sentence that says so, as
+    its name does.
 
-    T5's positions are relative, so it has no longest sequence.
+    T5's positions are relative, so it has no longest sequence. InputError for fixed lengths that don't fit: they are
+    what was asked for, not a sample of it.
     """
     if model.architecture == "t5":
+        return workload, []
+    lengths = (workload.input.max, workload.output.max)
+    if workload.requests is None and lengths == (workload.input.lengths[0], workload.output.lengths[0]):
+        if sum(lengths) > model.context:
+            raise InputError(
+                f"Requests of {lengths[0]:,} + {lengths[1]:,} = {sum(lengths):,} tokens don't fit the context of "
+                f"'{model.name}', {model.context:,} tokens: shorten them, or take a model with a longer one."
+            )
         return workload, []
     scaled, factor, clipped = workload.scaled_to(model.context)
     if factor == 1.0 and not clipped:
         return workload, []
     context = f"the context of {model.context:,} tokens"
     if factor == 1.0:
-        return scaled, [f"{clipped:.2%} of the requests are longer than {context} and are clipped"]
+        named = replace(scaled, name=f"{workload.name} clipped to {model.context:,} tokens")
+        return named, [f"{percent_text(clipped)} of the requests are longer than {context} and are clipped"]
+    named = replace(scaled, name=f"{workload.name} × {figure_text(factor)}")
     text = f"lengths of workload {workload.name} times {figure_text(factor)}, to fit {context}"
-    return scaled, [f"{text}; {clipped:.2%} of the requests are longer still and are clipped"]
+    rest = f"; {percent_text(clipped)} of the requests are longer still and are clipped" if clipped else ""
+    return named, [text + rest]
 
 
 def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype: str | None) -> tuple[Profile, str]:

@@ -35,7 +35,10 @@ def simulate(
     ] = None,
     tp_degree: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices that share every layer, the rest of a replica are stages. Default: 1."),
+        typer.Option(
+            min=1,
+            help="Devices that share every layer; the others of a replica are stages. Default: the widest.",
+        ),
     ] = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
@@ -76,7 +79,8 @@ def simulate(
         given, found, assumptions = _of_file(schedule, profile, settings | others)
     elif model and max_num_seqs:
         setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
-        given, found, assumptions = follow(setting, settings), setting.profile, setting.assumptions
+        given, assumed = follow(setting, settings)
+        found, assumptions = setting.profile, (*setting.assumptions, *assumed)
     else:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
@@ -126,15 +130,16 @@ def _of_file(
 def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str, ...]]:
     """The steady state that a long run tends to."""
     import xsimulator
-    from exegpt.cli.engine import block_notes
+    from exegpt.cli.engine import resident
     from exegpt.document import to_dict
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
 
-    found = xsimulator.estimate(schedule, profile)
+    runs, notes = resident(schedule, profile)
+    found = xsimulator.estimate(runs, profile)
     answer = Answer(
         to_dict(found), ESTIMATE_COLUMNS, estimate_rows(found, schedule), lambda: xsimulator.timeline(schedule, profile)
     )
-    return answer, block_notes(schedule, profile)
+    return answer, notes
 
 
 def _replay(
@@ -165,7 +170,7 @@ def _replay(
     facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
     served = [figure_text(rate) for rate in rates.values()]
     told = (
-        f"{len(done.served):,} requests in {duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
+        f"{len(done.served):,} requests of {workload.name} in {duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
         f"{served[0]} requests/s, {served[1]} output tokens/s."
     )
     return Answer(facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)), (

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 def tune(
     latency_bound: Annotated[
-        str, typer.Option("--latency-bound", "-l", help=options.LATENCY_BOUND_HELP + " Several give the frontier.")
-    ],
+        str | None,
+        typer.Option(
+            "--latency-bound",
+            "-l",
+            help=options.LATENCY_BOUND_HELP + " Several give the frontier. Default with --ttft or --tpot: inf.",
+        ),
+    ] = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
@@ -72,7 +77,9 @@ def tune(
     if out and report and out.resolve() == report.resolve():
         raise InputError(f"--out and --report are both '{out}': name two files.")
     inputs.set_threads(threads)
-    bounds = [parse_duration(part) for part in latency_bound.split(",")]
+    if latency_bound is None and ttft is None and tpot is None:
+        raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
+    bounds = [parse_duration(part) for part in (latency_bound or "inf").split(",")]
     asked = _asked(bound, ttft, tpot, policy, search, tolerance)
     inputs.check_choice(arrivals, rated.PATTERNS, "--arrivals")
     inputs.check_columns(columns, workload)

@@ -62,6 +62,7 @@ def _policies(answer: "Tuned") -> tuple[tuple[str, ...], ...]:
     rows = []
     for one in ranked(answer):
         e = one.estimate
-        figures = (output.number(e.throughput_tok_s), output.seconds(e.latency_s)) if e else ("–", "–")
-        rows.append((one.policy, *figures, one.reason))
+        times = (e.latency_s, e.ttft_p99_s, e.tpot_p99_s) if e else (None,) * 3
+        rate = output.number(e.throughput_tok_s if e else None)
+        rows.append((one.policy, rate, *map(output.seconds, times), one.reason))
     return tuple(rows)

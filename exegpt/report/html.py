@@ -60,7 +60,9 @@ class Report:
     comparisons: tuple[Comparison, ...] = field(default=())
     """The first one is the schedule that was chosen."""
     policies: tuple[tuple[str, ...], ...] = ()
-    """A row for every policy: its name, output tokens per second, latency, and why it is where it is."""
+    """A row for every policy: its name, output tokens per second, latency, the 99th percentiles of the times to first
+    and per output token, and why it is where it is.
+    """
     stages: tuple[tuple[str, ...], ...] = ()
     """The chosen schedule's stages, the columns' names first."""
     advice: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ def page(report: Report) -> str:
         f"<figure>{svg.frontier(series, report.bound_s)}<figcaption>{caption}</figcaption></figure>",
     ]
     if report.policies:
-        columns = ("policy", "output tokens/s", "latency", "why")
+        columns = ("policy", "output tokens/s", "latency", "TTFT p99", "TPOT p99", "why")
         parts += ["<h2>Policies</h2>", _plain_table((columns, *report.policies))]
     if report.stages:
         parts += ["<h2>Stages of the chosen schedule</h2>", _plain_table(report.stages)]

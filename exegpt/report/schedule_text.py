@@ -29,15 +29,24 @@ def variables_text(schedule: Schedule) -> str:
 
 
 def stages_text(schedule: Schedule) -> str:
-    """Its stages in brief: `2×TP4`, `encode TP2 + decode 2×TP1`, and how many replicas of them."""
+    """Its stages in brief: `PP2×TP4`, `encode TP2 + decode PP3 of TP2,2 TP1`, and how many replicas of them."""
     parts = []
     for phase in ("encode", "both", "decode"):
         degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
-        counts = [f"{n}×TP{tp}" if n > 1 else f"TP{tp}" for tp in dict.fromkeys(degrees) for n in [degrees.count(tp)]]
-        if counts:
-            parts.append(("" if phase == "both" else f"{phase} ") + ",".join(counts))
+        if degrees:
+            parts.append(("" if phase == "both" else f"{phase} ") + _pipeline_text(degrees))
     text = " + ".join(parts)
     return f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
+
+
+def _pipeline_text(degrees: list[int]) -> str:
+    """A pipeline's stages by their tensor-parallel degrees."""
+    counts = {tp: degrees.count(tp) for tp in degrees}
+    if len(degrees) == 1:
+        return f"TP{degrees[0]}"
+    if len(counts) == 1:
+        return f"PP{len(degrees)}×TP{degrees[0]}"
+    return f"PP{len(degrees)} of " + ",".join(f"{n} TP{tp}" if n > 1 else f"TP{tp}" for tp, n in counts.items())
 
 
 def bound_text(schedule: Schedule) -> str:

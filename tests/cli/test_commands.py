@@ -87,7 +87,7 @@ def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule,
     assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
     (tmp_path / "t.csv").write_text("input,output\n" + "20,20\n" * 199 + "120,20\n")
     answer = exegpt(*asked).json
-    assert any("0.50% of the requests are longer than the context" in text for text in answer["assumptions"])
+    assert any("0.5% of the requests are longer than the context" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx((199 * 20 + 8) / answer["seconds"])
 
 

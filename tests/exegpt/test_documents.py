@@ -98,7 +98,7 @@ def test_unknown_keys_and_wrong_types_are_refused(noun):
         document.from_dict(type(noun), data | {"surprise": 1}, "it")
     with pytest.raises(InputError, match=rf"^it: {next(iter(data))} must be .* \(got {{'a': 1}}\)"):
         document.from_dict(type(noun), data | {next(iter(data)): {"a": 1}}, "it")
-    with pytest.raises(InputError, match="^it: the top level must be a group of keys"):
+    with pytest.raises(InputError, match=r"^it: the top level must be a group of keys"):
         document.from_dict(type(noun), [data], "it")
     every = {name: {"a": 1} if isinstance(data[name], str) else "x" for name in list(data)[:3]}
     with pytest.raises(InputError) as refused:

@@ -17,8 +17,8 @@ def stage(first, tp, phase="both"):
     ("stages", "replicas", "text"),
     [
         ((stage(0, 1),), 1, "TP1"),
-        ((stage(0, 4), stage(4, 4)), 1, "2×TP4"),
-        ((stage(0, 2), stage(2, 1), stage(3, 1)), 2, "2 replicas of TP2,2×TP1"),
+        ((stage(0, 4), stage(4, 4)), 1, "PP2×TP4"),
+        ((stage(0, 2), stage(2, 1), stage(3, 1)), 2, "2 replicas of PP3 of TP2,2 TP1"),
         ((stage(0, 1, "encode"), stage(1, 2, "decode")), 1, "encode TP1 + decode TP2"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_report_of_a_search_says_why_and_on_which_stages():
         task("S"),
         {"waa-c": ((1.0, 2.0),)},
         None,
-        policies=(("waa-c", "2", "1 s", "the best <by far>"),),
+        policies=(("waa-c", "2", "1 s", "90 ms", "8 ms", "the best <by far>"),),
         stages=(COLUMNS, *map(tuple, stage_rows(SPLIT, BUSY))),
         advice=("twice the devices would give 1.9 times the throughput",),
     )

@@ -1,0 +1,109 @@
+"""What a newcomer asks first: lengths, bounds, an engine's settings, and what the answers' tables say."""
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cli.engine import engine_schedule, resident
+from exegpt.cli.inputs import find_setting, fit_context
+from exegpt.errors import InputError
+from exegpt.workload import RequestLengths, Workload, task
+from xsimulator import estimate
+from xsimulator.replay import replay
+
+ASKED = ("tune", "-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca,rra", "--no-advice")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["tune -l inf -m opt-13b -w 3000/512", "simulate -m opt-13b --max-num-seqs 4 -w 3000/512"],
+)
+def test_fixed_lengths_beyond_the_context_are_refused(exegpt, command):
+    done = exegpt(*command.split())
+    assert done.code == 2 and done.out == ""
+    assert "3,000 + 512 = 3,512 tokens don't fit the context of 'opt-13b', 2,048 tokens" in done.err
+
+
+def test_fixed_lengths_up_to_the_context_stand_as_they_are():
+    opt = builtin_model("opt-13b")
+    assert fit_context(Workload.fixed(1536, 512), opt) == (Workload.fixed(1536, 512), [])
+    with pytest.raises(InputError, match="2,049 tokens"):
+        fit_context(Workload.fixed(1537, 512), opt)
+    assert fit_context(Workload.fixed(9000, 512), builtin_model("t5-11b"))[0].input.mean == 9000
+
+
+def test_the_headline_says_what_was_simulated(exegpt, tmp_path):
+    """A trace may be scaled or clipped; its name says so wherever it is printed."""
+    path = tmp_path / "long.csv"
+    path.write_text("input,output\n" + "3000,1096\n" * 9)
+    done = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice")
+    assert "opt-13b on 4xA40, long.csv × 0.5, inf" in done.out
+    json = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice", "--json").json
+    assert json["schedule"]["workload"]["name"] == "long.csv × 0.5"
+    rows = [RequestLengths(100, 100)] * 199 + [RequestLengths(3000, 100)]
+    clipped, told = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"))
+    assert clipped.name == "mixed clipped to 2,048 tokens" and told[0].startswith("0.5% of the requests")
+    assert fit_context(task("T"), builtin_model("opt-13b"))[0].name == "T"
+
+
+def test_a_bound_on_tokens_alone_is_enough(exegpt):
+    done = exegpt(*ASKED, "--ttft", "500ms", "--json").json
+    bounded = exegpt(*ASKED, "-l", "inf", "--ttft", "500ms", "--json").json
+    assert done["schedule"] == bounded["schedule"] and done["schedule"]["latency_bound_s"] is None
+    assert exegpt(*ASKED, "--tpot", "20ms").code == 0
+    done = exegpt(*ASKED)
+    assert done.code == 2 and "--latency-bound 5s" in done.err and "--ttft" in done.err
+
+
+def test_times_of_tokens_have_columns_where_they_are_bounded(exegpt):
+    said = exegpt(*ASKED, "--ttft", "500ms", "--tpot", "20ms").out
+    assert "inf, TTFT 500ms, TPOT 20ms" in said and "TTFT p99" in said and "TPOT p99" in said
+    assert "TTFT" not in exegpt(*ASKED, "-l", "5s").out
+    said = exegpt(*ASKED, "-l", "4s,5s", "--tpot", "20ms").out
+    assert "TPOT p99" in said and "TTFT p99" not in said
+
+
+def test_times_of_tokens_are_always_in_the_report(exegpt, tmp_path):
+    exegpt(*ASKED, "-l", "5s", "--report", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "<th>TTFT p99</th><th>TPOT p99</th>" in page and "8.03 billion parameters" in page
+
+
+SIMULATE = ("simulate", "-w", "2048/256", "--max-num-seqs")
+
+
+def test_the_usual_tensor_parallelism_is_a_nodes(exegpt):
+    done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-70b", "-c", "8xH100-SXM")
+    assert "on TP8" in done.out and "TP8, as wide as the model and a node allow" in done.err
+    assert "100%" in next(line for line in done.out.splitlines() if "devices busy" in line)
+    assert "on PP2×TP8" in exegpt(*SIMULATE, "64", "-m", "llama-3.1-405b", "-c", "2x8xH100").out
+    assert (
+        "on 2 replicas of TP4" in exegpt(*SIMULATE, "64", "-m", "llama-3.1-70b", "-c", "8xH200", "--replicas", "2").out
+    )
+    done = exegpt(*SIMULATE, "64", "-m", "llama-3.1-70b", "-c", "8xH100", "--tp-degree", "4")
+    assert "on PP2×TP4" in done.out and "as wide as" not in done.err
+    assert "on PP2×TP4" in exegpt(*SIMULATE, "64", "-m", "qwen2.5-7b", "-c", "8xH100").out  # 28 heads: 4 at most
+
+
+def test_more_sequences_than_memory_holds_wait(exegpt):
+    """The figures are those of the sequences that the cache holds, and nothing stands beside 'not feasible'."""
+    done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB")
+    assert "not feasible" not in done.out and done.code == 0
+    assert "--max-num-seqs allows 512: the others wait in the queue, and the figures are for 73" in done.err
+    found = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
+    assert found["feasible"] and max(found["memory_bytes"]) <= 0.9 * 40 * 2**30
+    fewer = exegpt(*SIMULATE, "73", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
+    assert found["throughput_tok_s"] == fewer["throughput_tok_s"]
+
+
+@pytest.mark.parametrize("workload", ["2048/256", "T"])
+def test_what_waits_is_what_a_replay_finds(workload):
+    """An oracle: a long list through the event simulator, with far more slots than blocks."""
+    setting = find_setting("opt-13b" if workload == "T" else "llama-3.1-8b", "1xA40", workload, "roofline")
+    schedule = engine_schedule(setting, "chunked", 1, None, 16, max_num_seqs=2000, max_num_batched_tokens=2048)
+    runs, notes = resident(schedule, setting.profile)
+    assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
+    steady = estimate(runs, setting.profile)
+    served = replay(schedule, setting.profile, setting.workload.draw(30 * runs.max_num_seqs, seed=3), timeline=False)
+    ends = sorted(one.finish_s for one in served.served)
+    middle = ends[len(ends) // 5 : -len(ends) // 5]
+    assert steady.throughput_seq_s == pytest.approx((len(middle) - 1) / (middle[-1] - middle[0]), rel=0.05)
