@@ -198,8 +198,8 @@ def other_cluster(again: Retune, found: Tuned, bound_s: float | None, cluster: C
         return f"{cluster.name} ({what}) would give {reached}"
     times = there.estimate.throughput_tok_s / found.estimate.throughput_tok_s
     more = cluster.devices / found.schedule.cluster.devices
-    per_device = "" if more == 1 else f", {figure_text(times / more)} times per device"
-    return f"{cluster.name} ({what}) would give {figure_text(times)} times the throughput{per_device}: {reached}"
+    per_device = "" if more == 1 else f", {times / more:,.2f} times per device"
+    return f"{cluster.name} ({what}) would give {times:,.2f} times the throughput{per_device}: {reached}"
 
 
 def twice(cluster: ClusterSpec) -> ClusterSpec:

@@ -248,7 +248,7 @@ def tune_at(
     said = (
         *(text for text in under.assumptions if not text.startswith("bound:")),  # of candidates, since their start
         *(f"bound: {_MEANING[own[0][0].bound]}, counted from arrival" for own in [*candidates.values()][:1]),
-        f"arrivals: {figure_text(rate, 4)}/s, an open system: latency counts from arrival, and figures are measured by "
+        f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are measured by "
         f"the event simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out{_few(arrivals)}",
         "goodput: the highest rate within all bounds, to 1%, and never above the steady throughput",
     )

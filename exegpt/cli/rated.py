@@ -132,7 +132,7 @@ def offer(
     own = functools.partial(search, asked)
     wider = functools.partial(search, asked | {"ttft_s": None, "tpot_s": None})
     coming = arrivals(setting, pattern, seed)
-    with output.progress(f"{setting.cluster.name} at {figure_text(rate, 4)}/s") as progress:
+    with output.progress(f"{setting.cluster.name} at {figure_text(rate, 6)}/s") as progress:
         found = tune_at(
             own, setting.profile, coming, bounds, rate, progress, wider if bounds.ttft_s or bounds.tpot_s else None
         )
@@ -199,7 +199,7 @@ def print_offers(offers: list[Offer], bound_s: float, delivery: "Delivery") -> N
     setting, rated = best.setting, best.rated
     title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
     columns = ["policy", "goodput/s", "steady/s", "latency", "TTFT p99", "schedule"]
-    output.table(columns, _policy_rows(rated), title + f"{figure_text(rated.rate_seq_s, 4)} requests/s")
+    output.table(columns, _policy_rows(rated), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s")
     schedule = rated.tuned.schedule
     if schedule is None:
         output.note(infeasible_rate_text(offers, bound_s))
@@ -225,7 +225,7 @@ def _print_clusters(offers: list[Offer]) -> None:
         output.note("· no prices: clusters by their number of devices; --price FILE compares what they cost")
     columns = ["cluster", *(["price/h", "price/M tokens"] if priced else []), "goodput/s", "latency", "schedule"]
     rows = [_offer_row(one, priced) for one in offers]
-    output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 4)} requests/s")
+    output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 6)} requests/s")
 
 
 def infeasible_rate_text(offers: list[Offer], bound_s: float) -> str:
@@ -238,7 +238,7 @@ def infeasible_rate_text(offers: list[Offer], bound_s: float) -> str:
         return infeasible_text(best.rated.tuned, bound_s)
     where = f" (on {best.setting.cluster.name})" if len(offers) > 1 else ""
     reached = f"the highest rate that any does is {figure_text(highest)}/s{where}"
-    return f"No schedule sustains {figure_text(rate, 4)}/s within the bounds: {reached}."
+    return f"No schedule sustains {figure_text(rate, 6)}/s within the bounds: {reached}."
 
 
 def _reached(rated: "Rated") -> "Callable[[Alternative], tuple[float, bool]]":

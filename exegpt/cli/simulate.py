@@ -170,7 +170,8 @@ def _replay(
     facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
     served = [figure_text(rate) for rate in rates.values()]
     told = (
-        f"{len(done.served):,} requests of {workload.name} in {duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
+        f"{len(done.served):,} requests of {workload.name} in {duration_text(done.seconds)}, simulated in "
+        f"{duration_text(wall)}: "
         f"{served[0]} requests/s, {served[1]} output tokens/s."
     )
     return Answer(facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)), (

@@ -188,7 +188,7 @@ def test_looser_bounds_and_larger_clusters_are_searched_anew():
     double = twice(A40)
     assert double.name == "8xA40" and double.devices == 8
     times = answer(12.0, "8xA40").estimate.throughput_tok_s / found.estimate.throughput_tok_s
-    assert f"{times:.3g} times the throughput" in other_cluster(again, found, 12.0, double, "twice the devices")
+    assert f"{times:.2f} times the throughput" in other_cluster(again, found, 12.0, double, "twice the devices")
     assert twice(parse_cluster("2x8xA40")).name == "4x8xA40"
     assert looser_bound(again, answer(0.01), 0.01, A40).endswith("would not be enough")
 
