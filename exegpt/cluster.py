@@ -16,7 +16,8 @@ MAX_DEVICES = 100_000
 def _check(what: str, value: float, least: float = 1.0, most: float = 1e24) -> None:
     """InputError unless the value is a number from `least` to `most`."""
     if not least <= value <= most:
-        raise InputError(f"The {what} is {value}: it must be a number from {least:g} to {most:g}.")
+        above = "" if most == 1e24 else f" and at most {most:g}"
+        raise InputError(f"The {what} is {value}: it must be a number of at least {least:g}{above}.")
 
 
 def _check_share(what: str, value: float) -> None:

@@ -20,6 +20,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "ContextTokens",
         "num_prefill_tokens",
         "input_length",
+        "input_len",
+        "prompt_len",
+        "isl",
         "Request tokens",
     ),
     "output": (
@@ -30,6 +33,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "GeneratedTokens",
         "num_decode_tokens",
         "output_length",
+        "output_len",
+        "response_len",
+        "osl",
         "Response tokens",
     ),
     "arrival": (
@@ -45,15 +51,15 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What a trace must or may hold, and the column names it is known by (the public traces: Azure, BurstGPT, Mooncake,
-Qwen-Bailian, Vidur).
+Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
 """
 
 KEYS = (*COLUMNS, "arrival_s", "arrival_ms")
 """What `--columns` assigns; the last two say an arrival's unit."""
 
 _SECONDS, _MILLISECONDS = 1.0, 1e-3
-_UNITS = {"arrival_s": _SECONDS, "arrival_ms": _MILLISECONDS, "timestamp_ms": _MILLISECONDS}
-"""Seconds per unit of the names that say it."""
+_UNITS = {"arrivals": _SECONDS, "arrivalms": _MILLISECONDS, "timestampms": _MILLISECONDS}
+"""Seconds per unit of the names that say it, by their letters alone."""
 _SLOWEST_S = 60.0
 """A median gap above this is taken for another unit than seconds."""
 _IGNORED = {
@@ -105,7 +111,7 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
     if timed:
         found["arrival"] = _find(timed[0], names, asked, path)
     arrival = found["arrival"]
-    unit_s = _UNITS[timed[0]] if timed else _unit(arrival, names) if arrival else None
+    unit_s = _UNITS[_letters(timed[0])] if timed else _unit(arrival, names) if arrival else None
     used = {name for name in found.values() if name}
     notes = [*_lookalikes([name for name in names if name not in used], found), *_ignored(names, used)]
     assert found["input"] and found["output"]
@@ -113,12 +119,17 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
 
 
 def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object) -> str | None:
-    candidates = (asked[key],) if key in asked else COLUMNS[key]
-    name = next((name for name in candidates if name in names), None)
+    if key in asked:
+        name = asked[key] if asked[key] in names else None
+    else:
+        letters = {_letters(name): name for name in reversed(names)}
+        exact = (name for name in COLUMNS[key] if name in names)
+        name = next(exact, None) or next((letters[k] for k in map(_letters, COLUMNS[key]) if k in letters), None)
     if name is None and (key in asked or key != "arrival"):
+        known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
         raise InputError(
-            f"'{path}' has no {key} column {' or '.join(map(repr, candidates))}, only "
-            f"{', '.join(map(repr, names)) or 'none'}: name it with --columns {key}=NAME."
+            f"'{path}' has no {key} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
+            f"--columns {key}=NAME."
         )
     return name
 
@@ -129,7 +140,7 @@ def _unit(arrival: str, names: Sequence[str]) -> float | None:
     """
     if arrival == "timestamp" and "hash_ids" in names:
         return _SECONDS if "chat_id" in names else _MILLISECONDS
-    return _UNITS.get(arrival)
+    return _UNITS.get(_letters(arrival))
 
 
 def unit_of(moments: Iterable[float], column: str, path: object) -> float:

@@ -14,7 +14,7 @@ Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"
 
 BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one value of each dtype."""
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Dtypes by their names in a `config.json`."""
 
 MAX_SIZE = 2**31 - 1
@@ -181,7 +181,7 @@ class ModelSpec(Noun):
         _refuse_unsupported(config, name)
         spec = _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
         kept = config.get("dtype", config.get("torch_dtype"))
-        return replace(spec, dtype=_DTYPES.get(kept) if isinstance(kept, str) else None)
+        return replace(spec, dtype=DTYPES.get(kept) if isinstance(kept, str) else None)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from exegpt.cluster import ClusterSpec
+from exegpt.cluster import ClusterSpec, device_kind
 from exegpt.errors import InputError
 
 Prices = dict[str, float]
@@ -30,10 +30,18 @@ def _price(kind: Any, value: Any, path: Path) -> float:
     return float(number)
 
 
+def _kind(name: str) -> str:
+    """The built-in kind that a name stands for, else the name."""
+    try:
+        return device_kind(name).kind
+    except InputError:
+        return name
+
+
 def price_per_hour(prices: Prices, cluster: ClusterSpec) -> float:
     """What all devices of a cluster cost in an hour; InputError where their kind has no price."""
     kind = cluster.device.kind
     for known, price in prices.items():
-        if known.lower() == kind.lower():
+        if kind.lower() in (known.lower(), _kind(known).lower()):
             return price * cluster.devices
     raise InputError(f"The price file has no {kind}, only {', '.join(prices)}: add a line '{kind}: PRICE'.")

@@ -1,6 +1,7 @@
 """Traces: the lengths, and where known the arrivals, of real requests, from CSV, JSONL or Parquet files."""
 
 import csv
+import itertools
 import math
 import re
 import reprlib
@@ -18,7 +19,7 @@ from exegpt.errors import InputError
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 MAX_ROWS = 5_000_000
-SUFFIXES = (".csv", ".jsonl", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 Row = tuple[int, dict[str, Any]]
 """Line (or row) number in the file, and the row's values by column."""
@@ -63,6 +64,8 @@ def parse_workload(
         workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
     elif Path(text).suffix in SUFFIXES:
         workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
+    elif turned := re.fullmatch(r"(\d{1,9})\s*[^\w./]*x?\s*(\d{1,9})", text):
+        raise InputError(f"'{text}' is not a workload: fixed lengths are written {turned[1]}/{turned[2]}.")
     else:
         raise InputError(
             f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the path "
@@ -79,7 +82,8 @@ def with_poisson_arrivals(requests: Sequence[RequestLengths], rate: float, seed:
 
 
 def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: Note = silent) -> list[RequestLengths]:
-    """The requests of a trace in its order, arrivals made relative to the earliest.
+    """The requests of a trace in its order, arrivals made relative to the earliest; those of no output, which failed,
+    are left out.
 
     `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
     where one is at fault, the column, the row and the value.
@@ -87,12 +91,17 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
-    rows = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
+    rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
     lengths, moments, found = _lengths(rows, columns or {}, path)
-    if not found:
-        raise InputError(f"'{path}' has no requests: a trace needs at least one row.")
+    served = [i for i, (_, output) in enumerate(lengths) if output]
+    if not found or not served:
+        raise InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
     for text in found.notes:
         note(text)
+    if len(served) < len(lengths):
+        note(f"'{path}': {len(lengths) - len(served):,} of {len(lengths):,} rows have no output and are left out")
+        lengths = [lengths[i] for i in served]
+        moments = [moments[i] for i in served] if moments else []
     if not moments:
         return [RequestLengths(*pair) for pair in lengths]
     seconds = _seconds(moments, found, path)
@@ -112,8 +121,8 @@ def _lengths(
             raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
         found = found or find_columns([name for name in row if name is not None], asked, path)
         where = f"'{path}', row {number}, column"
-        pair = [_length(row.get(name), f"{where} '{name}'") for name in (found.input, found.output)]
-        lengths.append((pair[0], pair[1]))
+        input = _length(row.get(found.input), f"{where} '{found.input}'", 1)
+        lengths.append((input, _length(row.get(found.output), f"{where} '{found.output}'", 0)))
         if found.arrival:
             moments.append(_moment(row.get(found.arrival), f"{where} '{found.arrival}'"))
     return lengths, moments, found
@@ -126,12 +135,12 @@ def _seconds(moments: list[float | Date], columns: Columns, path: Path) -> list[
     return [at.seconds if isinstance(at, Date) else at * unit_s for at in moments]
 
 
-def _length(value: Any, where: str) -> int:
+def _length(value: Any, where: str, least: int) -> int:
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, bool) or not number.is_integer() or not 1 <= number <= MAX_TOKENS:
+    if isinstance(value, bool) or not number.is_integer() or not least <= number <= MAX_TOKENS:
         raise InputError(
             f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}."
         )
@@ -165,7 +174,10 @@ def _date(value: Any) -> float:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     try:
-        reader = csv.DictReader(read_lines(path, "trace file", newline=""))
+        lines = read_lines(path, "trace file", newline="")
+        head = next(lines, "")
+        between = max(",;\t", key=head.count)
+        reader = csv.DictReader(itertools.chain([head] if head else [], lines), delimiter=between)
         yield from ((reader.line_num, row) for row in reader)
     except csv.Error as error:
         raise InputError(f"'{path}' is not a CSV file: {error}.") from None

@@ -214,7 +214,9 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
 
 
 def _why_infeasible(policy: str, made: Members, question: Question) -> str:
-    """The constraint that even the lowest corner breaks, from the space that comes closest."""
+    """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
+    closest.
+    """
     if not made and question.base.encoder_decoder and policy == "chunked":
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
     if not made and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
@@ -227,8 +229,11 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
     closest = min(made, key=lambda member: member.quickest_s)
     if isinstance(closest, CandidateFamily):
         return _why_infeasible(policy, _of(closest), question)
-    found = closest.at(closest.lowest)
-    for figure, constraint in zip(found.figures, closest.constraints, strict=True):
+    found, corners = closest.at(closest.lowest), [one.at(one.lowest) for one in made if isinstance(one, Candidates)]
+    fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [found]
+    for place, constraint in enumerate(closest.constraints):
+        timed = constraint.name in TIMES
+        figure = min(corner.figures[place] for corner in fitting) if timed else found.figures[place]
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 
@@ -34,6 +35,11 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
     )
     replicas = settings["--replicas"] or 1
     tp_degree = settings["--tp-degree"] or _usual_degree(setting, replicas)
+    most, told = settings["--max-num-seqs"], []
+    if most is None:
+        usual = _usual_residents(setting.cluster)
+        most = min(usual, own.get("max_num_batched_tokens", usual))
+        told.append(f"max_num_seqs: {most:,}, vLLM's default on {setting.cluster.device.kind}")
     schedule = engine_schedule(
         setting,
         policy,
@@ -41,13 +47,18 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
         settings["--kv-blocks"],
         settings["--block-size"] or BLOCK_SIZE,
         replicas,
-        max_num_seqs=settings["--max-num-seqs"],
+        max_num_seqs=most,
         **own,
     )
-    if settings["--tp-degree"] or setting.cluster.devices == replicas:
-        return schedule, ()
-    widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
-    return schedule, (f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies",)
+    if not settings["--tp-degree"] and setting.cluster.devices > replicas:
+        widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
+        told.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
+    return schedule, tuple(told)
+
+
+def _usual_residents(cluster: "ClusterSpec") -> int:
+    """What `vllm serve` 0.33 takes for --max-num-seqs by itself: more from 70 GiB on, but for the A100."""
+    return 1024 if cluster.device.memory_bytes >= 70 * 2**30 and "A100" not in cluster.device.kind else 256
 
 
 def _usual_degree(setting: "Setting", replicas: int) -> int:
@@ -111,7 +122,16 @@ def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
     from xsimulator.scenario import Scenario
 
     model, cluster = setting.model, setting.cluster
-    room = Scenario(model, cluster, setting.workload, setting.profile, stages, setting.kv_dtype).room(tokens)
+    scenario = Scenario(model, cluster, setting.workload, setting.profile, stages, setting.kv_dtype)
+    room = scenario.room(tokens)
+    if scenario.room(1) < 1:
+        weights = max(stage.weights for stage in scenario.memory(1))
+        usable = cluster.device.memory_bytes * cluster.memory_fraction
+        raise InputError(
+            f"The weights of '{model.name}' in {setting.profile.dtype} take {figure_text(weights / 2**30, 4)} GiB of a "
+            f"device on {cluster.name}, of which {figure_text(usable / 2**30, 4)} GiB may be used: take more or larger "
+            "devices, fewer replicas, or --dtype fp8."
+        )
     if room < 1:
         raise InputError(
             f"The weights of '{model.name}' and iterations of {tokens:,} tokens leave no memory for keys and values on "

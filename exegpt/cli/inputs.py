@@ -5,7 +5,7 @@ from pathlib import Path
 
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import BYTES, DTYPES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
@@ -87,7 +87,7 @@ def policy_names(text: str | None) -> tuple[str, ...]:
 
     if text is None:
         return POLICIES
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
     for name in names:
         check_choice(name, POLICIES, "Policy")
     return names
@@ -214,9 +214,7 @@ def find_setting(
     load, scaling = fit_context(workload, spec)
     if load.correlation is not None:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
-    for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
-        if value is not None:
-            check_choice(value, tuple(BYTES), option)
+    dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     found, which = find_profile(profile, spec, where, dtype or usual)
@@ -230,6 +228,15 @@ def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 
 
+def _known_dtype(text: str | None, option: str) -> str | None:
+    """A dtype by our name or a checkpoint's (`bfloat16`); None and `auto`: not asked for."""
+    if text in (None, "auto"):
+        return None
+    name = DTYPES.get(text, text)
+    check_choice(name, tuple(BYTES), option)
+    return name
+
+
 def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
     """The dtype that a model is served in where none was asked for, and why: on GPUs the checkpoint's own."""
     if cluster.is_cpu:
@@ -241,7 +248,7 @@ def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
     own, why = model.dtype, "the checkpoint's own"
     if own == "fp32":
         own, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
-    if own in cluster.device.flops_s:
+    if own in cluster.device.flops_s or not cluster.device.flops_s:
         return own, why
     return "fp16", f"since {cluster.device.kind} doesn't compute in {own}, {why}"
 

@@ -1,5 +1,6 @@
 """`exegpt show`: what a schedule, profile, result or cluster file says, and a cluster by its name."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,6 +107,8 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key} {_text(v)}" for key, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?e[+-]\d+", value):
+        return figure_text(float(value))  # provenance is text, numbers and all
     return figure_text(value) if isinstance(value, float) else str(value)
 
 

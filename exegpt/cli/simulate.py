@@ -26,7 +26,7 @@ def simulate(
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences. Default: vLLM's.")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: 2048.")
     ] = None,
@@ -77,13 +77,13 @@ def simulate(
     if schedule:
         others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
         given, found, assumptions = _of_file(schedule, profile, settings | others)
-    elif model and max_num_seqs:
+    elif model:
         setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
         given, assumed = follow(setting, settings)
         found, assumptions = setting.profile, (*setting.assumptions, *assumed)
     else:
         raise InputError(
-            "Name a schedule file with --schedule, or an engine's settings with --model and --max-num-seqs."
+            "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
         )
     answer, assumed = _replay(given, found, replay, columns, timeline is not None) if replay else _steady(given, found)
     assumptions = tuple(dict.fromkeys((*assumptions, *assumed)))

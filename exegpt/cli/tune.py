@@ -122,6 +122,7 @@ def _target(engine: str | None, setting: "Setting", typed: str | None) -> "Targe
 
     if engine is None:
         return None
+    engine = engine.lower()
     inputs.check_choice(engine, ENGINES, "--export")
     check_exportable(setting.model, engine)
     return Target(engine, typed if typed and Path(typed).is_dir() else None)

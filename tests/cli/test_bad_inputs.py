@@ -161,7 +161,7 @@ def test_a_file_that_may_not_be_read_is_named(exegpt, monkeypatch):
         ("a,b\n1,2\n", "no input column"),
         ("input,output\n", "no requests"),
         ("input,output\n5,-1\n", "row 2, column 'output': '-1'"),
-        ("input,output\n5,0\n", "'0'"),
+        ("input,output\n5,0\n", "no requests"),
         ("input,output\n5,many\n", "'many'"),
         ("input,output\n,3\n", "row 2, column 'input'"),
     ],

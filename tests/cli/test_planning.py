@@ -1,5 +1,7 @@
 """What a newcomer asks first: lengths, bounds, an engine's settings, and what the answers' tables say."""
 
+import re
+
 import pytest
 
 from exegpt.builtin_models import builtin_model
@@ -82,6 +84,68 @@ def test_the_usual_tensor_parallelism_is_a_nodes(exegpt):
     done = exegpt(*SIMULATE, "64", "-m", "llama-3.1-70b", "-c", "8xH100", "--tp-degree", "4")
     assert "on PP2×TP4" in done.out and "as wide as" not in done.err
     assert "on PP2×TP4" in exegpt(*SIMULATE, "64", "-m", "qwen2.5-7b", "-c", "8xH100").out  # 28 heads: 4 at most
+
+
+def test_an_engine_that_says_nothing_has_vllms_defaults(exegpt):
+    for cluster, most in (("1xH100", 1024), ("1xA100-80GB", 256), ("1xL40S", 256)):
+        done = exegpt("simulate", "-m", "opt-1.3b", "-c", cluster, "-w", "20/10")
+        assert f"max_num_seqs={most} " in done.out and f"max_num_seqs: {most:,}, vLLM's default on" in done.err
+    done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xH100", "-w", "20/10", "--max-num-batched-tokens", "512")
+    assert "max_num_seqs=512 " in done.out
+
+
+def test_weights_that_no_device_holds_are_told_with_the_numbers(exegpt):
+    done = exegpt("simulate", "-m", "llama-3.1-70b", "-c", "1xH100", "-w", "20/10")
+    assert (
+        done.code == 2 and "in bf16 take 131.4 GiB of a device on 1xH100-SXM, of which 72 GiB may be used" in done.err
+    )
+
+
+def test_the_lowest_time_to_first_token_is_that_of_any_schedule(exegpt):
+    """No schedule that meets a looser bound has a lower one than what a tight bound's refusal calls the lowest."""
+    chunked = (*ASKED[:-3], "--policy", "chunked", "--no-advice", "--json")
+    refused = exegpt(*chunked, "--ttft", "1ms").json["alternatives"][0]["reason"]
+    lowest = float(re.search(r"its lowest time to first token is ([\d.]+) ms, over 1 ms", refused)[1])
+    assert exegpt(*chunked, "--ttft", f"{1.01 * lowest:.4f}ms").code == 0
+    assert exegpt(*chunked, "--ttft", f"{0.99 * lowest:.4f}ms").code == 3
+
+
+def test_dtypes_and_policies_by_their_other_names(exegpt):
+    done = exegpt(*ASKED[:-3], "--policy", "ORCA", "--no-advice", "-l", "inf", "--dtype", "float16", "--json").json
+    assert done["schedule"]["dtype"] == "fp16" and done["schedule"]["policy"] == "orca"
+    assert exegpt(*ASKED, "-l", "inf", "--dtype", "auto", "--json").json["schedule"]["dtype"] == "bf16"
+    assert "vllm serve" in exegpt(*ASKED, "-l", "inf", "--export", "vLLM").out
+
+
+def write_trace(path, column="arrival"):
+    path.write_text(f"input,output,{column}\n" + "".join(f"100,20,{i / 2}\n" for i in range(40)))
+    return path
+
+
+@pytest.mark.parametrize("column", ["arrival", "timestamp", "arrived_at"])
+def test_arrivals_are_replayed(exegpt, tmp_path, column):
+    """All at once, the last of forty waits; at two a second none does."""
+    trace = write_trace(tmp_path / "t.csv", column)
+    asked = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", "1", "--replay", trace)
+    at_once = exegpt(*asked, "--columns", "input=input,output=output,arrival=zero")
+    assert at_once.code == 2 and "no arrival column 'zero'" in at_once.err
+    answer = exegpt(*asked[:-3], "8", "--replay", trace, "--json").json
+    assert answer["seconds"] > 19 and answer["ttft"]["p99"] < 0.2
+
+
+def test_columns_that_the_answer_ignores_are_named(exegpt, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("input,output,session_id,request_time\n" + "100,20,a,5\n" * 5)
+    for asked in (
+        ("tune", "-l", "inf", "--policy", "orca", "--no-advice", "-w", path),
+        ("simulate", "-m", "opt-13b", "--replay", path),
+    ):
+        done = exegpt(*asked)
+        assert "'session_id' is not read: sessions and prefix caches aren't simulated" in done.err
+        assert (
+            "'request_time' is not read as arrivals; if it holds them, pass --columns arrival=request_time" in done.err
+        )
+        assert sum("'session_id'" in text for text in exegpt(*asked, "--json").json["assumptions"]) == 1
 
 
 def test_more_sequences_than_memory_holds_wait(exegpt):

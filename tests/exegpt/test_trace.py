@@ -35,8 +35,9 @@ def test_all_forms_give_what_was_written(tmp_path_factory, suffix, lengths):
     from pyarrow import parquet
 
     path = tmp_path_factory.mktemp("trace") / f"t{suffix}"
-    if suffix == ".csv":
-        write_csv(path, "input,output\n" + "".join(f"{i},{o}\n" for i, o in lengths))
+    if suffix in (".csv", ".tsv"):
+        between = "," if suffix == ".csv" else "\t"
+        write_csv(path, f"input{between}output\n" + "".join(f"{i}{between}{o}\n" for i, o in lengths))
     elif suffix == ".jsonl":
         path.write_text("".join(json.dumps({"input": i, "output": o}) + "\n" for i, o in lengths))
     else:
@@ -60,6 +61,35 @@ def test_arrivals_are_known_by_their_names(tmp_path, name):
     assert [r.arrival_s for r in rows] == [0.0, 2.5]
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,2024-05-01\n1,1,2024-05-02\n"))
     assert [r.arrival_s for r in rows] == [0.0, 86400.0]  # a date's unit is never in doubt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Input,Output,Arrival\n3,7,0\n4,9,1\n",
+        " input , output , arrived at\n3,7,0\n4,9,1\n",
+        "input;output;arrival\n3;7;0\n4;9;1\n",
+        "Input Tokens\tOutput Tokens\tTimestamp\n3\t7\t0\n4\t9\t1\n",
+        "isl,osl,Arrival (s)\n3,7,0\n4,9,1\n",
+    ],
+)
+def test_spelling_and_separators_are_no_obstacle(tmp_path, text):
+    assert trace.read_trace(write_csv(tmp_path / "t.csv", text)) == [RequestLengths(3, 7), RequestLengths(4, 9, 1.0)]
+
+
+def test_requests_without_an_output_are_left_out_and_counted(tmp_path):
+    """BurstGPT's failures."""
+    text = "Timestamp,Model,Request tokens,Response tokens,Total tokens\n5,A,4,2,6\n6,A,4,0,4\n7,A,3,1,4\n"
+    said = []
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", text), note=said.append)
+    assert rows == [RequestLengths(4, 2), RequestLengths(3, 1, 2.0)]
+    assert said == [f"'{tmp_path / 't.csv'}': 1 of 3 rows have no output and are left out"]
+
+
+@pytest.mark.parametrize("text", ["2048x256", "2048,256", "2048:256", "2048 256", "2048 x 256"])
+def test_lengths_written_otherwise_are_shown_their_form(text):
+    with pytest.raises(InputError, match="fixed lengths are written 2048/256"):
+        trace.parse_workload(text)
 
 
 @pytest.mark.parametrize("name", ["arrival_ms", "timestamp_ms"])
@@ -104,7 +134,8 @@ def test_a_unit_in_doubt_is_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ("input,output,Arrival", ["'Arrival' is not read as arrivals; .* --columns arrival=Arrival"]),
+        ("input,output,Arrival", []),
+        ("input,output,arrives", ["'arrives' is not read as arrivals; .* --columns arrival=arrives"]),
         ("input,output,request_time_stamp", ["'request_time_stamp' is not read as arrivals"]),
         ("input,output,time", ["'time' is not read as arrivals"]),
         ("input,output,arrival,timestamp", ["'timestamp' is not read, arrival is 'arrival'; --columns arrival=NAME"]),
@@ -134,6 +165,7 @@ def test_seconds_are_made_relative(tmp_path):
         ("input,b\n1,2\n", "no output column"),
         ("input,output\n", "no requests"),
         ("", "no requests"),
+        ("input,output\n5,0\n", "no requests"),
         ("input,output\n5,-3\n", "row 2, column 'output': '-3'"),
         ("input,output\n5,3\n0,3\n", "row 3, column 'input': '0'"),
         ("input,output\n5,\n", "row 2, column 'output': ''"),

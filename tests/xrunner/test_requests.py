@@ -129,6 +129,12 @@ def test_a_trace_becomes_requests_of_its_lengths(tmp_path):
     ]
 
 
+def test_a_traces_unread_columns_are_named(tmp_path):
+    source, said = write(tmp_path / "t.jsonl", {"input": 3, "output": 4, "arrival": 2, "session": 1}), []
+    assert read_requests(source, GPT2, None, note=said.append)[0][0].arrival_s == 0.0
+    assert len(said) == 1 and "'session' is not read" in said[0]
+
+
 def test_a_trace_longer_than_the_context_is_refused_by_id(tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,5\n1000,25\n")
     with pytest.raises(InputError, match="Request '1' needs 1025 tokens"):
