@@ -112,8 +112,8 @@ def check_request(request: Request, model: ModelSpec) -> None:
     tokens = len(request.prompt_ids) + request.max_tokens
     if tokens > model.context:
         raise InputError(
-            f"{name} needs {tokens} tokens ({len(request.prompt_ids)} of prompt, {request.max_tokens} of output), but"
-            f" the model's context is {model.context}: shorten it, or run the others with --skip-invalid."
+            f"{name} needs {tokens:,} tokens ({len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output), "
+            f"but the model's context is {model.context:,}: shorten it, or run the others with --skip-invalid."
         )
 
 

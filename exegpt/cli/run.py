@@ -400,7 +400,7 @@ def _print(done: "Comparison", setting: "Setting", checked: str) -> None:
         if change.refused:
             how += f"; the run kept its schedule: {change.refused}"
         print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
-    print(f"{len(done.results)} requests, {done.tokens:,} output tokens in {done.seconds:.2f} s.")
+    print(f"{len(done.results):,} requests, {done.tokens:,} output tokens in {output.seconds(done.seconds)}.")
     if text := bound_text(done, checked):
         print(text)
     if text := speed_text(done.slowdown):

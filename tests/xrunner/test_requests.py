@@ -61,7 +61,7 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         (GOOD | {"prompt_ids": [50257]}, "'a' has the token id 50257"),
         (GOOD | {"prompt_ids": [-1]}, "'a' has the token id -1"),
         (GOOD | {"prompt_ids": [1.5]}, "'a' has prompt_ids"),
-        (GOOD | {"prompt_ids": [1] * 1023}, "'a' needs 1025 tokens .* context is 1024"),
+        (GOOD | {"prompt_ids": [1] * 1023}, "'a' needs 1,025 tokens .* context is 1,024"),
         (GOOD | {"prompt": "x"}, "'a' needs either"),
         ({"id": "a", "max_tokens": 2}, "'a' needs either"),
         ({"id": "a", "prompt": 5, "max_tokens": 2}, "'a' has a prompt that is not text"),
@@ -137,7 +137,7 @@ def test_a_traces_unread_columns_are_named(tmp_path):
 
 def test_a_trace_longer_than_the_context_is_refused_by_id(tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,5\n1000,25\n")
-    with pytest.raises(InputError, match="Request '1' needs 1025 tokens"):
+    with pytest.raises(InputError, match="Request '1' needs 1,025 tokens"):
         read_requests(str(tmp_path / "t.csv"), GPT2, None)
 
 
