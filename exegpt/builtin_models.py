@@ -161,7 +161,7 @@ _BY_LOWER = {key.lower(): name for name, (hub, _) in _MODELS.items() for key in 
 
 def builtin_config(name: str) -> Config:
     """The config of a built-in model, by any of its names; InputError as `exegpt.model_names.resolve` has it."""
-    named = resolve(name, _BY_LOWER)
+    named = resolve(hub_id(name), _BY_LOWER)
     return _MODELS[named.builtin][1] | named.changes
 
 
@@ -169,9 +169,16 @@ def builtin_model(name: str) -> ModelSpec:
     """The spec of a built-in model, by any of its names, under which a derived one stays known; InputError as
     `exegpt.model_names.resolve` has it.
     """
-    return ModelSpec.from_config(builtin_config(name), _BY_LOWER.get(name.lower(), name))
+    own = hub_id(name)
+    return ModelSpec.from_config(builtin_config(own), _BY_LOWER.get(own.lower(), own))
 
 
 def stands_for(name: str) -> str | None:
     """The built-in model whose sizes a derived name has; None for a built-in model's own name."""
-    return None if name.lower() in _BY_LOWER else resolve(name, _BY_LOWER).builtin
+    own = hub_id(name)
+    return None if own.lower() in _BY_LOWER else resolve(own, _BY_LOWER).builtin
+
+
+def hub_id(name: str) -> str:
+    """A name without the address that a browser shows before it."""
+    return name.strip().removeprefix("https://").removeprefix("huggingface.co/").rstrip("/")

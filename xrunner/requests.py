@@ -111,9 +111,10 @@ def check_request(request: Request, model: ModelSpec) -> None:
         raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
     tokens = len(request.prompt_ids) + request.max_tokens
     if tokens > model.context:
+        parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
         raise InputError(
-            f"{name} needs {tokens:,} tokens ({len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output), "
-            f"but the model's context is {model.context:,}: shorten it, or run the others with --skip-invalid."
+            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: shorten it, or run "
+            "the others with --skip-invalid."
         )
 
 

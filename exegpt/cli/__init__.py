@@ -109,7 +109,7 @@ def _say_usage(error: Any) -> int:
     """What was wrong in what was typed, with the value, and where help is; a command that has commands, called without
     one, prints its help.
     """
-    text = error.format_message().strip()
+    text = error.format_message().strip().replace("Input should be", "it must be")
     command = error.ctx.command_path if error.ctx else "exegpt"
     if not text or text.startswith("Usage:"):
         print(text or error.ctx.get_help(), file=sys.stderr)

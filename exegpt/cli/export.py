@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exegpt.builtin_models import HUB_IDS
+from exegpt.builtin_models import HUB_IDS, stands_for
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.schedule import BLOCK_SIZE, Schedule
@@ -73,12 +73,22 @@ def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple
         "gpu-memory-utilization": schedule.cluster.memory_fraction,
     }
     lost += _crowded(schedule, budget)
-    name = weights or HUB_IDS.get(schedule.model.spec.name) or schedule.model.spec.name
+    name = weights or _hub_name(schedule.model.spec.name)
     # what is predicted has no prefix cache
     switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill --no-enable-prefix-caching"
     command = f"vllm serve {name} {switches} " + " ".join(f"--{key} {value}" for key, value in flags.items())
     commands, where = _placed(command, schedule)
     return "\n".join(commands), "; ".join([*where, *lost]) or "nothing is lost"
+
+
+def _hub_name(name: str) -> str:
+    """Where the engine finds a model: a Hugging Face id as it was typed, else that of the same sizes, else the name."""
+    if "/" in name or name in HUB_IDS:
+        return HUB_IDS.get(name) or name
+    try:
+        return HUB_IDS.get(stands_for(name) or name) or name
+    except InputError:  # a directory's
+        return name
 
 
 def _replica_devices(schedule: Schedule) -> int:

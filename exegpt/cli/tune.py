@@ -1,5 +1,6 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,18 +102,25 @@ def _asked(
 ) -> dict[str, Any]:
     """What the search is asked for beside setting and latency, as `xscheduler.tune` names it."""
     from exegpt.cli import inputs
-    from exegpt.duration import parse_duration
 
     inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
     inputs.check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
     return {
         "bound": bound,
-        "ttft_s": parse_duration(ttft) if ttft is not None else None,
-        "tpot_s": parse_duration(tpot) if tpot is not None else None,
+        "ttft_s": _bound(ttft),
+        "tpot_s": _bound(tpot),
         "policies": inputs.policy_names(policy),
         "method": search,
         "tolerance": tolerance,
     }
+
+
+def _bound(text: str | None) -> float | None:
+    """A bound in seconds; None for none, which `inf` is too."""
+    from exegpt.duration import parse_duration
+
+    seconds = math.inf if text is None else parse_duration(text)
+    return seconds if math.isfinite(seconds) else None
 
 
 def _target(engine: str | None, setting: "Setting", typed: str | None) -> "Target | None":

@@ -117,6 +117,25 @@ def test_dtypes_and_policies_by_their_other_names(exegpt):
     assert "vllm serve" in exegpt(*ASKED, "-l", "inf", "--export", "vLLM").out
 
 
+def test_an_infinite_bound_is_none(exegpt):
+    said = exegpt(*ASKED, "-l", "5s", "--tpot", "inf").out
+    assert "TPOT" not in said
+
+
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ("llama3.1:8b", "meta-llama/Llama-3.1-8B"),
+        ("https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+    ],
+)
+def test_exports_name_what_can_be_loaded(exegpt, model, served):
+    asked = ("-c", "1xH100", "-w", "20/10", "-l", "inf", "--policy", "orca", "--no-advice", "--export", "vllm")
+    assert f"vllm serve {served} " in exegpt("tune", "-m", model, *asked).out
+
+
 def write_trace(path, column="arrival"):
     path.write_text(f"input,output,{column}\n" + "".join(f"100,20,{i / 2}\n" for i in range(40)))
     return path
