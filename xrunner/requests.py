@@ -113,8 +113,8 @@ def check_request(request: Request, model: ModelSpec) -> None:
     if tokens > model.context:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
         raise InputError(
-            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: shorten it, or run "
-            "the others with --skip-invalid."
+            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: shorten it, or "
+            "run the others with --skip-invalid."
         )
 
 

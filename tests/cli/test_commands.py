@@ -110,7 +110,7 @@ def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
     assert facts["requests"] == 9 and facts["seconds"] > 8 / 9
     assert facts["throughput_tok_s"] == pytest.approx(90 / facts["seconds"])
     told = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv").out
-    assert "9 requests in" in told and "since arrival" in told
+    assert "9 requests of t.csv in" in told and "since arrival" in told
     for key in ("ttft", "tpot", "latency"):
         assert facts[key].keys() == {"mean", "p50", "p90", "p95", "p99"}
         assert 0 < facts[key]["p50"] <= facts[key]["p99"]
