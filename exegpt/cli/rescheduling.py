@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exegpt import document
 from exegpt.cli.inputs import Setting
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 
@@ -50,8 +51,9 @@ def rescheduling(setting: Setting) -> "Reschedule":
     most = len(setting.workload.requests or ()) or None  # no batch is larger than the list of requests
 
     def reschedule(workload: Workload, held: Schedule) -> Schedule | None:
-        means = f"{workload.input.mean:,.4g} input and {workload.output.mean:,.4g} output tokens on average"
-        output.note(f"lengths have changed, to {means}: searching again")
+        means = [figure_text(law.mean, 4) for law in (workload.input, workload.output)]
+        note = f"lengths have changed, to {means[0]} input and {means[1]} output tokens on average"
+        output.note(f"{note}: searching again")
         found, why_not = in_a_process(Asked(replace(setting, workload=workload), held, most))
         output.note(f"found: {schedule_text(found)}" if found else f"the run keeps its schedule: {why_not}")
         return found
