@@ -37,10 +37,19 @@ def with_overhead(profile: Profile, seconds: float) -> Profile:
 
 
 def chunked_engine(
-    model: str, cluster: str, workload: Workload, profile: Profile, kv_dtype: str, tp: int, seqs: int, tokens: int
+    model: str,
+    cluster: str,
+    workload: Workload,
+    profile: Profile,
+    kv_dtype: str,
+    tp: int,
+    seqs: int,
+    tokens: int,
+    memory_fraction: float | None = None,
 ) -> Schedule:
     """The settings of an engine that encodes prompts in pieces: most sequences, most tokens per iteration."""
-    setting = Setting(builtin_model(model), parse_cluster(cluster), workload, profile, kv_dtype, ())
+    where = parse_cluster(cluster, memory_fraction)
+    setting = Setting(builtin_model(model), where, workload, profile, kv_dtype, ())
     return engine_schedule(setting, "chunked", tp, None, 16, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 

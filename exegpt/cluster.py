@@ -42,13 +42,19 @@ class DeviceSpec(Noun):
     """Share of `bandwidth_bytes_s` that streaming reads reach."""
     flops_fractions: dict[str, float] = field(default_factory=dict)
     """The same as `flops_fraction` for those dtypes whose share differs."""
+    attention_fraction: float = 0.46
+    """Share of the 16-bit peak that attention over prompts reaches."""
+    attention_fractions: dict[str, float] = field(default_factory=lambda: {"fp8": 0.75})
+    """The same for those dtypes of queries, keys and values whose share differs: of the 16-bit peak too."""
 
     def __post_init__(self) -> None:
         _check(f"memory_bytes of device '{self.kind}'", self.memory_bytes)
         for name, rate in {"bandwidth_bytes_s": self.bandwidth_bytes_s, **self.flops_s}.items():
             _check(f"{name} of device '{self.kind}'", rate, least=0.0)  # 0: not measured yet
         fractions = {f"flops_fractions of {dtype}": share for dtype, share in self.flops_fractions.items()}
+        fractions |= {f"attention_fractions of {dtype}": share for dtype, share in self.attention_fractions.items()}
         fractions |= {"flops_fraction": self.flops_fraction, "bandwidth_fraction": self.bandwidth_fraction}
+        fractions |= {"attention_fraction": self.attention_fraction}
         for name, share in fractions.items():
             _check_share(f"{name} of device '{self.kind}'", share)
 
@@ -108,14 +114,15 @@ class ClusterSpec(Noun):
 
 _T = 1e12
 
-# What an all-reduce reaches on 8 devices, bytes on the wire over time: fitted to messages of 64 KB to 256 MB in
-# the tables of aiconfigurator 0.12.0 (vLLM's own kernel; PCIe 5: four devices). A pair on PCIe 4 reaches 19 GB/s there.
+# What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 0.5 to 256 MB in the
+# tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 306, 286, 307
+# GB/s; 7, 7, 17 µs). PCIe 5: vLLM's kernel, four devices. A pair on PCIe 4 reaches 19 GB/s there.
 _PCIE4 = LinkSpec(19e9, 15e-6)
 _PCIE5 = LinkSpec(27e9, 18e-6)
-_NVLINK3 = LinkSpec(185e9, 10e-6)
-_NVLINK3_A800 = LinkSpec(123e9, 10e-6)  # 400 of the A100's 600 GB/s
-_NVLINK4 = LinkSpec(365e9, 8e-6)
-_NVLINK5 = LinkSpec(565e9, 11e-6)
+_NVLINK3 = LinkSpec(177e9, 24e-6)
+_NVLINK3_A800 = LinkSpec(118e9, 24e-6)  # 400 of the A100's 600 GB/s
+_NVLINK4 = LinkSpec(306e9, 8e-6)
+_NVLINK5 = LinkSpec(519e9, 17e-6)
 # InfiniBand: nine tenths of the ports' rate, all ports of a node together.
 _IB100 = LinkSpec(11e9, 10e-6)
 _IB200x8 = LinkSpec(180e9, 10e-6)
@@ -130,21 +137,26 @@ def _gpu(
     fp32: float,
     fp8: float | None = None,
     reached: tuple[float, float, float] = (0.67, 0.86, 0.67),
+    attention: tuple[float, float] = (0.46, 0.75),
 ) -> DeviceSpec:
     """A GPU by memory (GiB), bandwidth (TB/s) and dense TFLOP/s; `reached` are the shares of 16-bit products, bandwidth
-    and 8-bit products.
+    and 8-bit products, `attention` those of attention over prompts in 16 and 8 bits.
     """
     flops = {"fp16": half * _T, "bf16": half * _T, "fp32": fp32 * _T}
     fractions = {}
     if fp8:
         flops["fp8"], fractions = fp8 * _T, {"fp8": reached[2]}
-    return DeviceSpec(kind, gib * 2**30, tb_s * 1e12, flops, reached[0], reached[1], fractions)
+    return DeviceSpec(
+        kind, gib * 2**30, tb_s * 1e12, flops, *reached[:2], fractions, attention[0], {"fp8": attention[1]}
+    )
 
 
 # The makers' data sheets: memory, bandwidth, dense tensor-core rates with 32-bit sums, float32 outside tensor cores (no
 # dtype here means TF32). Shares reached are medians over three engines' matrix products in the tables of aiconfigurator
-# 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights; 8-bit
-# ones include the quantisation of their input. Devices that those tables lack keep the defaults.
+# 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights. There an
+# 8-bit product includes the quantisation of its input, which engines fuse into what comes before (static scales): the
+# shares of H100, H200, B200 and L40S are without it, RTXPRO6000's with. Attention: TensorRT-LLM's kernels over prompts
+# of 8,192 tokens and more. Devices that those tables lack keep the defaults, or take their generation's.
 _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
     spec.kind: (spec, intra, inter)
     for spec, intra, inter in [
@@ -156,17 +168,17 @@ _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
         # NVIDIA A800 data sheet, 2022: an A100 with two thirds of its NVLink.
         (_gpu("A800-80GB", 80, 2.039, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3_A800, _IB200x8),
         # NVIDIA H100 data sheet, 2023 (SXM; its rates there are with sparsity: half of them).
-        (_gpu("H100-SXM", 80, 3.35, 989.5, 67, 1979, reached=(0.78, 0.84, 0.53)), _NVLINK4, _IB400x8),
+        (_gpu("H100-SXM", 80, 3.35, 989.5, 67, 1979, reached=(0.78, 0.84, 0.75), attention=(0.54, 0.75)), _NVLINK4, _IB400x8),
         # NVIDIA H200 data sheet, 2024 (SXM, with sparsity).
-        (_gpu("H200-SXM", 141, 4.8, 989.5, 67, 1979, reached=(0.77, 0.83, 0.60)), _NVLINK4, _IB400x8),
-        # NVIDIA L40S data sheet, 2023.
-        (_gpu("L40S", 48, 0.864, 362.05, 91.6, 733, reached=(0.57, 0.83, 0.47)), _PCIE4, _IB100),
+        (_gpu("H200-SXM", 141, 4.8, 989.5, 67, 1979, reached=(0.77, 0.83, 0.74), attention=(0.54, 0.75)), _NVLINK4, _IB400x8),
+        # NVIDIA L40S data sheet, 2023. Of its 48 GB 45 GiB are there, with error correction (nvidia-smi).
+        (_gpu("L40S", 45, 0.864, 362.05, 91.6, 733, reached=(0.57, 0.83, 0.55), attention=(0.40, 0.75)), _PCIE4, _IB100),
         # NVIDIA HGX B200 data sheet, 2025 (an eighth of the board's; with sparsity).
-        (_gpu("B200", 180, 8.0, 2250, 75, 4500, reached=(0.65, 0.78, 0.48)), _NVLINK5, _IB400x8),
+        (_gpu("B200", 180, 8.0, 2250, 75, 4500, reached=(0.65, 0.78, 0.68), attention=(0.50, 0.63)), _NVLINK5, _IB400x8),
         # NVIDIA Ada GPU architecture whitepaper, 2022. Not in the tables.
-        (_gpu("RTX4090", 24, 1.008, 165.2, 82.6, 330.3), _PCIE4, _IB100),
+        (_gpu("RTX4090", 24, 1.008, 165.2, 82.6, 330.3, attention=(0.40, 0.75)), _PCIE4, _IB100),
         # NVIDIA RTX Blackwell PRO GPU architecture whitepaper, 2025; the tables measured the Server Edition.
-        (_gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6, reached=(0.79, 0.83, 0.69)), _PCIE5, _IB100),
+        (_gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6, reached=(0.79, 0.83, 0.69), attention=(0.44, 0.85)), _PCIE5, _IB100),
     ]
 }
 
@@ -214,7 +226,7 @@ def _names(words: list[str], name: str) -> bool:
 def local_cluster() -> ClusterSpec:
     """This machine's processor as one device. Its rates are zero: they are measured when they are asked for."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    device = DeviceSpec("cpu", memory, 0.0, {}, 1.0, 1.0)
+    device = DeviceSpec("cpu", memory, 0.0, {}, 1.0, 1.0, attention_fraction=1.0)
     link = LinkSpec(10e9, 1e-6)
     return ClusterSpec(f"local ({platform.machine()})", 1, 1, device, link, link, memory_fraction=0.5)
 

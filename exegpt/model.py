@@ -17,6 +17,14 @@ BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Dtypes by their names in a `config.json`."""
 
+
+def activation_bytes(dtype: str) -> int:
+    """Bytes of one value between layers, on links, in the embedding and in the output head of a model whose layers
+    compute in this dtype: those stay in 16 bits where the weights of layers have 8.
+    """
+    return max(BYTES[dtype], 2)
+
+
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 """A larger model is taken for a mistake."""

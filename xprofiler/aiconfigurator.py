@@ -7,13 +7,14 @@ table is taken. Latencies are in milliseconds.
 import importlib.util
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile, Table
@@ -53,9 +54,11 @@ def aiconfigurator_profile(
     kv_dtype: str | None = None,
     folder: Path | None = None,
     overhead_s: float = 0.0,
+    serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
     """A model's Profile on `system` from the tables measured with `engine`'s kernels. `folder` is the package's systems
-    folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold.
+    folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold, or
+    `serving` all that an engine adds.
 
     Raises InputError for a system, engine, dtype or shape that the tables don't hold, each with what they do.
     """
@@ -70,7 +73,7 @@ def aiconfigurator_profile(
     tables = _Tables(_find(folder) / "data" / system, engine)
     return compose(
         model,
-        _operators(model, tables, cluster, dtype, kv_dtype),
+        _operators(model, tables, cluster, dtype, kv_dtype, serving.clock),
         dtype,
         cluster.device.kind,
         cluster.inter,
@@ -90,6 +93,7 @@ def aiconfigurator_profile(
             "which take their bytes at the bandwidth that products reach, but at least as long as the least product"
             + ("; products in fp16, which take as long as in bf16" if dtype == "fp16" else ""),
         },
+        serving,
     )
 
 
@@ -143,7 +147,9 @@ def _order(version: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", version)]
 
 
-def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str) -> Operators:
+def _operators(
+    model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str, clock: float
+) -> Operators:
     device = cluster.device
 
     def products(kind: str, flops: str) -> Products:
@@ -164,16 +170,21 @@ def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: s
     gather = _collective(tables.columns("comm", "nccl", engine="nccl", op_name="all_gather", nccl_dtype="half"))
     return Operators(
         rows=own.rows,
-        product=lambda n, k: own.seconds(n, k) - apart,
-        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k)),
+        product=lambda n, k: own.seconds(n, k, clock) - apart,
+        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k, clock)),
         moved=lambda size: half.floor_s + size / half.reached_bytes_s,
-        encode_attention=lambda heads, kv_heads: table_for(encode, heads, kv_heads),
+        encode_attention=lambda heads, kv_heads: _slowed(table_for(encode, heads, kv_heads), clock),
         decode_attention=lambda heads, kv_heads: table_for(decode, heads, kv_heads),
         all_reduce=lambda size, tp: _seconds(reduce, size, tp),
         all_gather=lambda size, tp: _seconds(gather, size, tp),
         degrees=(1, *sorted(reduce.keys() & gather.keys())),
         send=_halved(gather[2]),
     )
+
+
+def _slowed(prompts: Table, clock: float) -> Table:
+    """Attention over prompts, which computes more than it reads, at this share of the clock."""
+    return replace(prompts, values=tuple(seconds / clock for seconds in prompts.values))
 
 
 def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.cluster import LinkSpec
+from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
@@ -55,8 +56,10 @@ def compose(
     between_nodes: LinkSpec,
     overhead_s: float,
     provenance: dict[str, str],
+    serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree.
+    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving` is
+    the engine that waits and has time of its own; its clock is the operators' to know.
 
     Raises InputError for an encoder-decoder.
     """
@@ -73,29 +76,34 @@ def compose(
         model=model.fingerprint,
         dtype=dtype,
         device=device,
-        degrees=tuple(_degree(model, operators, tp) for tp in degrees),
-        overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
+        degrees=tuple(_degree(model, operators, tp, serving) for tp in degrees),
+        overhead=serving.overhead(overhead_s),
         send=operators.send,
         send_between_nodes=Table(
             ("bytes",), (link,), tuple(between_nodes.latency_s + b / between_nodes.bandwidth_bytes_s for b in link)
         ),
-        provenance={**provenance, "overhead_s": f"{overhead_s:.4g}"},
+        provenance={
+            **provenance,
+            "serving": serving.name,
+            "overhead_s": f"{serving.iteration_s + overhead_s:.4g}",
+        },
     )
 
 
-def _degree(model: ModelSpec, operators: Operators, tp: int) -> DegreeTables:
+def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec) -> DegreeTables:
     heads, kv_heads = model.heads // tp, -(-model.kv_heads // tp)
     rows, hidden = operators.rows, _ACTIVATION_BYTES * operators.rows * model.hidden
     encode = operators.encode_attention(heads, kv_heads)
     decode = operators.decode_attention(heads, kv_heads)
     reduce = operators.all_reduce(hidden, tp)
+    waited = reduce + (serving.wait_s if tp > 1 else 0.0)
     products = sum(operators.product(n, k) for n, k in model.layer_matrices(tp))
     vocab = model.vocab // tp
     logits = operators.head_product(vocab, model.hidden) + operators.moved(4 * hidden)  # the final norm
     return DegreeTables(
         tp=tp,
         decoder=LayerTables(
-            rest=_over("tokens", rows, products + _between_products(model, operators, tp) + 2 * reduce),
+            rest=_over("tokens", rows, products + _between_products(model, operators, tp) + 2 * waited),
             encode_attention=encode,
             chunk_attention=_pieces(encode, decode),
             decode_attention=decode,

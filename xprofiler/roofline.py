@@ -1,8 +1,12 @@
-"""The roofline source: a Profile from a device's rates alone, so that a measured one is never required.
+"""The roofline source: a Profile from a device's rates and what its kernels add, so that a measured one is never needed.
 
-A matrix product takes the longer of FLOPs over the achieved rate and bytes over the achieved bandwidth; attention
-likewise; an all-reduce of n bytes over tp devices moves 2 (tp-1)/tp n bytes over the link. Real kernels are slower at
-small sizes, and an engine has overhead: both are parameters here, not knowledge.
+A kernel takes a launch, and the root of the sum of squares of its FLOPs over the rate and its bytes over the bandwidth:
+neither hides the other wholly where both matter. Beside matrix products and attention there are the kernels between
+them, which tensor parallelism doesn't divide, and all-reduces. What depends on the engine rather than on the device (how
+long ranks wait for one another, the clock that is sustained, its own time per iteration) is an `EngineSpec`.
+
+The constants agree with TensorRT-LLM's kernels in the tables of aiconfigurator 0.12.0: products of 16 to 8,192 rows within
+4 to 6 % (median). Nothing here is fitted to what engines reach.
 """
 
 import itertools
@@ -10,9 +14,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exegpt.cluster import ClusterSpec, LinkSpec
+from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import BYTES, ModelSpec, activation_bytes
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 
 _TOKENS = tuple(sorted(float(base << i) for base, most in ((1, 18), (3, 16)) for i in range(most)))
@@ -22,77 +27,162 @@ _BYTES = tuple(float(2**i) for i in range(10, 33, 2))
 
 
 @dataclass(frozen=True)
-class _Rates:
-    """What one device and the links reach, in FLOP/s and bytes/s."""
+class _Launches:
+    """Seconds that a kernel of each kind takes beside its work."""
+
+    product: float = 0.0
+    elementwise: float = 0.0
+    prompts: float = 0.0
+    decoding: float = 0.0
+
+
+_GPU = _Launches(product=4.5e-6, elementwise=2e-6, prompts=5e-6, decoding=7e-6)
+"""Least times in the tables of aiconfigurator 0.12.0, started from graphs."""
+_DECODE_HEAD_S = {1: 7.5e-9, 2: 27e-9}
+"""Bytes of a key's or value's number → what decoding attention takes for each sequence and KV head beside reading: on
+Hopper in the same tables, least squares over those of 32 heads on 8."""
+_SAMPLING_BYTES = 2 + 4 + 4 + 4 + 4
+"""Moved for each logit: copied to 32 bits, penalised and scaled in place, chosen from."""
+_CPU = _Launches()
+_DECODE_FRACTION = 0.88
+"""Share of a GPU's peak bandwidth at which decoding attention reads keys and values, in the same tables."""
+_QKV_PASSES = 5
+"""How often attention over prompts moves queries, keys and values: out of the product, rotated, into the cache, read."""
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What kernels on one device and the links reach, in FLOP/s, bytes/s and seconds."""
 
     flops_s: float
+    """Of the layers' products."""
+    outer_flops_s: float
+    """Of the output head's product, in 16 bits where the layers' are in 8."""
+    attention_flops_s: float
     bandwidth_bytes_s: float
-    value_bytes: int
+    decode_bytes_s: float
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    decode_head_s: float
+    launches: _Launches
     link: LinkSpec
+    wait_s: float
 
     def product(self, n: int, k: int, rows: float) -> float:
-        """Seconds of a [rows, k] by [k, n] matrix product."""
-        moved = (n * k + rows * (n + k)) * self.value_bytes
-        return max(2.0 * rows * n * k / self.flops_s, moved / self.bandwidth_bytes_s)
+        """Seconds of a [rows, k] by [k, n] matrix product of a layer."""
+        return self._product(n, k, rows, self.flops_s, self.weight_bytes)
 
-    def all_reduce(self, size: float, tp: int) -> float:
-        """Seconds of an all-reduce of `size` bytes over `tp` devices."""
+    def outer_product(self, n: int, k: int, rows: float) -> float:
+        """The same for the output head."""
+        return self._product(n, k, rows, self.outer_flops_s, self.activation_bytes)
+
+    def _product(self, n: int, k: int, rows: float, flops_s: float, value_bytes: int) -> float:
+        moved = (n * k + rows * k) * value_bytes + rows * n * self.activation_bytes
+        return self.launches.product + math.hypot(2.0 * rows * n * k / flops_s, moved / self.bandwidth_bytes_s)
+
+    def elementwise(self, values: float, kernels: int) -> float:
+        """Seconds of so many kernels that read and write `values` activations in all, and compute next to nothing."""
+        return kernels * self.launches.elementwise + values * self.activation_bytes / self.bandwidth_bytes_s
+
+    def all_reduce(self, values: float, tp: int) -> float:
+        """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
         if tp == 1:
             return 0.0
-        return 2.0 * (tp - 1) / tp * size / self.link.bandwidth_bytes_s + self.link.latency_s
+        return 2.0 * self._exchange(values, tp) + self.link.latency_s + self.wait_s
+
+    def all_gather(self, values: float, tp: int) -> float:
+        """Seconds until each of `tp` devices has all of so many activations."""
+        return self._exchange(values, tp) + self.link.latency_s if tp > 1 else 0.0
+
+    def _exchange(self, values: float, tp: int) -> float:
+        return (tp - 1) / tp * values * self.activation_bytes / self.link.bandwidth_bytes_s
 
 
 def _table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], seconds: Callable[..., float]) -> Table:
     return Table(axes, points, tuple(seconds(*at) for at in itertools.product(*points)))
 
 
-def _layer(model: ModelSpec, rates: _Rates, tp: int, encoder: bool) -> LayerTables:
-    heads, size = model.heads // tp, model.head_size
-    kv_token = 2 * -(-model.kv_heads // tp) * size * rates.value_bytes
-    reduces = 3 if model.encoder_layers and not encoder else 2
+def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTables:
+    heads, size, kv_heads = model.heads // tp, model.head_size, -(-model.kv_heads // tp)
+    crosses = bool(model.encoder_layers) and not encoder
+    blocks = 3 if crosses else 2  # each with a norm before and an all-reduce after it
+    inner = (3 if model.gated else 2) * model.ffn / tp  # the activation's inputs and output
 
     def rest(tokens: float) -> float:
-        products = sum(rates.product(n, k, tokens) for n, k in model.token_matrices(tp, encoder))
-        return products + reduces * rates.all_reduce(tokens * model.hidden * rates.value_bytes, tp)
+        products = sum(device.product(n, k, tokens) for n, k in model.token_matrices(tp, encoder))
+        between = device.elementwise(tokens * (4 * blocks * model.hidden + inner), blocks + 1)
+        return products + between + blocks * device.all_reduce(tokens * model.hidden, tp)
 
-    def attention(batch: float, new: float, past: float) -> float:
-        """Each of `new` tokens attends to `past` and to the new ones before it (all of them without a causal mask), as
-        far as the model's window reaches.
+    def seconds(batch: float, new: float, past: float) -> tuple[float, float]:
+        """Of FLOPs, and of reading what is cached. Each of `new` tokens attends to `past` and to the new ones before it
+        (all of them without a causal mask), as far as the model's window reaches.
         """
         seen = new * new if encoder else model.seen(new, past)
-        flops = 4.0 * batch * seen * heads * size
-        read = min(past + new, (model.window or math.inf) + new - 1)
-        moved = batch * (read * kv_token + 2 * new * heads * size * rates.value_bytes)
-        return max(flops / rates.flops_s, moved / rates.bandwidth_bytes_s)
+        read = min(past, (model.window or math.inf) - 1)
+        moved = batch * read * 2 * kv_heads * size * device.kv_bytes
+        return 4.0 * batch * seen * heads * size / device.attention_flops_s, moved / device.decode_bytes_s
+
+    def prompts(batch: float, new: float, past: float = 0.0) -> float:
+        passed = _QKV_PASSES * batch * new * (heads + 2 * kv_heads) * size * device.activation_bytes
+        return device.launches.prompts + passed / device.bandwidth_bytes_s + sum(seconds(batch, new, past))
+
+    def decoding(batch: float, context: float) -> float:
+        started = device.launches.decoding + batch * kv_heads * device.decode_head_s
+        return started + max(seconds(batch, 1.0, max(context - 1.0, 0.0)))
 
     return LayerTables(
         rest=_table(("tokens",), (_TOKENS,), rest),
-        encode_attention=_table(("batch", "length"), (_BATCHES, _LENGTHS), lambda b, s: attention(b, s, 0.0)),
-        chunk_attention=_table(("chunk", "past"), (_LENGTHS, (0.0, *_LENGTHS)), lambda c, p: attention(1.0, c, p)),
-        decode_attention=_table(
-            ("batch", "context"), (_BATCHES, _LENGTHS), lambda b, c: attention(b, 1.0, max(c - 1.0, 0.0))
-        ),
-        cross_projection=None
-        if encoder or not model.encoder_layers
-        else _table(("tokens",), (_TOKENS,), lambda t: rates.product(*model.cross_projection(tp), t)),
+        encode_attention=_table(("batch", "length"), (_BATCHES, _LENGTHS), prompts),
+        chunk_attention=_table(("chunk", "past"), (_LENGTHS, (0.0, *_LENGTHS)), lambda c, p: prompts(1.0, c, p)),
+        decode_attention=_table(("batch", "context"), (_BATCHES, _LENGTHS), decoding),
+        cross_projection=_table(("tokens",), (_TOKENS,), lambda t: device.product(*model.cross_projection(tp), t))
+        if crosses
+        else None,
     )
 
 
-def _degree(model: ModelSpec, rates: _Rates, tp: int) -> DegreeTables:
+def _degree(model: ModelSpec, device: _Device, tp: int) -> DegreeTables:
     hidden, vocab = model.hidden, model.vocab // tp
+
+    def head(rows: float) -> float:
+        norm = device.elementwise(4 * rows * hidden, 1)
+        logits = device.outer_product(vocab, hidden, rows) + device.all_gather(rows * model.vocab, tp)
+        return norm + logits + rows * model.vocab * _SAMPLING_BYTES / device.bandwidth_bytes_s
+
     return DegreeTables(
         tp=tp,
-        decoder=_layer(model, rates, tp, encoder=False),
-        encoder=_layer(model, rates, tp, encoder=True) if model.encoder_layers else None,
-        embedding=_table(
-            ("tokens",), (_TOKENS,), lambda t: 2 * t * hidden * rates.value_bytes / rates.bandwidth_bytes_s
-        ),
-        head=_table(("rows",), (_TOKENS,), lambda r: rates.product(vocab, hidden, r)),
+        decoder=_layer(model, device, tp, encoder=False),
+        encoder=_layer(model, device, tp, encoder=True) if model.encoder_layers else None,
+        embedding=_table(("tokens",), (_TOKENS,), lambda t: device.elementwise(2 * t * hidden, 1)),
+        head=_table(("rows",), (_TOKENS,), head),
     )
 
 
 def _send(link: LinkSpec) -> Table:
     return _table(("bytes",), (_BYTES,), lambda b: link.latency_s + b / link.bandwidth_bytes_s)
+
+
+def _device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine: EngineSpec) -> _Device:
+    on_gpu = spec.kind != "cpu"
+    bandwidth = spec.bandwidth_bytes_s * spec.bandwidth_fraction
+    outer = dtype if dtype != "fp8" else next((half for half in ("bf16", "fp16") if spec.flops_s.get(half)), dtype)
+    both = dtype if dtype == kv_dtype else outer  # attention computes in 8 bits where all that it reads has them
+    share = spec.attention_fractions.get(both, spec.attention_fraction)
+    return _Device(
+        flops_s=spec.reached_flops_s(dtype) * engine.clock,
+        outer_flops_s=spec.reached_flops_s(outer) * engine.clock,
+        attention_flops_s=spec.flops_s[outer] * share * engine.clock,
+        bandwidth_bytes_s=bandwidth,
+        decode_bytes_s=spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth,
+        weight_bytes=BYTES[dtype],
+        activation_bytes=activation_bytes(dtype),
+        kv_bytes=BYTES[kv_dtype],
+        decode_head_s=_DECODE_HEAD_S[min(BYTES[kv_dtype], 2)] if on_gpu else 0.0,
+        launches=_GPU if on_gpu else _CPU,
+        link=link,
+        wait_s=engine.wait_s,
+    )
 
 
 def roofline_profile(
@@ -101,33 +191,37 @@ def roofline_profile(
     dtype: str = "fp16",
     degrees: tuple[int, ...] | None = None,
     overhead_s: float = 0.0,
+    *,
+    kv_dtype: str | None = None,
+    engine: EngineSpec = NO_ENGINE,
 ) -> Profile:
     """The roofline's Profile of a model on a cluster's devices, for the given tensor-parallel degrees (by default all
-    that divide the model within a node). `overhead_s` is the engine's own time per iteration.
+    that divide the model within a node). Keys and values have `dtype` unless another is named; `overhead_s` is more time
+    per iteration than the engine's.
 
     Raises InputError where the device doesn't compute in `dtype`.
     """
-    device = cluster.device
-    if device.flops_s.get(dtype, 0.0) <= 0 or device.bandwidth_bytes_s <= 0:
-        known = ", ".join(device.flops_s) or "none"
-        raise InputError(f"Device '{device.kind}' has no rate for {dtype}: it has rates for {known}.")
-    flops_s = device.reached_flops_s(dtype)
-    bandwidth = device.bandwidth_bytes_s * device.bandwidth_fraction
-    rates = _Rates(flops_s, bandwidth, BYTES[dtype], cluster.intra)
+    spec, kv_dtype = cluster.device, kv_dtype or dtype
+    if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
+        known = ", ".join(spec.flops_s) or "none"
+        raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: it has rates for {known}.")
+    device = _device(spec, cluster.intra, dtype, kv_dtype, engine)
     return Profile(
         version=Profile.VERSION,
         source="roofline",
         model=model.fingerprint,
         dtype=dtype,
-        device=device.kind,
-        degrees=tuple(_degree(model, rates, tp) for tp in degrees or model.tp_degrees(cluster.devices_per_node)),
-        overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
+        device=spec.kind,
+        degrees=tuple(_degree(model, device, tp) for tp in degrees or model.tp_degrees(cluster.devices_per_node)),
+        overhead=engine.overhead(overhead_s),
         send=_send(cluster.intra),
         send_between_nodes=_send(cluster.inter),
         provenance={
-            "flops_s": f"{flops_s:.4g}",
-            "bandwidth_bytes_s": f"{bandwidth:.4g}",
+            "flops_s": f"{device.flops_s:.4g}",
+            "bandwidth_bytes_s": f"{device.bandwidth_bytes_s:.4g}",
             "link_bytes_s": f"{cluster.intra.bandwidth_bytes_s:.4g}",
-            "overhead_s": f"{overhead_s:.4g}",
+            "kv_dtype": kv_dtype,
+            "engine": engine.name,
+            "overhead_s": f"{engine.iteration_s + overhead_s:.4g}",
         },
     )

@@ -1,6 +1,6 @@
 """WAA's handover: what an encoding batch leaves for the decoding side, through host memory (paper section 3)."""
 
-from exegpt.model import BYTES
+from exegpt.model import activation_bytes
 from exegpt.profile import Table
 from xsimulator.scenario import Scenario
 
@@ -19,7 +19,7 @@ def handover_seconds(scenario: Scenario, tokens: float) -> float:
 def _way(scenario: Scenario) -> tuple[float, Table]:
     """Bytes per token that the busiest device sends, and the seconds of one of its two ways by bytes."""
     model, profile = scenario.model, scenario.profile
-    sent = model.hidden * BYTES[profile.dtype]
+    sent = model.hidden * activation_bytes(profile.dtype)
     if not scenario.encoder_decoder:
         layers = ((s, stop - start) for s in scenario.encode.stages for start, stop in [s.decoder_layers or (0, 0)])
         sent = max(count * model.kv_bytes(s.tp, scenario.kv_dtype) for s, count in layers)

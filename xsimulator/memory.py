@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.cluster import ClusterSpec
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import ModelSpec, activation_bytes
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import Workload
 from xsimulator.steady_state import cornish_fisher, decode_iterations_of
@@ -66,10 +66,10 @@ def stage_memory(
         model.head_parameters + model.tied_embeddings * model.vocab * model.hidden
     )
     outer -= shared * model.vocab * model.hidden
-    weights += outer * BYTES[dtype] / stage.tp
+    weights += outer * activation_bytes(dtype) / stage.tp
     # The widest moment of a layer: its input, the feed-forward's inner product, and the result.
     width = 2 * model.hidden + (3 if model.gated else 2) * model.ffn / stage.tp
-    workspace = tokens * width * BYTES[dtype]
+    workspace = tokens * width * activation_bytes(dtype)
     block = BLOCK_SIZE * (stop - start) * model.kv_bytes(stage.tp, kv_dtype)
     return StageMemory(weights, workspace, block, cluster.device.memory_bytes * cluster.memory_fraction)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.cluster import ClusterSpec
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import ModelSpec, activation_bytes
 from exegpt.profile import Profile
 from exegpt.schedule import Bound, Schedule, Stage
 from exegpt.workload import Workload
@@ -148,7 +148,7 @@ class Scenario:
 
     def hops(self, side: Side, tokens: float) -> Array:
         """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage of a side; 0 for the first."""
-        sent = tokens * self.model.hidden * BYTES[self.profile.dtype]
+        sent = tokens * self.model.hidden * activation_bytes(self.profile.dtype)
         near, far = self._hops(side)
         seconds: Array = np.zeros(len(side.stages))
         if near is not None:
@@ -159,7 +159,7 @@ class Scenario:
 
     def way(self, side: Side, tokens: float) -> float:
         """Seconds of all hops of a side together."""
-        sent = tokens * self.model.hidden * BYTES[self.profile.dtype]
+        sent = tokens * self.model.hidden * activation_bytes(self.profile.dtype)
         near, far = self.once(("way", side), lambda: [0.0 if n is None else float(n.sum()) for n in self._hops(side)])
         seconds = near * self.profile.send.at(sent) if near else 0.0
         return seconds + (far * self.profile.send_between_nodes.at(sent) if far else 0.0)

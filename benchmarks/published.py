@@ -1,0 +1,225 @@
+"""Throughputs that TensorRT-LLM published, beside what exegpt predicts for them from data sheets alone.
+
+406 rows of dense models in 16 and 8 bits, versions 0.14 and later, on H100, H200, A100 and L40S. Each is simulated as its
+page describes it: one replica at the published degree, all requests queued at once, in-flight batching, 95 % of the memory
+that weights leave for keys and values, no latency bound; the event simulator runs the list with its ramp and drain. Nothing
+is measured here and no GPU is needed.
+
+    python -m benchmarks.published [--tables] [--fit] [--facts] [--others] [--every N] [--workers N]
+"""
+
+import argparse
+import csv
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.silicon import DATA, chunked_engine
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import device_kind, parse_cluster
+from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
+from exegpt.profile import Profile
+from exegpt.workload import RequestLengths, Workload
+from xprofiler.roofline import roofline_profile
+
+Array = NDArray[np.float64]
+
+FILE = DATA / "published" / "trtllm_perf.csv"
+ENGINE = "tensorrt-llm"
+MODELS = {
+    "Llama-3.1-8B": "llama-3.1-8b",
+    "Llama-3.1-70B": "llama-3.1-70b",
+    "Llama-3.3-70B": "llama-3.1-70b",  # the same sizes
+    "Llama-3.1-405B": "llama-3.1-405b",
+    "Mistral-7B": "mistral-7b-v0.3",  # the pages' has no window
+}
+DEVICES = {"H100-SXM": "H100-SXM", "H200-SXM": "H200-SXM", "A100-80GB-SXM": "A100-80GB", "L40S": "L40S"}
+SYSTEMS = {"H100-SXM": "h100_sxm", "H200-SXM": "h200_sxm", "A100-80GB": "a100_sxm", "L40S": "l40s"}
+KV_SHARE = 0.95
+"""Of what weights, activations and the engine leave, as most pages' commands say."""
+ENGINE_BYTES = 3.5 * 2**30
+"""That an engine takes of each device for itself (context, graphs, workspace): aiconfigurator 0.12.0's figure."""
+MOST_SEQUENCES, MOST_TOKENS = 2048, 8192
+"""The engine's own defaults, of all versions; twice or half of either changes the median by less than 2 %."""
+REQUESTS = 3000
+"""Where a row doesn't say."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published figure: output tokens/s of all devices together."""
+
+    model: str
+    device: str
+    dtype: str
+    tp: int
+    input: int
+    output: int
+    requests: int
+    version: str
+    tokens_s: float
+
+    @property
+    def order(self) -> str:
+        """A fixed disorder: rows are fitted or held out by their place in it."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+def published_rows() -> list[Row]:
+    """The dense rows of versions 0.14 and later whose devices are built in."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(
+                MODELS[row["model"]],
+                DEVICES[row["gpu"]],
+                row["precision"],
+                int(row["tp"]),
+                *(int(row[name]) for name in ("isl", "osl")),
+                int(row["requests"] or REQUESTS),
+                row["version"],
+                float(row["tokens_per_s"]) * (int(row["gpus"]) if row["per"] == "gpu" else 1),
+            )
+            for row in csv.DictReader(file)
+            if row["model"] in MODELS and row["gpu"] in DEVICES and row["precision"] in ("fp16", "fp8")
+            if row["version"] != "0.9" and row["pp"] == "1"
+        ]
+
+
+def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The rows that constants are fitted to, every fifth in the order of a hash, and the others, which count."""
+    ordered = sorted(rows, key=lambda row: row.order)
+    return ordered[4::5], [row for place, row in enumerate(ordered, 1) if place % 5]
+
+
+Source = Callable[[Row, EngineSpec], Profile]
+
+
+def roofline(row: Row, engine: EngineSpec) -> Profile:
+    """What everybody gets who names a cluster."""
+    return roofline_profile(
+        builtin_model(row.model), parse_cluster(f"{row.tp}x{row.device}"), row.dtype, (row.tp,), engine=engine
+    )
+
+
+def operator_tables(row: Row, engine: EngineSpec) -> Profile:
+    """Of aiconfigurator's package, TensorRT-LLM's kernels."""
+    return _tables(row.model, SYSTEMS[row.device], row.dtype, engine)
+
+
+@functools.lru_cache(maxsize=4)
+def _tables(model: str, system: str, dtype: str, engine: EngineSpec) -> Profile:
+    from xprofiler.aiconfigurator import aiconfigurator_profile
+
+    return aiconfigurator_profile(builtin_model(model), system, "trtllm", dtype, serving=engine)
+
+
+def seconds(row: Row, profile: Profile) -> float:
+    """How long the product's replay takes for the row's requests."""
+    from xsimulator.replay import replay
+
+    workload, cluster = Workload.fixed(row.input, row.output), f"{row.tp}x{row.device}"
+    usable = 1.0 - ENGINE_BYTES / device_kind(row.device).memory_bytes
+    free = chunked_engine(
+        *(row.model, cluster, workload, profile, row.dtype, row.tp, MOST_SEQUENCES, MOST_TOKENS), memory_fraction=usable
+    )
+    schedule = replace(free, kv_blocks=int(KV_SHARE * free.kv_blocks))
+    requests = [RequestLengths(row.input, row.output)] * row.requests
+    return replay(schedule, profile, requests, timeline=False).seconds
+
+
+def error(row: Row, source: Source, engine: EngineSpec) -> float:
+    """(predicted - published) / published throughput."""
+    return row.requests * row.output / seconds(row, source(row, engine)) / row.tokens_s - 1.0
+
+
+def errors(rows: Sequence[Row], engine: EngineSpec, source: Source = roofline, workers: int = 1) -> Array:
+    """[rows]: of each."""
+    work = functools.partial(error, source=source, engine=engine)
+    if workers == 1:
+        return np.array([work(row) for row in rows])
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return np.array(list(pool.map(work, rows, chunksize=4)))
+
+
+# The fit
+
+_ITERATION_S = 1.03e-3
+"""An engine's time per iteration, as calibrated on a vLLM server's run (benchmarks/silicon.py, table a): beside the time per
+sequence these rows don't determine it."""
+_SCALES = (50e-6, 0.1, 5e-6)
+"""Of the three fitted constants: wait in seconds, slowness, and seconds per sequence; the clock is 1 / (1 + slowness)."""
+
+
+def _engine(at: Array) -> EngineSpec:
+    wait, slowness, sequence = (float(x * scale) for x, scale in zip(at, _SCALES, strict=True))
+    return EngineSpec("fitted", wait, 1.0 / (1.0 + slowness), _ITERATION_S, sequence)
+
+
+def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
+    """The three constants that bring predictions nearest to these rows (least soft-L1 of the logarithms).
+
+    With all requests queued at once, no decision depends on time: seconds are linear in all constants but the clock, and
+    nearly in its inverse. So they are simulated at one point and a step along each axis, twice.
+    """
+    from scipy.optimize import least_squares
+
+    at, step = np.ones(3), 0.5
+    for _ in range(2):
+        engines = [_engine(at), *(_engine(at + step * axis) for axis in np.eye(3))]
+        ratio = np.array([1.0 / (1.0 + errors(rows, engine, workers=workers)) for engine in engines])
+        slope = (ratio[1:] - ratio[0]) / step
+
+        def residuals(x: Array, at: Array = at, first: Array = ratio[0], slope: Array = slope) -> Array:
+            return np.log(np.maximum(first + (x - at) @ slope, 1e-3))
+
+        at = least_squares(residuals, at, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.05).x
+    return _engine(at)
+
+
+# What is printed
+
+
+def print_errors(title: str, rows: Sequence[Row], found: Array) -> None:
+    """Signed and absolute medians over all rows, by degree and by device."""
+    print(f"{title}\n    {'':14} {'rows':>5} {'median':>8} {'absolute':>9} {'beyond 25%':>11}")
+    groups: list[tuple[str, list[bool]]] = [("all", [True] * len(rows))]
+    groups += [(f"TP {tp}", [row.tp == tp for row in rows]) for tp in sorted({row.tp for row in rows})]
+    groups += [(name, [row.device == name for row in rows]) for name in sorted({row.device for row in rows})]
+    for name, among in groups:
+        own = found[np.array(among)]
+        median, absolute, beyond = np.median(own), np.median(abs(own)), np.mean(abs(own) > 0.25)
+        print(f"    {name:14} {len(own):5} {median:+8.1%} {absolute:9.1%} {beyond:11.0%}")
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
+    parser.add_argument("--fit", action="store_true", help="fit the engine's constants again, and take those")
+    parser.add_argument("--facts", action="store_true", help="print the rows of exegpt/compared.py")
+    parser.add_argument("--every", type=int, default=1, help="only every so many rows")
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    if not FILE.exists():
+        raise SystemExit(f"'{FILE}' is not there: set EXEGPT_DATA to a folder with published measurements.")
+    fitted, held_out = parted(published_rows())
+    engine = find_engine(ENGINE)
+    if arguments.fit:
+        engine = fit(fitted, arguments.workers)
+        print(f"fitted to {len(fitted)} rows: {engine}")
+    rows = held_out[:: arguments.every]
+    work = functools.partial(errors, workers=arguments.workers)
+    print_errors("roofline, the rows that nothing was fitted to", rows, work(rows, engine))
+    print_errors("roofline, no engine: nothing fitted", rows, work(rows, NO_ENGINE))
+    if arguments.tables:
+        print_errors("operator tables", rows, work(rows, engine, operator_tables))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Profiles that nobody measured: the roofline of a named cluster under a named engine, and how far off such were."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from exegpt.errors import InputError
+
+if TYPE_CHECKING:
+    from exegpt.cluster import ClusterSpec
+    from exegpt.model import ModelSpec
+    from exegpt.profile import Profile
+    from exegpt.schedule import Schedule
+
+DEFAULT_ENGINE = "vllm"
+"""What most people deploy; on this machine our own runner serves, whose time a measured profile has."""
+
+
+def default_engine(cluster: "ClusterSpec") -> str:
+    """The engine that is taken where none is named."""
+    return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
+
+
+def stock_profile(
+    model: "ModelSpec", cluster: "ClusterSpec", dtype: str, kv_dtype: str | None = None, engine: str | None = None
+) -> "Profile":
+    """The roofline of a cluster under an engine; this machine's rates are measured first (a second)."""
+    from exegpt.engine import find_engine
+    from xprofiler import machine
+    from xprofiler.roofline import roofline_profile
+
+    serving = find_engine(engine or default_engine(cluster))
+    known = cluster if cluster.device.flops_s else machine.measured(cluster, dtype)
+    return roofline_profile(model, known, dtype, kv_dtype=kv_dtype, engine=serving)
+
+
+def like(profile: "Profile", model: "ModelSpec", cluster: "ClusterSpec") -> "Profile":
+    """The roofline of another cluster in the dtypes and under the engine of a roofline."""
+    told = profile.provenance
+    return stock_profile(model, cluster, profile.dtype, told["kv_dtype"], told["engine"])
+
+
+def found_on(schedule: "Schedule") -> "Profile | None":
+    """The roofline that a schedule was found on; None where it is none of a known engine's."""
+    return next((one for one in _candidates(schedule) if one.fingerprint == schedule.profile.fingerprint), None)
+
+
+def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
+    from exegpt.engine import ENGINES
+
+    if schedule.profile.source != "roofline" or not schedule.cluster.device.flops_s:
+        return  # another's, or this machine's rates at that time
+    for name in dict.fromkeys((default_engine(schedule.cluster), *ENGINES)):
+        yield stock_profile(schedule.model.spec, schedule.cluster, schedule.dtype, schedule.kv_dtype, name)
+
+
+def check_engine(engine: str | None, profile: str | None) -> None:
+    """InputError for an engine that is unknown, or beside a profile that has its own engine's time."""
+    from exegpt.engine import find_engine
+
+    if engine is None:
+        return
+    find_engine(engine)
+    if profile not in (None, "roofline"):
+        raise InputError(
+            f"--engine {engine} is for rooflines, and the times of the profile '{profile}' are its own engine's: leave "
+            "one of them out."
+        )
+
+
+def told(profile: "Profile", typed: bool) -> str:
+    """Whose time is in a roofline."""
+    name = profile.provenance["engine"]
+    if name == "none":
+        return "no engine's own time is in it"
+    return f"with the time of engine {name}" + ("" if typed else ", the default")
+
+
+def accuracy(profile: "Profile") -> tuple[str, ...]:
+    """A sentence on how far rooflines of this device were off, by tensor-parallel degree; none for what was measured."""
+    if profile.source != "roofline" or profile.device == "cpu":
+        return ()
+    from exegpt.compared import COMPARED, SOURCE
+
+    rows = [one for one in COMPARED if one.device == profile.device]
+    if not rows:
+        known = ", ".join(dict.fromkeys(one.device for one in COMPARED))
+        return (f"accuracy: no published throughput of {profile.device} was compared with rooflines, only of {known}",)
+    off = ", ".join(f"{one.median_error:.0%} at TP{one.tp} ({one.rows})" for one in rows)
+    beyond = sum(one.rows * one.beyond_quarter for one in rows) / sum(one.rows for one in rows)
+    return (
+        f"accuracy: rooflines of {profile.device} were off by {off}: medians over so many throughputs of {SOURCE}, "
+        f"{beyond:.0%} of them by more than a quarter",
+    )

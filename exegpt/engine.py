@@ -1,0 +1,62 @@
+"""EngineSpec: what a serving engine adds to the kernels that it runs; the engines that are known by name.
+
+Kernels belong to a device and are in its roofline. What is here belongs to the engine: another one on the same device,
+with the same kernels, is slower or faster by it.
+"""
+
+from dataclasses import dataclass
+
+from exegpt.errors import InputError
+from exegpt.noun import Noun
+from exegpt.profile import Table
+
+_MANY = 4096.0
+"""Sequences up to which an engine's table goes; it is linear, so that its slope goes on."""
+
+
+@dataclass(frozen=True)
+class EngineSpec(Noun):
+    """What an engine adds to its kernels' times."""
+
+    name: str
+    wait_s: float = 0.0
+    """Seconds for which tensor-parallel ranks wait for one another at each all-reduce."""
+    clock: float = 1.0
+    """Share of the device's peak rates that is sustained while it serves: kernels are timed on cool, idle devices."""
+    iteration_s: float = 0.0
+    """Seconds of the engine's own time per iteration."""
+    sequence_s: float = 0.0
+    """The same per sequence of an iteration."""
+
+    def __post_init__(self) -> None:
+        times = (self.wait_s, self.iteration_s, self.sequence_s)
+        if not 0 < self.clock <= 1 or not all(0 <= seconds <= 60 for seconds in times):
+            raise InputError(f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its clock above 0, at most 1.")
+
+    def overhead(self, more_s: float = 0.0) -> Table:
+        """The engine's own time by the sequences of an iteration [batch], with `more_s` more per iteration."""
+        each = self.iteration_s + more_s
+        if not self.sequence_s:
+            return Table(("batch",), ((1.0,),), (each,))
+        return Table(("batch",), ((0.0, _MANY),), (each, each + _MANY * self.sequence_s))
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        # Fitted by `python -m benchmarks.published --fit` to a fifth of TensorRT-LLM's published throughputs.
+        EngineSpec("tensorrt-llm", wait_s=45e-6, clock=0.89, iteration_s=1e-3, sequence_s=5.8e-6),
+        EngineSpec("vllm", wait_s=45e-6, clock=0.89, iteration_s=1e-3, sequence_s=5.8e-6),
+        EngineSpec("paper"),
+        EngineSpec("none"),
+    )
+}
+"""By name."""
+NO_ENGINE = ENGINES["none"]
+
+
+def find_engine(name: str) -> EngineSpec:
+    """The engine of this name; InputError with the list for an unknown one."""
+    if name not in ENGINES:
+        raise InputError(f"There is no engine '{name}': use one of {', '.join(ENGINES)}.")
+    return ENGINES[name]
