@@ -1,9 +1,9 @@
 """Throughputs that TensorRT-LLM published, beside what exegpt predicts for them from data sheets alone.
 
-406 rows of dense models in 16 and 8 bits, versions 0.14 and later, on H100, H200, A100 and L40S. Each is simulated as its
-page describes it: one replica at the published degree, all requests queued at once, in-flight batching, 95 % of the memory
-that weights leave for keys and values, no latency bound; the event simulator runs the list with its ramp and drain. Nothing
-is measured here and no GPU is needed.
+406 rows of dense models in 16 and 8 bits, versions 0.14 and later, on H100, H200, A100 and L40S. Each is simulated as
+its page describes it: one replica at the published degree, all requests queued at once, in-flight batching, 95 % of the
+memory that is left for keys and values, no latency bound; the event simulator runs the list with its ramp and drain.
+Nothing is measured here and no GPU is needed.
 
     python -m benchmarks.published [--tables] [--fit] [--facts] [--others] [--every N] [--workers N]
 """
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.silicon import DATA, chunked_engine
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import device_kind, parse_cluster
+from exegpt.compared import Compared
 from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
 from exegpt.profile import Profile
 from exegpt.workload import RequestLengths, Workload
@@ -150,10 +151,10 @@ def errors(rows: Sequence[Row], engine: EngineSpec, source: Source = roofline, w
 # The fit
 
 _ITERATION_S = 1.03e-3
-"""An engine's time per iteration, as calibrated on a vLLM server's run (benchmarks/silicon.py, table a): beside the time per
-sequence these rows don't determine it."""
+"""An engine's time per iteration, as calibrated on a vLLM server's run (benchmarks/silicon.py, table a): beside the
+time per sequence these rows don't determine it."""
 _SCALES = (50e-6, 0.1, 5e-6)
-"""Of the three fitted constants: wait in seconds, slowness, and seconds per sequence; the clock is 1 / (1 + slowness)."""
+"""Of the three fitted constants: wait in seconds, slowness, seconds per sequence; the clock is 1 / (1 + slowness)."""
 
 
 def _engine(at: Array) -> EngineSpec:
@@ -164,8 +165,8 @@ def _engine(at: Array) -> EngineSpec:
 def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
     """The three constants that bring predictions nearest to these rows (least soft-L1 of the logarithms).
 
-    With all requests queued at once, no decision depends on time: seconds are linear in all constants but the clock, and
-    nearly in its inverse. So they are simulated at one point and a step along each axis, twice.
+    With all requests queued at once, no decision depends on time: seconds are linear in all constants but the clock,
+    and nearly in its inverse. So they are simulated at one point and a step along each axis, twice.
     """
     from scipy.optimize import least_squares
 
@@ -183,6 +184,16 @@ def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
 
 
 # What is printed
+
+
+def compared(rows: Sequence[Row], found: Array) -> tuple[Compared, ...]:
+    """The facts that answers tell, of every device and degree, errors rounded to tenths of a percent."""
+    facts = []
+    for device, tp in sorted({(row.device, row.tp) for row in rows}):
+        own = abs(found[[(row.device, row.tp) == (device, tp) for row in rows]])
+        shares = (round(float(share), 3) for share in (np.median(own), np.mean(own > 0.25)))
+        facts.append(Compared(device, tp, len(own), *shares))
+    return tuple(facts)
 
 
 def print_errors(title: str, rows: Sequence[Row], found: Array) -> None:
@@ -210,6 +221,10 @@ def main() -> None:
         raise SystemExit(f"'{FILE}' is not there: set EXEGPT_DATA to a folder with published measurements.")
     fitted, held_out = parted(published_rows())
     engine = find_engine(ENGINE)
+    if arguments.facts:
+        for fact in compared(held_out, errors(held_out, engine, workers=arguments.workers)):
+            print(f"    {fact},")
+        return
     if arguments.fit:
         engine = fit(fitted, arguments.workers)
         print(f"fitted to {len(fitted)} rows: {engine}")

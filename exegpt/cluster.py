@@ -114,19 +114,23 @@ class ClusterSpec(Noun):
 
 _T = 1e12
 
-# What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 0.5 to 256 MB in the
-# tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 306, 286, 307
-# GB/s; 7, 7, 17 µs). PCIe 5: vLLM's kernel, four devices. A pair on PCIe 4 reaches 19 GB/s there.
+# What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB to 256 MB
+# in the tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 291,
+# 267, 291 GB/s; 6, 4, 13 µs). PCIe 5: vLLM's kernel, four devices. A pair on PCIe 4 reaches 19 GB/s there.
 _PCIE4 = LinkSpec(19e9, 15e-6)
 _PCIE5 = LinkSpec(27e9, 18e-6)
-_NVLINK3 = LinkSpec(177e9, 24e-6)
-_NVLINK3_A800 = LinkSpec(118e9, 24e-6)  # 400 of the A100's 600 GB/s
-_NVLINK4 = LinkSpec(306e9, 8e-6)
-_NVLINK5 = LinkSpec(519e9, 17e-6)
+_NVLINK3 = LinkSpec(172e9, 7e-6)
+_NVLINK3_A800 = LinkSpec(115e9, 7e-6)  # 400 of the A100's 600 GB/s
+_NVLINK4 = LinkSpec(293e9, 6e-6)
+_NVLINK5 = LinkSpec(489e9, 10e-6)
 # InfiniBand: nine tenths of the ports' rate, all ports of a node together.
 _IB100 = LinkSpec(11e9, 10e-6)
 _IB200x8 = LinkSpec(180e9, 10e-6)
 _IB400x8 = LinkSpec(350e9, 10e-6)
+
+
+# Shares of the 16-bit peak that attention over prompts reaches in 16 and 8 bits.
+_HOPPER, _ADA, _BLACKWELL, _PRO = (0.54, 0.75), (0.40, 0.75), (0.50, 0.63), (0.44, 0.85)
 
 
 def _gpu(
@@ -153,10 +157,10 @@ def _gpu(
 
 # The makers' data sheets: memory, bandwidth, dense tensor-core rates with 32-bit sums, float32 outside tensor cores (no
 # dtype here means TF32). Shares reached are medians over three engines' matrix products in the tables of aiconfigurator
-# 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights. There an
-# 8-bit product includes the quantisation of its input, which engines fuse into what comes before (static scales): the
-# shares of H100, H200, B200 and L40S are without it, RTXPRO6000's with. Attention: TensorRT-LLM's kernels over prompts
-# of 8,192 tokens and more. Devices that those tables lack keep the defaults, or take their generation's.
+# 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights. There
+# an 8-bit product includes the quantisation of its input, which engines fuse into what comes before (static scales):
+# the shares of H100, H200, B200 and L40S are without it, RTXPRO6000's with. Attention: TensorRT-LLM's kernels over
+# prompts of 8,192 tokens and more. Devices that those tables lack keep the defaults, or take their generation's.
 _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
     spec.kind: (spec, intra, inter)
     for spec, intra, inter in [
@@ -168,17 +172,37 @@ _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
         # NVIDIA A800 data sheet, 2022: an A100 with two thirds of its NVLink.
         (_gpu("A800-80GB", 80, 2.039, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3_A800, _IB200x8),
         # NVIDIA H100 data sheet, 2023 (SXM; its rates there are with sparsity: half of them).
-        (_gpu("H100-SXM", 80, 3.35, 989.5, 67, 1979, reached=(0.78, 0.84, 0.75), attention=(0.54, 0.75)), _NVLINK4, _IB400x8),
+        (
+            _gpu("H100-SXM", 80, 3.35, 989.5, 67, 1979, reached=(0.78, 0.84, 0.75), attention=_HOPPER),
+            _NVLINK4,
+            _IB400x8,
+        ),
         # NVIDIA H200 data sheet, 2024 (SXM, with sparsity).
-        (_gpu("H200-SXM", 141, 4.8, 989.5, 67, 1979, reached=(0.77, 0.83, 0.74), attention=(0.54, 0.75)), _NVLINK4, _IB400x8),
+        (
+            _gpu("H200-SXM", 141, 4.8, 989.5, 67, 1979, reached=(0.77, 0.83, 0.74), attention=_HOPPER),
+            _NVLINK4,
+            _IB400x8,
+        ),
         # NVIDIA L40S data sheet, 2023. Of its 48 GB 45 GiB are there, with error correction (nvidia-smi).
-        (_gpu("L40S", 45, 0.864, 362.05, 91.6, 733, reached=(0.57, 0.83, 0.55), attention=(0.40, 0.75)), _PCIE4, _IB100),
+        (
+            _gpu("L40S", 45, 0.864, 362.05, 91.6, 733, reached=(0.57, 0.83, 0.55), attention=_ADA),
+            _PCIE4,
+            _IB100,
+        ),
         # NVIDIA HGX B200 data sheet, 2025 (an eighth of the board's; with sparsity).
-        (_gpu("B200", 180, 8.0, 2250, 75, 4500, reached=(0.65, 0.78, 0.68), attention=(0.50, 0.63)), _NVLINK5, _IB400x8),
+        (
+            _gpu("B200", 180, 8.0, 2250, 75, 4500, reached=(0.65, 0.78, 0.68), attention=_BLACKWELL),
+            _NVLINK5,
+            _IB400x8,
+        ),
         # NVIDIA Ada GPU architecture whitepaper, 2022. Not in the tables.
-        (_gpu("RTX4090", 24, 1.008, 165.2, 82.6, 330.3, attention=(0.40, 0.75)), _PCIE4, _IB100),
+        (_gpu("RTX4090", 24, 1.008, 165.2, 82.6, 330.3, attention=_ADA), _PCIE4, _IB100),
         # NVIDIA RTX Blackwell PRO GPU architecture whitepaper, 2025; the tables measured the Server Edition.
-        (_gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6, reached=(0.79, 0.83, 0.69), attention=(0.44, 0.85)), _PCIE5, _IB100),
+        (
+            _gpu("RTXPRO6000", 96, 1.792, 503.8, 125, 1007.6, reached=(0.79, 0.83, 0.69), attention=_PRO),
+            _PCIE5,
+            _IB100,
+        ),
     ]
 }
 

@@ -31,7 +31,9 @@ class EngineSpec(Noun):
     def __post_init__(self) -> None:
         times = (self.wait_s, self.iteration_s, self.sequence_s)
         if not 0 < self.clock <= 1 or not all(0 <= seconds <= 60 for seconds in times):
-            raise InputError(f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its clock above 0, at most 1.")
+            raise InputError(
+                f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its clock above 0, at most 1."
+            )
 
     def overhead(self, more_s: float = 0.0) -> Table:
         """The engine's own time by the sequences of an iteration [batch], with `more_s` more per iteration."""

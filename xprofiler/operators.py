@@ -58,8 +58,8 @@ def compose(
     provenance: dict[str, str],
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving` is
-    the engine that waits and has time of its own; its clock is the operators' to know.
+    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving`
+    is the engine that waits and has time of its own; its clock is the operators' to know.
 
     Raises InputError for an encoder-decoder.
     """

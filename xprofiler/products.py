@@ -59,8 +59,8 @@ class Products:
         )
 
     def seconds(self, n: float, k: float, clock: float = 1.0) -> Array:
-        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows, where this share of
-        the clock that they were measured at is sustained.
+        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows, where this share
+        of the clock that they were measured at is sustained.
         """
         full = _full_speed(self.rows, n, k, self.flops_s * clock, self.bandwidth_bytes_s, self.value_bytes)
         (i, up), (j, right) = _between(self.outputs, n), _between(self.inputs, k)

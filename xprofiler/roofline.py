@@ -1,12 +1,12 @@
-"""The roofline source: a Profile from a device's rates and what its kernels add, so that a measured one is never needed.
+"""The roofline source: a Profile from a device's rates and what kernels add, so that a measured one is never needed.
 
 A kernel takes a launch, and the root of the sum of squares of its FLOPs over the rate and its bytes over the bandwidth:
 neither hides the other wholly where both matter. Beside matrix products and attention there are the kernels between
-them, which tensor parallelism doesn't divide, and all-reduces. What depends on the engine rather than on the device (how
-long ranks wait for one another, the clock that is sustained, its own time per iteration) is an `EngineSpec`.
+them, which tensor parallelism doesn't divide, and all-reduces. What depends on the engine rather than on the device
+(how long ranks wait for one another, the clock that is sustained, its own time per iteration) is an `EngineSpec`.
 
-The constants agree with TensorRT-LLM's kernels in the tables of aiconfigurator 0.12.0: products of 16 to 8,192 rows within
-4 to 6 % (median). Nothing here is fitted to what engines reach.
+The constants agree with TensorRT-LLM's kernels in the tables of aiconfigurator 0.12.0: products of 16 to 8,192 rows
+within 4 to 6 % (median). Nothing here is fitted to what engines reach.
 """
 
 import itertools
@@ -38,16 +38,18 @@ class _Launches:
 
 _GPU = _Launches(product=4.5e-6, elementwise=2e-6, prompts=5e-6, decoding=7e-6)
 """Least times in the tables of aiconfigurator 0.12.0, started from graphs."""
-_DECODE_HEAD_S = {1: 7.5e-9, 2: 27e-9}
-"""Bytes of a key's or value's number → what decoding attention takes for each sequence and KV head beside reading: on
-Hopper in the same tables, least squares over those of 32 heads on 8."""
+_DECODE_HEAD_S = {1: 7e-9, 2: 31e-9}
+"""Bytes of a key's or value's number → what decoding attention takes for each sequence and KV head beside reading:
+medians on Hopper in the same tables, grouped heads (vLLM's kernels: 31 and 25 ns)."""
+_DECODE_SINGLE_HEAD_S = 8e-9
+"""The same where every head has keys and values of its own."""
 _SAMPLING_BYTES = 2 + 4 + 4 + 4 + 4
 """Moved for each logit: copied to 32 bits, penalised and scaled in place, chosen from."""
 _CPU = _Launches()
 _DECODE_FRACTION = 0.88
 """Share of a GPU's peak bandwidth at which decoding attention reads keys and values, in the same tables."""
 _QKV_PASSES = 5
-"""How often attention over prompts moves queries, keys and values: out of the product, rotated, into the cache, read."""
+"""How often attention over prompts moves queries, keys and values: to rotate them, into the cache, to be read."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class _Device:
     weight_bytes: int
     activation_bytes: int
     kv_bytes: int
-    decode_head_s: float
+    on_gpu: bool
     launches: _Launches
     link: LinkSpec
     wait_s: float
@@ -84,6 +86,12 @@ class _Device:
     def elementwise(self, values: float, kernels: int) -> float:
         """Seconds of so many kernels that read and write `values` activations in all, and compute next to nothing."""
         return kernels * self.launches.elementwise + values * self.activation_bytes / self.bandwidth_bytes_s
+
+    def decode_head_s(self, group: int) -> float:
+        """Seconds of decoding attention for each sequence and KV head, which so many heads share, beside reading."""
+        if not self.on_gpu:
+            return 0.0
+        return _DECODE_HEAD_S[min(self.kv_bytes, 2)] if group > 1 else _DECODE_SINGLE_HEAD_S
 
     def all_reduce(self, values: float, tp: int) -> float:
         """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
@@ -128,7 +136,7 @@ def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTa
         return device.launches.prompts + passed / device.bandwidth_bytes_s + sum(seconds(batch, new, past))
 
     def decoding(batch: float, context: float) -> float:
-        started = device.launches.decoding + batch * kv_heads * device.decode_head_s
+        started = device.launches.decoding + batch * kv_heads * device.decode_head_s(heads // kv_heads)
         return started + max(seconds(batch, 1.0, max(context - 1.0, 0.0)))
 
     return LayerTables(
@@ -178,7 +186,7 @@ def _device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine:
         weight_bytes=BYTES[dtype],
         activation_bytes=activation_bytes(dtype),
         kv_bytes=BYTES[kv_dtype],
-        decode_head_s=_DECODE_HEAD_S[min(BYTES[kv_dtype], 2)] if on_gpu else 0.0,
+        on_gpu=on_gpu,
         launches=_GPU if on_gpu else _CPU,
         link=link,
         wait_s=engine.wait_s,
@@ -196,8 +204,8 @@ def roofline_profile(
     engine: EngineSpec = NO_ENGINE,
 ) -> Profile:
     """The roofline's Profile of a model on a cluster's devices, for the given tensor-parallel degrees (by default all
-    that divide the model within a node). Keys and values have `dtype` unless another is named; `overhead_s` is more time
-    per iteration than the engine's.
+    that divide the model within a node). Keys and values have `dtype` unless another is named; `overhead_s` is more
+    time per iteration than the engine's.
 
     Raises InputError where the device doesn't compute in `dtype`.
     """

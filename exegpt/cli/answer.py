@@ -115,11 +115,9 @@ def advise(setting: "Setting", answer: "Tuned", bound_s: float, asked: dict[str,
 
 def _profile_on(setting: "Setting", cluster: "ClusterSpec") -> "Profile":
     """The roofline of another cluster; a measured profile holds for more of the same devices."""
-    from xprofiler.roofline import roofline_profile
+    from exegpt.cli.stock import like
 
-    if setting.profile.source != "roofline":
-        return setting.profile
-    return roofline_profile(setting.model, cluster, setting.profile.dtype)
+    return like(setting.profile, setting.model, cluster) if setting.profile.source == "roofline" else setting.profile
 
 
 def _next_kind(cluster: "ClusterSpec") -> "ClusterSpec | None":

@@ -123,25 +123,36 @@ def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[st
     return named, [text + rest]
 
 
-def find_profile(text: str | None, model: ModelSpec, cluster: ClusterSpec, dtype: str | None) -> tuple[Profile, str]:
+def find_profile(
+    text: str | None,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    dtype: str | None,
+    *,
+    kv_dtype: str | None = None,
+    engine: str | None = None,
+) -> tuple[Profile, str]:
     """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
-    dtype it is a file's, in its own.
+    dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured.
     """
+    from exegpt.cli import stock
+
+    stock.check_engine(engine, text)
     if text is not None and text != "roofline":
         return _profile_from_file(text, model, dtype), f"profile: '{text}'"
     assert dtype, "only files know their own"
     from exegpt.cli.own_profile import profile_text
     from xprofiler import machine, store
-    from xprofiler.roofline import roofline_profile
 
     here = machine.which(cluster) if cluster.name.startswith("local") else None
     if here and text is None:
         stored = store.find_here(model, dtype, here)
         if stored:
+            stock.check_engine(engine, stored.fingerprint)
             return stored, profile_text(stored) + _unrest(stored)
-    known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
+    found = stock.stock_profile(model, cluster, dtype, kv_dtype, engine)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
-    return roofline_profile(model, known, dtype), f"profile: roofline{why}; {_ROOFLINE_HERE if here else _ROOFLINE}"
+    return found, f"profile: roofline{why}; {_ROOFLINE_HERE if here else stock.told(found, engine is not None)}"
 
 
 def _unrest(profile: Profile) -> str:
@@ -177,11 +188,13 @@ def find_setting(
     columns: str | None = None,
     rate: str | None = None,
     device: str | None = None,
+    engine: str | None = None,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
     """
     from exegpt.builtin_models import stands_for
+    from exegpt.cli.stock import accuracy
     from exegpt.columns import parse_columns
     from exegpt.trace import parse_rate, parse_workload
 
@@ -217,10 +230,10 @@ def find_setting(
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
-    found, which = find_profile(profile, spec, where, dtype or usual)
+    found, which = find_profile(profile, spec, where, dtype or usual, kv_dtype=kv_dtype, engine=engine)
     if dtype is None:
         assumptions.append(f"dtype: {found.dtype}, {why}")
-    return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which))
+    return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which, *accuracy(found)))
 
 
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:

@@ -19,6 +19,13 @@ PROFILE = Annotated[
         "--profile", "-p", help="A profile file, or roofline. Default: the stored profile that fits, else the roofline."
     ),
 ]
+ENGINE = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="Whose time a roofline has: vllm (default), tensorrt-llm, paper or none (this machine's).",
+    ),
+]
 DTYPE = Annotated[
     str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
 ]

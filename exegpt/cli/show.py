@@ -157,10 +157,13 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 def _predicted(schedule: "Schedule") -> "Estimate | None":
     """The schedule's estimate where the profile that it stands on is at hand: a roofline, or this machine's own."""
     from exegpt.cli.inputs import find_profile
+    from exegpt.cli.stock import found_on
     from xsimulator import estimate
 
-    source = "roofline" if schedule.profile.source == "roofline" else None
-    profile, _ = find_profile(source, schedule.model.spec, schedule.cluster, schedule.dtype)
+    if schedule.profile.source == "roofline":
+        profile = found_on(schedule)
+        return estimate(schedule, profile) if profile else None
+    profile, _ = find_profile(None, schedule.model.spec, schedule.cluster, schedule.dtype)
     return estimate(schedule, profile) if profile.fingerprint == schedule.profile.fingerprint else None
 
 

@@ -46,6 +46,7 @@ def simulate(
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="On each stage. Default: what fits into memory.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     dtype: options.DTYPE = None,
+    engine: options.ENGINE = None,
     columns: options.COLUMNS = None,
     threads: options.THREADS = None,
     json: options.JSON = False,
@@ -76,9 +77,11 @@ def simulate(
     }
     if schedule:
         others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
-        given, found, assumptions = _of_file(schedule, profile, settings | others)
+        given, found, assumptions = _of_file(schedule, profile, engine, settings | others)
     elif model:
-        setting = inputs.find_setting(model, cluster, workload or replay, profile, dtype=dtype, columns=columns)
+        setting = inputs.find_setting(
+            model, cluster, workload or replay, profile, dtype=dtype, columns=columns, engine=engine
+        )
         given, assumed = follow(setting, settings)
         found, assumptions = setting.profile, (*setting.assumptions, *assumed)
     else:
@@ -113,18 +116,22 @@ class Answer:
 
 
 def _of_file(
-    schedule: Path, profile: str | None, settings: dict[str, Any]
+    schedule: Path, profile: str | None, engine: str | None, settings: dict[str, Any]
 ) -> "tuple[Schedule, Profile, tuple[str, ...]]":
     """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
-    from exegpt.cli import inputs
+    from exegpt.cli import inputs, stock
     from exegpt.errors import InputError
 
     for option, value in settings.items():
         if value is not None:
             raise InputError(f"A schedule file says all that {option} does: leave {option} {value} or --schedule out.")
     given = inputs.read_schedule(schedule)
-    found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
-    return given, found, (which,)
+    own = stock.found_on(given) if profile in (None, "roofline") and engine is None else None
+    if own:
+        return given, own, (f"profile: the roofline that it was found on, {stock.told(own)}", *stock.accuracy(own))
+    where = (given.model.spec, given.cluster, given.dtype)
+    found, which = inputs.find_profile(profile, *where, kv_dtype=given.kv_dtype, engine=engine)
+    return given, found, (which, *stock.accuracy(found))
 
 
 def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str, ...]]:

@@ -67,7 +67,7 @@ def check_engine(engine: str | None, profile: str | None) -> None:
         )
 
 
-def told(profile: "Profile", typed: bool) -> str:
+def told(profile: "Profile", typed: bool = True) -> str:
     """Whose time is in a roofline."""
     name = profile.provenance["engine"]
     if name == "none":
@@ -76,7 +76,7 @@ def told(profile: "Profile", typed: bool) -> str:
 
 
 def accuracy(profile: "Profile") -> tuple[str, ...]:
-    """A sentence on how far rooflines of this device were off, by tensor-parallel degree; none for what was measured."""
+    """A sentence on how far rooflines of this device were off, by tensor-parallel degree; none for other profiles."""
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
     from exegpt.compared import COMPARED, SOURCE

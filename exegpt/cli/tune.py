@@ -38,6 +38,7 @@ def tune(
     memory_fraction: options.MEMORY_FRACTION = None,
     columns: options.COLUMNS = None,
     device: options.DEVICE = None,
+    engine: options.ENGINE = None,
     threads: options.THREADS = None,
     rate: options.RATE = None,
     arrivals: Annotated[
@@ -89,7 +90,7 @@ def tune(
     open_system = rate is not None or arrivals == "trace"
     _check_combination(len(bounds), len(clusters), open_system, prices is not None)
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
-    given |= {"columns": columns, "rate": rate}
+    given |= {"columns": columns, "rate": rate, "engine": engine}
     settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:

@@ -1,17 +1,24 @@
-"""The roofline: its tables are the rates' arithmetic, and unknown rates are refused."""
+"""The roofline: its tables are the arithmetic of rates and kernels, and unknown rates are refused."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from exegpt.cluster import parse_cluster
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
 from exegpt.document import from_dict, to_dict
+from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from xprofiler.roofline import roofline_profile
 
 OPT_13B = ModelSpec("opt-13b", "opt", 40, 5120, 40, 40, 128, 20480, False, 50272, 2048, tied_embeddings=True)
+LLAMA_8B, H100 = builtin_model("llama-3.1-8b"), parse_cluster("8xH100-SXM")
+VLLM = {dtype: roofline_profile(LLAMA_8B, H100, dtype, engine=find_engine("vllm")) for dtype in ("fp16", "fp8")}
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +26,122 @@ def profile():
     return roofline_profile(OPT_13B, parse_cluster("4xA40"), "fp16")
 
 
+FLOPS, BANDWIDTH, WIRE = 149.7e12 * 0.67, 0.696e12 * 0.86, 19e9
+"""What products, kernels between them, and links of an A40 reach."""
+
+
+def product(n, k, rows, value_bytes=2, flops_s=FLOPS, bandwidth=BANDWIDTH):
+    moved = value_bytes * k * (n + rows) + 2 * n * rows
+    return 4.5e-6 + math.sqrt((2 * n * k * rows / flops_s) ** 2 + (moved / bandwidth) ** 2)
+
+
+def layer_rest(model, tokens, tp, reduce_s):
+    """By hand: products, two norms with residual and one activation, all-reduces."""
+    products = sum(product(n, k, tokens) for n, k in model.layer_matrices(tp))
+    moved = tokens * (16 * model.hidden + 2 * (3 if model.gated else 2) * model.ffn / tp)
+    return products + moved / BANDWIDTH + 3 * 2e-6 + 2 * reduce_s
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 384, 16384])
+def test_a_layer_is_its_products_and_the_kernels_between_them(profile, tokens):
+    assert profile.degree(1).decoder.rest(tokens) == pytest.approx(layer_rest(OPT_13B, tokens, 1, 0.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 384, 16384])
+def test_tensor_parallelism_divides_products_but_not_norms_and_adds_all_reduces(profile, tokens):
+    reduce = 2 * 3 / 4 * tokens * 5120 * 2 / WIRE + 15e-6
+    assert profile.degree(4).decoder.rest(tokens) == pytest.approx(layer_rest(OPT_13B, tokens, 4, reduce), rel=1e-9)
+
+
 def test_large_encoding_batches_are_bound_by_flops_and_small_decoding_batches_by_bytes(profile):
     layer = profile.degree(1).decoder
     products = sum(n * k for n, k in OPT_13B.layer_matrices())
-    assert layer.rest(16384) == pytest.approx(2 * 16384 * products / (149.7e12 * 0.67), rel=1e-6)
-    assert layer.rest(1) == pytest.approx(2 * products / (0.696e12 * 0.86), rel=1e-2)
+    assert layer.rest(16384) == pytest.approx(2 * 16384 * products / FLOPS, rel=0.06)
+    assert layer.rest(1) == pytest.approx(2 * products / BANDWIDTH, rel=0.03)
 
 
-def test_tensor_parallelism_divides_the_work_and_adds_the_all_reduces(profile):
-    one, four = profile.degree(1).decoder, profile.degree(4).decoder
-    reduce = 2 * (2 * 3 / 4 * 16384 * 5120 * 2 / 19e9 + 15e-6)
-    assert four.rest(16384) == pytest.approx(one.rest(16384) / 4 + reduce, rel=1e-6)
-    assert four.decode_attention(64, 1024) == pytest.approx(one.decode_attention(64, 1024) / 4, rel=1e-6)
+def test_what_goes_over_links_has_16_bits_whatever_the_weights_have():
+    half, eight = (roofline_profile(LLAMA_8B, H100, dtype) for dtype in ("bf16", "fp8"))
+    tokens = 8192
+    wire = 2 * (2 * 7 / 8 * tokens * 4096 * 2 / H100.intra.bandwidth_bytes_s + H100.intra.latency_s)
+    for made in (half, eight):
+        waited = roofline_profile(LLAMA_8B, replace(H100, intra=LinkSpec(1e24, 0.0)), made.dtype)
+        found = made.degree(8).decoder.rest(tokens) - waited.degree(8).decoder.rest(tokens)
+        assert found == pytest.approx(wire, rel=1e-6)
+
+
+def test_8_bit_weights_leave_embedding_and_head_in_16_bits_and_all_logits_on_every_rank():
+    half, eight = (roofline_profile(LLAMA_8B, H100, dtype) for dtype in ("bf16", "fp8"))
+    for tp in (1, 8):
+        assert eight.degree(tp).head == half.degree(tp).head
+        assert eight.degree(tp).embedding == half.degree(tp).embedding
+    rows, bandwidth = 512, 3.35e12 * 0.84
+    logits = product(128256 / 8, 4096, rows, flops_s=989.5e12 * 0.78, bandwidth=bandwidth)
+    norm, sampling = 2e-6 + 8 * rows * 4096 / bandwidth, 18 * rows * 128256 / bandwidth
+    gather = 7 / 8 * rows * 128256 * 2 / H100.intra.bandwidth_bytes_s + H100.intra.latency_s
+    assert eight.degree(8).head(rows) == pytest.approx(norm + logits + gather + sampling, rel=1e-9)
+
+
+def test_8_bit_products_reach_the_share_of_static_scales():
+    layer = roofline_profile(LLAMA_8B, H100, "fp8").degree(1).decoder
+    products = sum(product(n, k, 16384, 1, 1979e12 * 0.75, 3.35e12 * 0.84) for n, k in LLAMA_8B.layer_matrices())
+    between = 16384 * (16 * 4096 + 6 * 14336) / (3.35e12 * 0.84) + 3 * 2e-6
+    assert layer.rest(16384) == pytest.approx(products + between, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "share", "kv_bytes", "head_s"),
+    [("bf16", None, 0.54, 2, 31e-9), ("fp8", None, 0.75, 1, 7e-9), ("bf16", "fp8", 0.54, 1, 7e-9)],
+)
+def test_attention_by_the_dtype_of_keys_and_values(dtype, kv_dtype, share, kv_bytes, head_s):
+    layer = roofline_profile(LLAMA_8B, H100, dtype, kv_dtype=kv_dtype).degree(1).decoder
+    n, batch, heads, kv_heads, size = 4096, 4, 32, 8, 128
+    passes = 5 * batch * n * (heads + 2 * kv_heads) * size * 2 / (3.35e12 * 0.84)
+    flops = 4 * batch * n * (n + 1) / 2 * heads * size / (989.5e12 * share)
+    assert layer.encode_attention(batch, n) == pytest.approx(5e-6 + passes + flops, rel=1e-9)
+    read = 256 * (1024 - 1) * 2 * kv_heads * size * kv_bytes / (3.35e12 * 0.88)
+    assert layer.decode_attention(256, 1024) == pytest.approx(7e-6 + 256 * kv_heads * head_s + read, rel=1e-9)
+
+
+def test_an_engine_waits_at_every_all_reduce_and_has_time_of_its_own_and_a_lower_clock():
+    slow = EngineSpec("slow", wait_s=50e-6, clock=0.5, iteration_s=1e-3, sequence_s=5e-6)
+    waits, bare = (roofline_profile(LLAMA_8B, H100, engine=e) for e in (replace(slow, clock=1.0), NO_ENGINE))
+    for tp, reduces in ((1, 0), (2, 2), (8, 2)):
+        more = waits.degree(tp).decoder.rest(256) - bare.degree(tp).decoder.rest(256)
+        assert more == pytest.approx(reduces * 50e-6, abs=1e-12)
+        assert waits.degree(tp).decoder.decode_attention == bare.degree(tp).decoder.decode_attention
+    assert waits.overhead(0) == 1e-3 and waits.overhead(100) == pytest.approx(1e-3 + 100 * 5e-6)
+    assert waits.overhead(10000) == pytest.approx(1e-3 + 10000 * 5e-6)  # beyond its grid
+    clocked = roofline_profile(LLAMA_8B, H100, engine=slow).degree(1).decoder
+    layer = bare.degree(1).decoder
+    assert clocked.rest(131072) / layer.rest(131072) == pytest.approx(2.0, rel=0.1)  # computing takes twice as long
+    assert clocked.rest(1) == pytest.approx(layer.rest(1), rel=1e-3)  # reading does not
+    assert clocked.decode_attention(256, 1000) == layer.decode_attention(256, 1000)
+
+
+def test_the_processor_has_no_launches_and_reads_at_its_own_rate():
+    cpu = DeviceSpec("cpu", 1e11, 30e9, {"fp32": 200e9}, 1.0, 1.0, attention_fraction=1.0)
+    made = roofline_profile(LLAMA_8B, ClusterSpec("c", 1, 1, cpu, LinkSpec(1e9), LinkSpec(1e9)), "fp32")
+    weights = sum(n * k for n, k in LLAMA_8B.layer_matrices())
+    assert made.degree(1).decoder.rest(1) == pytest.approx(weights * 4 / 30e9, rel=0.05)
+    assert made.degree(1).decoder.decode_attention(1, 1) < 1e-7
+
+
+SIZES = st.floats(1, 60000)
+
+
+@given(SIZES, SIZES, st.sampled_from(["fp16", "fp8"]), st.sampled_from([1, 2, 8]))
+def test_more_work_takes_longer_and_never_longer_for_each(a, b, dtype, tp):
+    """What the search's ceilings rest on: times rise with the batch, and per sequence they fall."""
+    few, many = sorted((a, b))
+    made = VLLM[dtype].degree(tp)
+    for table in (made.decoder.rest, made.head, made.embedding, VLLM[dtype].overhead):
+        assert table(few) <= table(many) * (1 + 1e-12)
+        assert table(many) / many <= table(few) / few * (1 + 1e-9)
+    attention = made.decoder.decode_attention
+    assert attention(few, 1000) <= attention(many, 1000) * (1 + 1e-12)
+    assert attention(many, 1000) / many <= attention(few, 1000) / few * (1 + 1e-9)
+    assert attention(64, few) <= attention(64, many) * (1 + 1e-12)
 
 
 def test_a_prompt_in_chunks_attends_to_as_much_as_a_whole_one(profile):
@@ -41,12 +152,14 @@ def test_a_prompt_in_chunks_attends_to_as_much_as_a_whole_one(profile):
 
 
 def test_the_papers_encoding_and_decoding_times_come_out(profile):
-    """Paper, Table 7: OPT-13B on 4 A40, task S: 1.68 s to encode (about 50 prompts), 0.038 s per decoding iteration."""
+    """Paper, Table 7: OPT-13B on 4 A40, task S: 1.68 s to encode (about 50 prompts), 0.038 s per decoding iteration: a
+    fifth less than here at the batch that B_E = 49 and N_D = 7 give (of the two schedules one is quicker, one slower).
+    """
     tables = profile.degree(4)
     encode = 40 * (tables.decoder.rest(50 * 256.5) + tables.decoder.encode_attention(50, 256.5))
     decode = 40 * (tables.decoder.rest(160) + tables.decoder.decode_attention(160, 276)) + tables.head(160)
     assert encode == pytest.approx(1.68, rel=0.1)
-    assert decode == pytest.approx(0.038, rel=0.1)
+    assert decode == pytest.approx(0.038, rel=0.25)
 
 
 def test_a_profile_survives_the_way_through_json(profile):

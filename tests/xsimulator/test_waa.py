@@ -168,9 +168,9 @@ def requests_of(name, n):
         ("T", 4, 1, OPT, ((2, 1), (1, 1)), 2000),
         ("S", 8, 1, OPT, ((3, 1), (1, 1)), 2000),  # several encoding stages
         ("C1", 8, 1, OPT, ((3, 1), (1, 1)), 2000),
-        ("S", 8, 1, T5, ((1, 1), (1, 1)), 4000),  # decoders make the keys and values of prompts
+        ("S", 8, 1, T5, ((2, 1), (1, 1)), 4000),  # decoders make the keys and values of prompts
         ("T", 8, 1, T5, ((2, 1), (1, 1)), 4000),
-        ("S", 8, 1, T5, ((1, 1), (2, 1)), 9000),  # one micro-batch on two stages
+        ("S", 8, 1, T5, ((2, 1), (2, 1)), 9000),  # one micro-batch on two stages
     ],
 )
 def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, model, split, requests):

@@ -6,6 +6,7 @@ from typing import Any
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.engine import find_engine
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.report.schedule_text import schedule_text
@@ -24,7 +25,7 @@ WITHOUT_WAA = ("gpt3-175b", "gpt3-341b")
 
 @dataclass(frozen=True)
 class Setup:
-    """A model on a cluster under a task, in fp16 on the stock roofline."""
+    """A model on a cluster under a task, in fp16 on the stock roofline under the paper's engine."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -51,7 +52,7 @@ def setup(model: str, cluster: str, task_name: str) -> Setup:
 @functools.cache
 def _place(model: str, cluster: str) -> tuple[ModelSpec, ClusterSpec, Profile]:
     spec, where = builtin_model(model), parse_cluster(cluster, MEMORY_FRACTION)
-    return spec, where, roofline_profile(spec, where)
+    return spec, where, roofline_profile(spec, where, engine=find_engine("paper"))
 
 
 @dataclass(frozen=True)
