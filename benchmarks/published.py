@@ -12,9 +12,10 @@ import argparse
 import csv
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -163,7 +164,7 @@ def _engine(at: Array) -> EngineSpec:
 
 
 def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
-    """The three constants that bring predictions nearest to these rows (least soft-L1 of the logarithms).
+    """The three constants that bring predictions nearest to these rows (Cauchy loss of the logarithms).
 
     With all requests queued at once, no decision depends on time: seconds are linear in all constants but the clock,
     and nearly in its inverse. So they are simulated at one point and a step along each axis, twice.
@@ -179,7 +180,7 @@ def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
         def residuals(x: Array, at: Array = at, first: Array = ratio[0], slope: Array = slope) -> Array:
             return np.log(np.maximum(first + (x - at) @ slope, 1e-3))
 
-        at = least_squares(residuals, at, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.05).x
+        at = least_squares(residuals, at, bounds=(0.0, np.inf), loss="cauchy", f_scale=0.05).x
     return _engine(at)
 
 
@@ -221,16 +222,16 @@ def main() -> None:
         raise SystemExit(f"'{FILE}' is not there: set EXEGPT_DATA to a folder with published measurements.")
     fitted, held_out = parted(published_rows())
     engine = find_engine(ENGINE)
-    if arguments.facts:
-        for fact in compared(held_out, errors(held_out, engine, workers=arguments.workers)):
-            print(f"    {fact},")
-        return
     if arguments.fit:
         engine = fit(fitted, arguments.workers)
         print(f"fitted to {len(fitted)} rows: {engine}")
     rows = held_out[:: arguments.every]
     work = functools.partial(errors, workers=arguments.workers)
-    print_errors("roofline, the rows that nothing was fitted to", rows, work(rows, engine))
+    found = work(rows, engine)
+    print_errors(f"roofline, engine {engine.name}: the rows that nothing was fitted to", rows, found)
+    if arguments.facts:
+        for fact in compared(rows, found):
+            print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
     print_errors("roofline, no engine: nothing fitted", rows, work(rows, NO_ENGINE))
     if arguments.tables:
         print_errors("operator tables", rows, work(rows, engine, operator_tables))

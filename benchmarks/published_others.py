@@ -1,0 +1,129 @@
+"""Published measurements that no constant was fitted to, and that nobody looked at while fitting: beside predictions.
+
+TensorRT-LLM 0.14 at request rates, version 0.9's times to first token of one request alone, and vLLM 0.10 on eight
+MI300X, whose roofline has only its data sheet: the default shares, and the share of its links that NVLink 4 reaches.
+
+    python -m benchmarks.published_others
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
+from benchmarks.silicon import DATA
+from exegpt.builtin_models import builtin_model
+from exegpt.cli.engine import engine_schedule
+from exegpt.cli.inputs import Setting
+from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from exegpt.engine import find_engine
+from exegpt.served import Served, latencies
+from exegpt.workload import RequestLengths, Workload
+from xprofiler.roofline import roofline_profile
+
+FOLDER = DATA / "published"
+MODELS = {
+    "Llama-3.1-8B": "llama-3.1-8b",
+    "Llama-3.1-70B": "llama-3.1-70b",
+    "Llama-3.1-405B": "llama-3.1-405b",
+    "Llama-2-7B": "llama-2-7b",
+    "Llama-2-70B": "llama-2-70b",
+    "Mistral-7B": "mistral-7b-v0.3",
+}
+DEVICES = {"H100-SXM": "H100-SXM", "H200-SXM": "H200-SXM", "A100-80GB-SXM": "A100-80GB", "L40S": "L40S"}
+MI300X = DeviceSpec("MI300X", 192 * 2**30, 5.3e12, {"bf16": 1307.4e12, "fp8": 2614.9e12})
+"""AMD Instinct MI300X data sheet, 2023."""
+INFINITY_FABRIC = LinkSpec(0.65 * 448e9, 6e-6)
+"""Its seven links together; NVLink 4's share of 450 GB/s."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One figure of one row."""
+
+    table: str
+    group: str
+    error: float
+    """(predicted - published) / published."""
+
+
+def run(
+    model: str, cluster: ClusterSpec, dtype: str, engine: str, requests: list[RequestLengths], seqs: int
+) -> tuple[tuple[Served, ...], float]:
+    """What requests experience on all devices as one tensor-parallel group, and how long all take (seconds)."""
+    from xsimulator.replay import replay
+
+    spec = builtin_model(model)
+    profile = roofline_profile(spec, cluster, dtype, engine=find_engine(engine))
+    setting = Setting(spec, cluster, Workload.from_requests("row", requests), profile, dtype, ())
+    controls = {"max_num_seqs": seqs, "max_num_batched_tokens": MOST_TOKENS}
+    schedule = engine_schedule(setting, "chunked", cluster.devices, None, 16, **controls)
+    done = replay(schedule, profile, requests, timeline=False)
+    return done.served, done.seconds
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
+        yield from (row for row in csv.DictReader(file) if row["model"] in MODELS)
+
+
+def serving() -> Iterator[Found]:
+    """500 requests at a rate (Poisson, all of the mean length), or all at once."""
+    for row in _rows("trtllm_serving.csv"):
+        rate, count = row["offered_requests_per_s"], int(row["requests"])
+        gaps = np.random.default_rng(0).exponential(1.0 / float(rate), count) if rate else np.zeros(count)
+        arrivals = np.cumsum(gaps).tolist()
+        requests = [RequestLengths(int(row["isl"]), int(row["osl"]), at) for at in arrivals]
+        cluster = parse_cluster(f"{row['tp']}x{DEVICES[row['gpu']]}")
+        served, seconds = run(MODELS[row["model"]], cluster, "bf16", "tensorrt-llm", requests, MOST_SEQUENCES)
+        times, group = latencies(served, "arrival"), f"TP {row['tp']}, {'at a rate' if rate else 'all at once'}"
+        tokens_s = count * int(row["osl"]) / seconds
+        yield Found("TensorRT-LLM 0.14, TPOT", group, float(times["tpot"].mean()) / float(row["mean_itl_s"]) - 1)
+        yield Found("TensorRT-LLM 0.14, TTFT", group, float(times["ttft"].mean()) / float(row["mean_ttft_s"]) - 1)
+        if not rate:
+            yield Found("TensorRT-LLM 0.14, tokens/s", group, tokens_s / float(row["output_tokens_per_s"]) - 1)
+
+
+def first_tokens() -> Iterator[Found]:
+    """One request alone, of which one token is made."""
+    for row in _rows("trtllm_ttft.csv"):
+        cluster = parse_cluster(f"{row['tp']}x{DEVICES[row['gpu']]}")
+        request = [RequestLengths(int(row["isl"]), 1)]
+        _, seconds = run(MODELS[row["model"]], cluster, row["precision"], "tensorrt-llm", request, 1)
+        group = f"TP {row['tp']}, {row['isl']} tokens"
+        yield Found("TensorRT-LLM 0.9, first token alone", group, seconds / float(row["ttft_s"]) - 1)
+
+
+def rocm() -> Iterator[Found]:
+    """vLLM on eight MI300X: maximum load, then whole batches."""
+    cluster = ClusterSpec("8xMI300X", 1, 8, MI300X, INFINITY_FABRIC, INFINITY_FABRIC)
+    for row in _rows("rocm_vllm_throughput.csv"):
+        requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["requests"])
+        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, int(row["max_num_seqs"]))
+        tokens_s = len(requests) * int(row["osl"]) / seconds
+        yield Found("vLLM 0.10, tokens/s", "8 x MI300X", tokens_s / float(row["tokens_per_s"]) - 1)
+    for row in _rows("rocm_vllm_latency.csv"):
+        requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["batch_size"])
+        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, len(requests))
+        few = "up to 16" if len(requests) <= 16 else "32 to 128"
+        yield Found("vLLM 0.10, latency", f"8 x MI300X, batches of {few}", seconds / float(row["latency_s"]) - 1)
+
+
+def main() -> None:
+    """Print the signed and the absolute median of every figure, with its worst."""
+    if not FOLDER.exists():
+        raise SystemExit(f"'{FOLDER}' is not there: set EXEGPT_DATA to a folder with published measurements.")
+    found = [one for source in (serving, first_tokens, rocm) for one in source()]
+    print(f"    {'':36} {'':32} {'rows':>5} {'median':>8} {'absolute':>9} {'largest':>8}")
+    for table, group in dict.fromkeys((one.table, one.group) for one in found):
+        own = np.array([one.error for one in found if (one.table, one.group) == (table, group)])
+        largest = own[np.argmax(abs(own))]
+        print(
+            f"    {table:36} {group:32} {len(own):5} {np.median(own):+8.1%} {np.median(abs(own)):9.1%} {largest:+8.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

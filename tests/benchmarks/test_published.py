@@ -1,0 +1,54 @@
+"""Rooflines beside TensorRT-LLM's published throughputs: the promised errors, and the facts that answers tell."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.published import ENGINE, compared, errors, parted, published_rows
+from exegpt.compared import COMPARED
+from exegpt.engine import NO_ENGINE, find_engine
+from tests.public_data import needs_data
+
+
+@pytest.fixture(scope="module")
+def rows():
+    needs_data("published", "trtllm_perf.csv")
+    return published_rows()
+
+
+def test_at_most_a_fifth_of_the_rows_is_fitted_by_a_rule_that_ignores_their_order(rows):
+    fitted, held_out = parted(rows)
+    assert len(rows) == 406 and len(fitted) <= len(rows) / 5 and len(fitted) + len(held_out) == len(rows)
+    assert parted(rows[::-1]) == (fitted, held_out)
+    assert {row.tp for row in fitted} == {1, 2, 4, 8} and len({row.device for row in fitted}) == 4
+
+
+def test_facts_are_of_the_rows_that_nothing_was_fitted_to(rows):
+    _, held_out = parted(rows)
+    counts = Counter((row.device, row.tp) for row in held_out)
+    assert {(fact.device, fact.tp): fact.rows for fact in COMPARED} == counts
+
+
+def test_a_few_of_the_rows_are_predicted_within_a_tenth(rows):
+    """Two of each degree, those with the fewest requests; all of them in the slow test."""
+    _, held_out = parted(rows)
+    few = [sorted((r for r in held_out if r.tp == tp), key=lambda r: (r.requests, r.order))[:2] for tp in (1, 2, 4, 8)]
+    found = errors([row for own in few for row in own], find_engine(ENGINE))
+    assert np.median(abs(found)) <= 0.10 and max(abs(found)) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_row_within_the_promised_errors_and_the_facts_as_told(rows):
+    _, held_out = parted(rows)
+    found = errors(held_out, find_engine(ENGINE))
+    assert np.median(abs(found)) <= 0.07 and abs(np.median(found)) <= 0.04
+    for one in ("tp", "device"):
+        for value in {getattr(row, one) for row in held_out}:
+            assert np.median(abs(found[[getattr(row, one) == value for row in held_out]])) <= 0.10
+    for told, fact in zip(COMPARED, compared(held_out, found), strict=True):
+        assert (told.device, told.tp, told.rows) == (fact.device, fact.tp, fact.rows)
+        assert told.median_error == pytest.approx(fact.median_error, abs=0.002)
+        assert told.beyond_quarter == pytest.approx(fact.beyond_quarter, abs=0.002)
+    assert np.median(abs(errors(held_out, NO_ENGINE))) <= 0.12
