@@ -31,7 +31,7 @@ def test_facts_are_of_the_rows_that_nothing_was_fitted_to(rows):
 
 
 def test_a_few_of_the_rows_are_predicted_within_a_tenth(rows):
-    """Two of each degree, those with the fewest requests; the slow test has all. Some are outliers (Mistral at 20000)."""
+    """Two of each degree, those with the fewest requests; the slow test has all."""
     _, held_out = parted(rows)
     few = [sorted((r for r in held_out if r.tp == tp), key=lambda r: (r.requests, r.order))[:2] for tp in (1, 2, 4, 8)]
     found = errors([row for own in few for row in own], find_engine(ENGINE))
