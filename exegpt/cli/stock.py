@@ -23,13 +23,13 @@ def default_engine(cluster: "ClusterSpec") -> str:
 def stock_profile(
     model: "ModelSpec", cluster: "ClusterSpec", dtype: str, kv_dtype: str | None = None, engine: str | None = None
 ) -> "Profile":
-    """The roofline of a cluster under an engine; this machine's rates are measured first (a second)."""
+    """The roofline of a cluster under an engine; this machine's rates are measured once (a second)."""
     from exegpt.engine import find_engine
-    from xprofiler import machine
+    from xprofiler import store
     from xprofiler.roofline import roofline_profile
 
     serving = find_engine(engine or default_engine(cluster))
-    known = cluster if cluster.device.flops_s else machine.measured(cluster, dtype)
+    known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
     return roofline_profile(model, known, dtype, kv_dtype=kv_dtype, engine=serving)
 
 
@@ -47,8 +47,8 @@ def found_on(schedule: "Schedule") -> "Profile | None":
 def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
     from exegpt.engine import ENGINES
 
-    if schedule.profile.source != "roofline" or not schedule.cluster.device.flops_s:
-        return  # another's, or this machine's rates at that time
+    if schedule.profile.source != "roofline":
+        return
     for name in dict.fromkeys((default_engine(schedule.cluster), *ENGINES)):
         yield stock_profile(schedule.model.spec, schedule.cluster, schedule.dtype, schedule.kv_dtype, name)
 
