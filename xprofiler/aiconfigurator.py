@@ -7,7 +7,7 @@ table is taken. Latencies are in milliseconds.
 import importlib.util
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def aiconfigurator_profile(
 ) -> Profile:
     """A model's Profile on `system` from the tables measured with `engine`'s kernels. `folder` is the package's systems
     folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold, or
-    `serving` all that an engine adds.
+    `serving` all that an engine adds but its clock: measured kernels were at theirs.
 
     Raises InputError for a system, engine, dtype or shape that the tables don't hold, each with what they do.
     """
@@ -73,7 +73,7 @@ def aiconfigurator_profile(
     tables = _Tables(_find(folder) / "data" / system, engine)
     return compose(
         model,
-        _operators(model, tables, cluster, dtype, kv_dtype, serving.clock),
+        _operators(model, tables, cluster, dtype, kv_dtype),
         dtype,
         cluster.device.kind,
         cluster.inter,
@@ -147,9 +147,7 @@ def _order(version: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", version)]
 
 
-def _operators(
-    model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str, clock: float
-) -> Operators:
+def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str) -> Operators:
     device = cluster.device
 
     def products(kind: str, flops: str) -> Products:
@@ -170,21 +168,16 @@ def _operators(
     gather = _collective(tables.columns("comm", "nccl", engine="nccl", op_name="all_gather", nccl_dtype="half"))
     return Operators(
         rows=own.rows,
-        product=lambda n, k: own.seconds(n, k, clock) - apart,
-        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k, clock)),
+        product=lambda n, k: own.seconds(n, k) - apart,
+        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k)),
         moved=lambda size: half.floor_s + size / half.reached_bytes_s,
-        encode_attention=lambda heads, kv_heads: _slowed(table_for(encode, heads, kv_heads), clock),
+        encode_attention=lambda heads, kv_heads: table_for(encode, heads, kv_heads),
         decode_attention=lambda heads, kv_heads: table_for(decode, heads, kv_heads),
         all_reduce=lambda size, tp: _seconds(reduce, size, tp),
         all_gather=lambda size, tp: _seconds(gather, size, tp),
         degrees=(1, *sorted(reduce.keys() & gather.keys())),
         send=_halved(gather[2]),
     )
-
-
-def _slowed(prompts: Table, clock: float) -> Table:
-    """Attention over prompts, which computes more than it reads, at this share of the clock."""
-    return replace(prompts, values=tuple(seconds / clock for seconds in prompts.values))
 
 
 def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:

@@ -59,7 +59,7 @@ def compose(
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
     """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving`
-    is the engine that waits and has time of its own; its clock is the operators' to know.
+    is the engine that waits and has time of its own; its clock isn't asked for: measured operators were at theirs.
 
     Raises InputError for an encoder-decoder.
     """

@@ -58,11 +58,9 @@ class Products:
             float(read.max()),
         )
 
-    def seconds(self, n: float, k: float, clock: float = 1.0) -> Array:
-        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows, where this share
-        of the clock that they were measured at is sustained.
-        """
-        full = _full_speed(self.rows, n, k, self.flops_s * clock, self.bandwidth_bytes_s, self.value_bytes)
+    def seconds(self, n: float, k: float) -> Array:
+        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows."""
+        full = _full_speed(self.rows, n, k, self.flops_s, self.bandwidth_bytes_s, self.value_bytes)
         (i, up), (j, right) = _between(self.outputs, n), _between(self.inputs, k)
         corner = self.ratio[:, i : i + 2, j : j + 2]
         ratio = (1 - up) * (1 - right) * corner[:, 0, 0] + up * (1 - right) * corner[:, 1, 0]
