@@ -8,6 +8,7 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.document import from_dict, to_dict
+from exegpt.engine import EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
@@ -67,6 +68,17 @@ def test_a_layer_at_measured_shapes_is_the_sum_of_its_operators(tp, tokens):
     if tp == 1:
         head = product(tokens, 65536, 4096) + moved(8 * tokens * 4096)
         assert profile().degree(1).head(tokens) == pytest.approx(head)
+
+
+@installed
+def test_a_serving_engine_waits_at_all_reduces_and_has_time_of_its_own_at_the_clock_that_was_measured():
+    serving = EngineSpec("e", wait_s=50e-6, clock=0.5, iteration_s=1e-3, sequence_s=2e-6)
+    served = aiconfigurator_profile(ON_GRID, "h100_sxm", serving=serving)
+    for tp, reduces in ((1, 0), (2, 2)):
+        more = served.degree(tp).decoder.rest(1024) - profile().degree(tp).decoder.rest(1024)
+        assert more == pytest.approx(reduces * 50e-6, abs=1e-12)
+    assert served.overhead(100) == pytest.approx(1e-3 + 100 * 2e-6)
+    assert served.provenance["serving"] == "e"
 
 
 @installed
