@@ -12,7 +12,6 @@ from exegpt.schedule import Schedule
 from exegpt.trace import SUFFIXES
 from exegpt.workload import Workload
 
-_ROOFLINE = "an engine's own time per iteration isn't in it"
 _ROOFLINE_HERE = (
     "this machine's two rates, which kernels miss and to which an engine adds: good for comparing, no promise (a small "
     "model's run can take ten times as long); `exegpt profile` measures"
@@ -152,7 +151,8 @@ def find_profile(
             return stored, profile_text(stored) + _unrest(stored)
     found = stock.stock_profile(model, cluster, dtype, kv_dtype, engine)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
-    return found, f"profile: roofline{why}; {_ROOFLINE_HERE if here else stock.told(found, engine is not None)}"
+    told = _ROOFLINE_HERE if here and engine is None else stock.told(found, engine is not None)
+    return found, f"profile: roofline{why}; {told}"
 
 
 def _unrest(profile: Profile) -> str:
