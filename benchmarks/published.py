@@ -5,7 +5,7 @@ its page describes it: one replica at the published degree, all requests queued 
 memory that is left for keys and values, no latency bound; the event simulator runs the list with its ramp and drain.
 Nothing is measured here and no GPU is needed.
 
-    python -m benchmarks.published [--tables] [--fit] [--facts] [--others] [--every N] [--workers N]
+    python -m benchmarks.published [--tables] [--fit] [--facts] [--every N] [--workers N]
 """
 
 import argparse
