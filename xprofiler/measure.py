@@ -70,7 +70,8 @@ def measure_job(
     points: Points = FULL,
 ) -> Measured:
     """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
-    links between them. Rank 0 keeps the profile; an interrupted one goes on. All ranks return the same.
+    links between them. A rank that is alone keeps the profile (several: `xprofiler/job.py`); an interrupted measurement
+    goes on. All ranks return the same.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
     InputError on every rank where the ranks' models, dtypes, versions or processors differ, or where they share GPUs.
@@ -97,8 +98,9 @@ def measure_job(
         return load_model(source, dtype, layers, shard, device=device)
 
     measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts, points)
-    if ranks.rank == 0:
+    if ranks.size == 1:
         store.save(measured.profile, spec, facts)
+    if ranks.rank == 0:
         recorder.forget()
     return measured
 
