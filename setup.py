@@ -26,9 +26,13 @@ REQUIRED = [
 
 # The same figures on every machine: no fused multiply-add.
 FLAGS = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
+HEADERS = [
+    "exegpt/interpolation.h",
+    *(f"xsimulator/{name}.h" for name in ("iteration_costs", "event_ledger", "event_pipeline")),
+]
 COMPILED = [
-    Extension(name, [name.replace(".", "/") + ".c"], depends=["exegpt/interpolation.h"], extra_compile_args=FLAGS)
-    for name in ("exegpt.interpolation", "xsimulator.recurrences")
+    Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)
+    for name in ("exegpt.interpolation", "xsimulator.event_loop", "xsimulator.recurrences")
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]

@@ -35,22 +35,47 @@ def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
     return {"mean": float(v.mean()), "p50": float(p50), "p90": float(p90), "p95": float(p95), "p99": float(p99)}
 
 
+@dataclass(frozen=True, slots=True)
+class ServedColumns:
+    """Finished requests as arrays [n], named as in `Served`."""
+
+    output_tokens: np.ndarray
+    arrival_s: np.ndarray
+    start_s: np.ndarray
+    first_token_s: np.ndarray
+    finish_s: np.ndarray
+
+    @staticmethod
+    def of(served: Sequence[Served]) -> "ServedColumns":
+        """The columns of these requests."""
+        rows = [(s.output_tokens, s.arrival_s, s.start_s, s.first_token_s, s.finish_s) for s in served]
+        return ServedColumns(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
+
+    def latencies(self, since: str) -> dict[str, np.ndarray]:
+        """`latency` and `ttft` [n] since `start` or `arrival`, `tpot` [requests of more than one token], in seconds."""
+        origin, many = self.start_s if since == "start" else self.arrival_s, self.output_tokens > 1
+        return {
+            "latency": self.finish_s - origin,
+            "ttft": self.first_token_s - origin,
+            "tpot": (self.finish_s - self.first_token_s)[many] / (self.output_tokens[many] - 1),
+        }
+
+
 def latencies(served: Sequence[Served], since: str) -> dict[str, np.ndarray]:
-    """`latency` and `ttft` [n] since `start` or `arrival`, `tpot` [requests of more than one token], in seconds."""
-    columns = np.array(
-        [
-            (s.start_s if since == "start" else s.arrival_s, s.first_token_s, s.finish_s, s.output_tokens)
-            for s in served
-        ],
-        dtype=np.float64,
-    ).reshape(-1, 4)
-    origin, first, finish, tokens = columns.T
-    many = tokens > 1
-    return {
-        "latency": finish - origin,
-        "ttft": first - origin,
-        "tpot": (finish - first)[many] / (tokens[many] - 1),
-    }
+    """`ServedColumns.latencies` of these requests."""
+    return ServedColumns.of(served).latencies(since)
+
+
+def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
+    """Of each request [n], whether it is among those that a bound on the 99th-percentile length is about: its output's
+    length lies between the 98th and the 100th percentile of all.
+    """
+    long: np.ndarray = output_tokens >= np.percentile(output_tokens, 98)
+    return long
+
+
+BOUND_QUANTILES = {"p99-length": 0.95, "p99-queries": 0.99}
+"""The share of the requests that a bound is about whose latency must meet it."""
 
 
 def bound_latency(served: Sequence[Served], bound: Bound, since: str) -> float | None:
@@ -59,13 +84,13 @@ def bound_latency(served: Sequence[Served], bound: Bound, since: str) -> float |
     `p99-length`: the 95th percentile over the requests whose output length lies between the 98th and the 100th
     percentile of all. `p99-queries`: the 99th percentile over all requests.
     """
-    if not served:
-        return None
-    latency = latencies(served, since)["latency"]
-    if bound == "p99-queries":
-        return float(np.percentile(latency, 99))
-    output = np.array([s.output_tokens for s in served])
-    return float(np.percentile(latency[output >= np.percentile(output, 98)], 95))
+    return _bound_latency(ServedColumns.of(served), bound, since) if served else None
+
+
+def _bound_latency(columns: ServedColumns, bound: Bound, since: str) -> float:
+    latency = columns.latencies(since)["latency"]
+    asked = latency[long_outputs(columns.output_tokens)] if bound == "p99-length" else latency
+    return float(np.percentile(asked, 100 * BOUND_QUANTILES[bound]))
 
 
 def summarise(
@@ -76,13 +101,24 @@ def summarise(
     utilisation: tuple[float, ...] = (),
 ) -> Estimate:
     """The run's figures in an estimate's form. Latencies count from arrival where requests arrive over time."""
-    since = "arrival" if any(s.arrival_s > 0 for s in served) else "start"
-    times = latencies(served, since)
+    return summarise_columns(ServedColumns.of(served), seconds, bound, memory_bytes, utilisation)
+
+
+def summarise_columns(
+    columns: ServedColumns,
+    seconds: float,
+    bound: Bound,
+    memory_bytes: tuple[float, ...] = (),
+    utilisation: tuple[float, ...] = (),
+) -> Estimate:
+    """`summarise` of requests that come as arrays."""
+    since = "arrival" if (columns.arrival_s > 0).any() else "start"
+    count, times = len(columns.finish_s), columns.latencies(since)
     latency, ttft, tpot = (percentiles(times[key]) for key in ("latency", "ttft", "tpot"))
     return Estimate(
-        throughput_seq_s=len(served) / seconds if seconds else 0.0,
-        throughput_tok_s=sum(s.output_tokens for s in served) / seconds if seconds else 0.0,
-        latency_s=bound_latency(served, bound, since),
+        throughput_seq_s=count / seconds if seconds else 0.0,
+        throughput_tok_s=float(columns.output_tokens.sum()) / seconds if seconds else 0.0,
+        latency_s=_bound_latency(columns, bound, since) if count else None,
         latency_p50_s=latency["p50"],
         latency_p99_s=latency["p99"],
         ttft_s=ttft["mean"],

@@ -19,7 +19,7 @@ MARGIN = 1.05
 """By what share a ceiling is raised, and a latency lowered, for what the count leaves out."""
 _PROMPTS = np.array([256.0, 2048.0])
 """Prompts encoded together, up to the largest batch that is looked at: a batch of short ones has few tokens."""
-_TOKENS = 16384.0
+_TOKENS = 2.0**19
 """Tokens of prompts and of decoding sequences together, more than any iteration has."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 

@@ -5,74 +5,31 @@ included. A closed form knows no queue, so every candidate is followed by the ev
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exegpt.duration import beyond_text
-from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.profile import Profile
-from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
-from exegpt.served import summarise
-from exegpt.trace import with_poisson_arrivals
-from exegpt.workload import RequestLengths, Workload
-from xscheduler.tuned import Alternative, Tuned
-from xsimulator.replay import replay
+from exegpt.served import ServedColumns, summarise_columns
+from xscheduler.arrivals import BATCHES, REQUESTS, Arrivals, Sample, at
+from xsimulator.open_replay import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Times, Watch
 
-REQUESTS = 3000
-"""Requests that are replayed: enough that the 99th percentile stands still to a few percent."""
-FEW = 500
-"""Fewer requests say little about a 99th percentile."""
-WARM_UP = 0.1
-"""Share of the first requests that find the system emptier than it will be, and are not counted."""
-RUNGS = 3
-"""Latency bounds, from the lowest reachable to the asked one, whose best schedules are candidates."""
-PRECISION = 0.01
+Array = NDArray[np.float64]
+
+PRECISION = 0.0025
 """Rates that differ by this share are taken as equal."""
-_MEANING = {
-    "p99-length": "of the requests whose outputs are the longest 2%, 95% meet it",
-    "p99-queries": "99% of all requests meet it",
-}
-_LEAST_LOAD = 0.02
+SIGMAS = 1.5
+"""Standard errors by which misses must stay below what a bound allows."""
+BEYOND = 1.03
+"""No schedule is asked for more than this times its steady throughput: the closed form, which the replay reaches within
+a few tenths of a percent on one stage.
+"""
+LEAST_LOAD = 0.02
 """Share of a schedule's steady throughput at which it is as good as idle."""
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    """Requests that arrive at one per second on average, to be quickened."""
-
-    requests: tuple[RequestLengths, ...]
-
-    def at(self, rate: float) -> tuple[RequestLengths, ...]:
-        """The same requests at `rate` per second."""
-        return tuple(replace(r, arrival_s=r.arrival_s / rate) for r in self.requests)
-
-    @staticmethod
-    def poisson(workload: Workload, context: int | None, seed: int = 0, count: int = REQUESTS) -> "Arrivals":
-        """Requests of the workload, arriving independently (stretched: a few thousand miss their rate by percents)."""
-        drawn = workload.draw(count, seed, context)
-        return _stretched(with_poisson_arrivals(drawn, 1.0, seed))
-
-    @staticmethod
-    def traced(workload: Workload, context: int | None) -> "Arrivals":
-        """The first requests of the workload's list in the pattern in which they came, bursts and lulls. The list
-        must have arrivals; InputError where its first requests come all at once.
-        """
-        assert workload.requests
-        first = sorted(workload.requests, key=lambda r: r.arrival_s)[:REQUESTS]
-        return _stretched([r if context is None else r.clipped(context) for r in first])
-
-
-def _stretched(requests: Sequence[RequestLengths]) -> Arrivals:
-    """Requests in order of arrival, from 0 on and at one per second on average."""
-    begin, end = requests[0].arrival_s, requests[-1].arrival_s
-    if end <= begin:
-        raise InputError(f"The first {len(requests)} requests arrive all at once: pass Poisson arrivals with --rate.")
-    times = (len(requests) - 1) / (end - begin)
-    return Arrivals(tuple(replace(r, arrival_s=(r.arrival_s - begin) * times) for r in requests))
 
 
 @dataclass(frozen=True)
@@ -85,6 +42,16 @@ class Bounds:
     """On the 99th percentile."""
     tpot_s: float | None = None
     """On the 99th percentile."""
+
+    @property
+    def limits(self) -> Array:
+        """[3]: of the first token, per output token, of the latency; infinite: no bound."""
+        return np.array([math.inf if s is None else s for s in (self.ttft_s, self.tpot_s, self.latency_s)])
+
+    @property
+    def end_queues(self) -> bool:
+        """Whether a queue that grows without end breaks one of them."""
+        return self.latency_s is not None or self.ttft_s is not None
 
     def broken(self, estimate: Estimate) -> str:
         """The first bound that doesn't hold, with its figures; empty where all do."""
@@ -99,191 +66,181 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """What a schedule serves within the bounds."""
+class Goodput:
+    """Requests per second that a schedule serves within the bounds."""
 
-    schedule: Schedule
-    steady: Estimate
-    """With as many requests waiting as can be served."""
-    goodput_seq_s: float
-    """0 where the bounds don't hold even when it is nearly idle."""
-    broken: str
-    """What doesn't hold at a slightly higher rate; empty where nothing but the steady throughput ends it."""
+    low: float
+    """What it sustains: misses stay below what the bounds allow by `SIGMAS` standard errors; 0 where the bounds don't
+    hold even when it is nearly idle."""
+    high: float
+    """From about where on misses exceed what the bounds allow by as much. As `low` where nothing is left to chance."""
+
+
+@dataclass
+class Meter:
+    """Asks the event simulator whether schedules hold the bounds at a rate; common requests for all of them."""
+
+    profile: Profile
+    arrivals: Arrivals
+    bounds: Bounds
+    replays: int = 0
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        self._replicas = Replicas(self.profile)
+
+    def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
+        """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't."""
+        return self._served(schedule, rate, count)[1] is not None
+
+    def _served(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times] | None]:
+        """What was followed; None where a bound is broken."""
+        sample = self.arrivals.sample(count, schedule.replicas, schedule.bound)
+        watch = Watch(self.bounds.limits, sample.allowed, np.zeros(3))
+        times = []
+        self.replays += 1
+        for own in sample.replicas:
+            self.requests += len(own.arrivals)
+            found = self._replicas.serve(schedule, at(own, rate), watch)
+            if found is None:
+                return sample, None
+            times.append(found)
+        return sample, times
+
+    def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
+        """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
+        sample, times = self._whole(schedule, rate, count)
+        missed = [
+            _missed(at(own, rate), found, self.bounds.limits) for own, found in zip(sample.replicas, times, strict=True)
+        ]
+        found = []
+        for bound, allowed in enumerate(sample.allowed):
+            parts = np.array_split(np.concatenate([one[bound] for one in missed]), BATCHES)
+            each = np.array([part.sum() for part in parts], dtype=np.float64)
+            error = math.sqrt(BATCHES) * float(each.std(ddof=1)) if self.arrivals.random else 0.0
+            total = float(each.sum()) + SIGMAS * error * np.array([1.0, -1.0])
+            found.append(np.log((np.maximum(total, 0.0) + 0.5) / (allowed + 0.5)))
+        return Excess(*map(float, np.max(found, axis=0)))
+
+    def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
+        """Everything to its end, whatever is missed."""
+        sample = self.arrivals.sample(count, schedule.replicas, schedule.bound)
+        self.replays += 1
+        self.requests += sample.count
+        found = [self._replicas.serve(schedule, at(own, rate)) for own in sample.replicas]
+        return sample, [times for times in found if times is not None]
+
+    def served_at(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> Estimate:
+        """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""
+        sample, times = self._whole(schedule, rate, count)
+        kept = [own.flags > 0 for own in sample.replicas]
+
+        def column(of: "Array | list[Array]") -> Array:
+            return np.concatenate([values[keep] for values, keep in zip(of, kept, strict=True)])
+
+        requests = [at(own, rate) for own in sample.replicas]
+        columns = ServedColumns(
+            column([own.outputs for own in requests]),
+            column([own.arrivals for own in requests]),
+            column([one.started for one in times]),
+            column([one.first for one in times]),
+            column([one.finished for one in times]),
+        )
+        seconds = float(columns.finish_s.max() - columns.arrival_s.min())
+        found = summarise_columns(columns, seconds, schedule.bound, utilisation=_utilisation(schedule, times))
+        share = schedule.replicas / len(times)
+        return replace(
+            found,
+            throughput_seq_s=share * found.throughput_seq_s,
+            throughput_tok_s=share * found.throughput_tok_s,
+            latency_from="arrival",
+        )
+
+    def highest(self, schedule: Schedule, held: float, limit: float, count: int, precision: float) -> float:
+        """The highest rate that holds, from `held` requests/s, which does, up to `limit`: steps that double, then
+        bisection.
+        """
+        low, high, step = held, math.inf, 4 * precision
+        while high == math.inf:
+            if low >= limit:
+                return limit
+            rate = min(low * (1 + step), limit)
+            if self.holds(schedule, rate, count):
+                low, step = rate, min(2 * step, 1.0)
+            else:
+                high = rate
+        while high > low * (1 + precision):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.holds(schedule, middle, count) else (low, middle)
+        return low
+
+    def limit(self, steady_seq_s: float) -> float:
+        """The highest rate that is asked of a schedule: where no bound ends a queue that grows, its throughput."""
+        return steady_seq_s * (BEYOND if self.bounds.end_queues else 1.0)
+
+    def goodput(
+        self, schedule: Schedule, steady_seq_s: float, count: int = REQUESTS, start: float | None = None
+    ) -> Goodput:
+        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess."""
+        limit, least = self.limit(steady_seq_s), LEAST_LOAD * steady_seq_s
+        seen: dict[float, Excess] = {}
+        low, high, rate, step = 0.0, math.inf, min(start or limit, limit), 0.015
+        while high > low * (1 + PRECISION):
+            found = seen[rate] = self.excess(schedule, rate, count)
+            if found.likely <= 0:
+                low = rate
+            else:
+                high = rate
+            if low >= limit:
+                return Goodput(limit, limit)
+            if high <= least:
+                return Goodput(0.0, 0.0)
+            if low and high < math.inf:
+                rate = _between(low, seen[low].likely, high, seen[high].likely)
+            else:
+                rate = min(low * (1 + step), limit) if low else max(high * (1 - step), least)
+                step = min(2 * step, 0.5)
+        return Goodput(low, min(max(_crossing(seen), low), limit))
 
 
 @dataclass(frozen=True)
-class Rated:
-    """The answer at a rate of arrival."""
+class Excess:
+    """Logarithms of the misses over what a bound allows, of the bound where that is most; above 0 too many miss it."""
 
-    tuned: Tuned
-    """Estimates are replays at the rate; a policy that can't sustain it has none."""
-    rate_seq_s: float
-    sustained: dict[str, Sustained]
-    """Every policy's best, as far as one was found under the bound."""
-
-    @property
-    def highest_rate_seq_s(self) -> float:
-        """The highest rate that any schedule sustains."""
-        return max((s.goodput_seq_s for s in self.sustained.values()), default=0.0)
+    likely: float
+    """Of `SIGMAS` standard errors more misses than there were."""
+    certain: float
+    """Of as many fewer."""
 
 
-def _few(arrivals: Arrivals) -> str:
-    """A warning for so few requests that their 99th percentile is but one of them."""
-    return "; so few say little about percentiles: pass a longer trace" if len(arrivals.requests) < FEW else ""
+def _between(low: float, below: float, high: float, above: float) -> float:
+    """A rate between two where the excess, linear in the logarithm of the rate, should just be below 0."""
+    width = math.log(high / low)
+    share = below / (below - above) - 0.3 * PRECISION / width
+    return low * math.exp(width * min(max(share, 0.1), 0.9))
 
 
-def served_at(schedule: Schedule, profile: Profile, arrivals: Arrivals, rate: float) -> Estimate:
-    """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""
-    done = replay(schedule, profile, arrivals.at(rate), timeline=False)
-    first = round(WARM_UP * len(done.served))
-    kept = [s for s in done.served if s.index >= first]
-    since = min(s.arrival_s for s in kept)
-    seconds = max(s.finish_s for s in kept) - since
-    found = summarise(kept, seconds, schedule.bound, utilisation=done.estimate.utilisation)
-    return replace(found, latency_from="arrival")
+def _crossing(seen: dict[float, Excess]) -> float:
+    """The rate at which misses are too many for certain, on the line through the two rates around it or closest."""
+    (rate, one), (other, two) = sorted(seen.items(), key=lambda item: abs(item[1].certain))[:2]
+    if two.certain == one.certain:
+        return max(rate, other)
+    share = one.certain / (one.certain - two.certain)
+    return rate * math.exp(math.log(other / rate) * min(max(share, -2.0), 3.0))
 
 
-def goodput(
-    schedule: Schedule, steady: Estimate, profile: Profile, arrivals: Arrivals, bounds: Bounds, start: float
-) -> Sustained:
-    """The highest rate within the bounds, up to the steady throughput, searched from `start` requests/s."""
-    broken = ""
-
-    def holds(rate: float) -> bool:
-        nonlocal broken
-        found = bounds.broken(served_at(schedule, profile, arrivals, rate))
-        broken = found or broken
-        return not found
-
-    low, high = _LEAST_LOAD * steady.throughput_seq_s, steady.throughput_seq_s
-    start = min(max(start, low), high)
-    if holds(start):
-        low = start
-        if start == high or holds(high):
-            return Sustained(schedule, steady, high, "")
-    else:
-        least, low = low, start / 2
-        while not holds(low):
-            if low <= least:
-                return Sustained(schedule, steady, 0.0, broken)
-            low /= 2
-        high = 2 * low
-    while high > low * (1 + PRECISION):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return Sustained(schedule, steady, low, broken)
+def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
+    """[3][requests]: 1 for each counting request that missed the bound, of those that it is about."""
+    counts, late = requests.flags >= COUNTS, requests.flags >= COUNTS + COUNTS_FOR_LATENCY
+    several = counts & (requests.outputs > 1)
+    ttft, latency = times.first - requests.arrivals, times.finished - requests.arrivals
+    tpot = (times.finished - times.first)[several] / (requests.outputs[several] - 1)
+    return [ttft[counts] > limits[0], tpot > limits[1], latency[late] > limits[2]]
 
 
-def best_of(
-    candidates: Sequence[tuple[Schedule, Estimate]], profile: Profile, arrivals: Arrivals, bounds: Bounds, rate: float
-) -> Sustained:
-    """The candidate with the highest goodput; one that fails at a better one's rate is not looked at further."""
-    best: Sustained | None = None
-    for schedule, steady in sorted(candidates, key=lambda c: -c[1].throughput_seq_s):
-        if best is None or not best.goodput_seq_s:
-            best = goodput(schedule, steady, profile, arrivals, bounds, rate)
-            continue
-        better = best.goodput_seq_s * (1 + PRECISION)
-        if steady.throughput_seq_s <= better:
-            break  # they come by falling steady throughput
-        if not bounds.broken(served_at(schedule, profile, arrivals, better)):
-            best = goodput(schedule, steady, profile, arrivals, bounds, better)
-    assert best is not None
-    return best
-
-
-Search = Callable[[float | None, bool], Tuned]
-"""Finds the best schedules under a latency bound in seconds, and with True the lowest latency."""
-
-
-def tune_at(
-    search: Search,
-    profile: Profile,
-    arrivals: Arrivals,
-    bounds: Bounds,
-    rate: float,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    wider: Search | None = None,
-) -> Rated:
-    """The schedule with the highest goodput among the best ones under several latency bounds.
-
-    `wider` searches without the bounds on first and further tokens, which schedules that miss them when full may keep
-    at the rate.
-    """
-    under = search(bounds.latency_s, True)
-    found = [under, *(search(bound, False) for bound in _ladder(under))]
-    if wider:
-        free = wider(bounds.latency_s, True)
-        found += [free, *(wider(bound, False) for bound in _ladder(free))]
-    candidates: dict[str, list[tuple[Schedule, Estimate]]] = {}
-    for tuned in found:
-        for a in tuned.alternatives:
-            if a.schedule and a.estimate:
-                schedule = replace(a.schedule, latency_bound_s=bounds.latency_s)
-                own = candidates.setdefault(a.policy, [])
-                if all(schedule != other for other, _ in own):
-                    own.append((schedule, a.estimate))
-    sustained = {}
-    for number, (policy, own) in enumerate(candidates.items()):
-        progress(number, len(candidates))
-        sustained[policy] = best_of(own, profile, arrivals, bounds, rate)
-    alternatives = tuple(
-        _alternative(sustained[a.policy], profile, arrivals, rate) if a.policy in sustained else a
-        for a in under.alternatives
-    )
-    winner = max(
-        (a for a in alternatives if a.estimate),
-        key=lambda a: (
-            _rounded(sustained[a.policy].goodput_seq_s),
-            -(a.estimate.latency_s or 0.0) if a.estimate else 0.0,
-        ),
-        default=None,
-    )
-    searches = [tuned.search for tuned in found]
-    total = replace(
-        under.search,
-        evaluations=sum(s.evaluations for s in searches),
-        seconds=sum(s.seconds for s in searches),
-    )
-    said = (
-        *(text for text in under.assumptions if not text.startswith("bound:")),  # of candidates, since their start
-        *(f"bound: {_MEANING[own[0][0].bound]}, counted from arrival" for own in [*candidates.values()][:1]),
-        f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are measured by "
-        f"the event simulator over {len(arrivals.requests)} requests, the first {WARM_UP:.0%} left out{_few(arrivals)}",
-        "goodput: the highest rate within all bounds, to 1%, and never above the steady throughput",
-    )
-    schedule, estimate = (winner.schedule, winner.estimate) if winner else (None, None)
-    answer = Tuned(schedule, estimate, alternatives, total, under.lowest_latency_s, said)
-    return Rated(answer, rate, sustained)
-
-
-def _rounded(rate: float) -> float:
-    """Rates within the precision are equal."""
-    return round(math.log(rate) / PRECISION) if rate else -math.inf
-
-
-def _ladder(under: Tuned) -> list[float]:
-    """Bounds from just above the lowest reachable latency to below that of the best schedule under the asked bound."""
-    if under.estimate is None or under.estimate.latency_s is None or under.lowest_latency_s is None:
-        return []
-    low, high = 1.1 * under.lowest_latency_s, under.estimate.latency_s
-    return np.geomspace(low, high, RUNGS + 1)[:-1].tolist() if low < high else []
-
-
-def _alternative(sustained: Sustained, profile: Profile, arrivals: Arrivals, rate: float) -> Alternative:
-    """A policy's best at the asked rate."""
-    schedule, reached = sustained.schedule, sustained.goodput_seq_s
-    steady = sustained.steady
-    why = sustained.broken or f"its steady throughput ends it, limited by {steady.binding}"
-    if reached < rate * (1 - PRECISION):
-        if not reached:
-            return Alternative(schedule.policy, None, None, f"sustains no rate: nearly idle, {sustained.broken}")
-        return Alternative(schedule.policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
-    estimate = replace(
-        served_at(schedule, profile, arrivals, rate),
-        memory_bytes=steady.memory_bytes,
-        binding="latency" if sustained.broken else steady.binding,
-        extrapolated=steady.extrapolated,
-        latency_tail_s=None,
-    )
-    return Alternative(schedule.policy, schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
+def _utilisation(schedule: Schedule, times: list[Times]) -> tuple[float, ...]:
+    """Busy fractions by rank, those of the replicas that were followed for all."""
+    busy = np.mean([one.busy / one.finished.max() for one in times], axis=0)
+    stages = sorted(range(len(schedule.stages)), key=lambda s: schedule.stages[s].devices[0])
+    own = [float(busy[s]) for s in stages for _ in schedule.stages[s].devices]
+    return tuple(own * schedule.replicas)

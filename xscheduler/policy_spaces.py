@@ -16,8 +16,12 @@ from xsimulator.scenario import Scenario
 
 PREFILLS = (1, 2, 4, 8)
 """Prompts an iteration that Orca's spaces enumerate."""
-TOKEN_BUDGETS = tuple(2**i for i in range(6, 14))
-"""Tokens an iteration that chunked prefill's spaces enumerate."""
+FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""And those that are looked at for an open system, where prompts come in bursts."""
+TOKEN_BUDGETS = tuple(sorted({2**i for i in range(6, 19)} | {3 * 2**i for i in range(13, 18)}))
+"""Tokens an iteration that chunked prefill's spaces enumerate, as far as memory holds their activations."""
+FINE_TOKEN_BUDGETS = tuple(2**i * part // 8 for i in range(6, 18) for part in range(8, 16))
+"""And those that are looked at for an open system, where a budget is the longest that tokens wait for prompts."""
 MOST = 2048
 """Largest batch that is looked at."""
 
@@ -134,6 +138,13 @@ def _line(
     return candidates(policy, question, functools.partial(question.both, layout), (batches,), bounds, **constants)
 
 
+def _grid(
+    policy: str, question: Question, layout: Layout, variables: tuple[Variable, ...], bounds: Bounds
+) -> Candidates:
+    """The space of several variables, on stages that encode and decode."""
+    return candidates(policy, question, functools.partial(question.both, layout), variables, bounds)
+
+
 def _static(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
@@ -153,9 +164,13 @@ def _hybrid(question: Question) -> Iterator[Candidates]:
 def _orca(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
+        batches = _batches(question, scenario, "max_num_seqs")
+        bounds = _mixed_bounds(question, scenario, layout)
+        if question.open_system:
+            prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
+            yield _grid("orca", question, layout, (batches, prefills_too), bounds)
+            continue
         for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            batches = _batches(question, scenario, "max_num_seqs")
-            bounds = _mixed_bounds(question, scenario, layout)
             yield _line("orca", question, layout, batches, bounds, prefills_per_step=prefills)
 
 
@@ -164,10 +179,22 @@ def _chunked(question: Question) -> Iterator[Candidates]:
         return  # an encoder reads its whole input at once
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
-        for budget in _enumerated(question, "max_num_batched_tokens", TOKEN_BUDGETS):
-            batches = _within(_batches(question, scenario, "max_num_seqs"), budget)
-            bounds = _mixed_bounds(question, scenario, layout)
-            yield _line("chunked", question, layout, batches, bounds, max_num_batched_tokens=budget)
+        batches, bounds = _batches(question, scenario, "max_num_seqs"), _mixed_bounds(question, scenario, layout)
+        if question.open_system:
+            budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS)
+            budgets_too = Variable("max_num_batched_tokens", budgets)
+            yield _grid("chunked", question, layout, (_within(batches, budgets[-1]), budgets_too), bounds)
+            continue
+        for budget in _budgets(question, scenario, TOKEN_BUDGETS):
+            within = _within(batches, budget)
+            yield _line("chunked", question, layout, within, bounds, max_num_batched_tokens=budget)
+
+
+def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -> tuple[int, ...]:
+    """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
+    need = scenario.biased_reservation.mean
+    asked = _enumerated(question, "max_num_batched_tokens", budgets)
+    return tuple(one for one in asked if one == asked[0] or scenario.room(float(one)) >= need)
 
 
 def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:

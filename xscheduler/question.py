@@ -98,6 +98,8 @@ class Question:
     encode_pieces: tuple[int, ...] = ENCODE_PIECES
     partial: bool = True
     """Whether only a part of the devices may stand in tensor-parallel groups."""
+    open_system: bool = False
+    """Whether requests come over time: variables that tell how waiting prompts are taken are then looked at closely."""
     _scenarios: dict[object, Scenario] = field(default_factory=dict, repr=False)
     _sides: dict[object, tuple[Stage, ...]] = field(default_factory=dict, repr=False)
     _figures: dict[object, Any] = field(default_factory=dict, repr=False)

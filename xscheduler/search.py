@@ -22,6 +22,8 @@ class Search:
     space: int
     """Configurations in all."""
     seconds: float
+    replays: int = 0
+    """Lists of requests that were followed event by event, to their end or until a bound was broken."""
 
 
 @dataclass(frozen=True)

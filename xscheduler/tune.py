@@ -21,6 +21,7 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
 from xscheduler.space import Point
+from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.scenario import Scenario
 from xsimulator.steady_state import Form
@@ -55,6 +56,7 @@ def tune(
     encode_pieces: tuple[int, ...] = ENCODE_PIECES,
     partial: bool = True,
     lowest_latency: bool = False,
+    runnable: tuple[str, ...] = (),
 ) -> Tuned:
     """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
     groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
@@ -64,11 +66,12 @@ def tune(
     blocks that they hold; `encode_pieces` are the encoding micro-batches per stage that are tried. With `tail`, a bound
     on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it
     for the next longer request (the paper has none). `steady_state` and `variation` as in
-    `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too.
+    `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies
+    that are preferred where several are as good (`ties.py`).
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
-    _check(policies, fixed or {})
+    check_asked(policies, fixed or {})
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
     base = Scenario(
         model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
@@ -76,14 +79,17 @@ def tune(
     question = Question(base, limits, fixed or {}, encode_pieces, partial)
     tried: list[tuple[str, Members, Found]] = []
     lowest = math.inf
-    with _uncollected():
+    with uncollected():
         for policy in policies:
             made = spaces(policy, question)
             tried.append((policy, made, search(list(made), method, tolerance)))
-        alternatives = _compared(tuple(_alternative(policy, made, found, question) for policy, made, found in tried))
-        winner = max((a for a in alternatives if a.estimate), key=_rate, default=None)
+        alternatives = tuple(_alternative(policy, made, found, question) for policy, made, found in tried)
+        won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy, TIE, runnable)
+        if won:
+            alternatives = _compared(alternatives, won)
+        winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
-            lowest = _lowest_latency([space for _, made, _ in tried for space in made], limits)
+            lowest = lowest_latency_of([space for _, made, _ in tried for space in made], limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
@@ -100,7 +106,7 @@ def tune(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the garbage collector, which would look through a search's many small objects for cycles again and again;
     there are none.
     """
@@ -113,7 +119,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
+def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
     for policy in policies:
         if policy not in POLICIES:
             raise InputError(f"Policy '{policy}' can't be searched: {', '.join(POLICIES)} can.")
@@ -127,7 +133,7 @@ def _check(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
 def _alternative(policy: str, made: Members, found: Found, question: Question) -> Alternative:
     """A policy's best schedule and what limits it."""
     if not isinstance(found.space, Candidates):
-        return Alternative(policy, None, None, _why_infeasible(policy, made, question))
+        return Alternative(policy, None, None, why_infeasible(policy, made, question))
     space, point = found.space, _leanest(found.space, found.point)
     values = space.values(point)
     estimate = space.estimate(values)
@@ -160,23 +166,21 @@ def _binding(broken: str | None, otherwise: Binding | None) -> Binding | None:
     return "memory" if broken == "memory" else otherwise
 
 
-def _compared(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
-    """The alternatives, each with its place beside the best one and why."""
-    ranked = sorted((a for a in alternatives if a.estimate), key=lambda a: -_rate(a))
-    if not ranked:
-        return alternatives
-    best = ranked[0]
+def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple[Alternative, ...]:
+    """The alternatives, each with its place beside the answer and why."""
+    others = (a for a in alternatives if a.estimate and a is not best)
+    ranked = [best, *sorted(others, key=lambda a: -_rate(a))]
 
     def place(one: Alternative) -> str:
         if one is best:
             if len(ranked) == 1:
                 return "the best"
             next_share = _rate(ranked[1]) / _rate(best)
-            if next_share > 1 - 5e-4:
+            if next_share >= 1 - TIE:
                 return f"the best, with {ranked[1].policy} as good"
             return f"the best; the next, {ranked[1].policy}, reaches {percent_text(next_share)} of its throughput"
         share = _rate(one) / _rate(best)
-        if share > 1 - 5e-4:
+        if share >= 1 - TIE:
             return f"as good as {best.policy}"
         assert one.schedule and one.estimate and best.schedule and best.estimate
         why = why_behind((best.schedule, best.estimate), (one.schedule, one.estimate))
@@ -189,7 +193,7 @@ def _rate(alternative: Alternative) -> float:
     return alternative.estimate.throughput_tok_s if alternative.estimate else 0.0
 
 
-def _lowest_latency(made: Members, limits: Limits, lowest: float = math.inf) -> float:
+def lowest_latency_of(made: Members, limits: Limits, lowest: float = math.inf) -> float:
     """The lowest latency of all spaces, at the lowest corner of one, if it is below `lowest`, else that; infinite where
     none fits in memory.
     """
@@ -197,7 +201,7 @@ def _lowest_latency(made: Members, limits: Limits, lowest: float = math.inf) -> 
         if member.quickest_s >= lowest:
             break
         if isinstance(member, CandidateFamily):
-            lowest = _lowest_latency(_of(member), limits, lowest)
+            lowest = lowest_latency_of(_of(member), limits, lowest)
         else:
             lowest = min(lowest, _latency_of_lowest(member, limits))
     return lowest
@@ -213,7 +217,7 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     return limits.latency(space.where, found) if limits.memory(space.where, found) <= 1.0 else math.inf
 
 
-def _why_infeasible(policy: str, made: Members, question: Question) -> str:
+def why_infeasible(policy: str, made: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
@@ -228,7 +232,7 @@ def _why_infeasible(policy: str, made: Members, question: Question) -> str:
         return _too_large(policy, question)
     closest = min(made, key=lambda member: member.quickest_s)
     if isinstance(closest, CandidateFamily):
-        return _why_infeasible(policy, _of(closest), question)
+        return why_infeasible(policy, _of(closest), question)
     found, corners = closest.at(closest.lowest), [one.at(one.lowest) for one in made if isinstance(one, Candidates)]
     fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [found]
     for place, constraint in enumerate(closest.constraints):

@@ -12,11 +12,11 @@ def handover_seconds(scenario: Scenario, tokens: float) -> float:
     decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's way is
     what is waited for. An encoder-decoder hands over the encoder's output, of which the decoders make theirs.
     """
-    each, table = scenario.once(("handover", scenario.encode, scenario.decode), lambda: _way(scenario))
+    each, table = scenario.once(("handover", scenario.encode, scenario.decode), lambda: way(scenario))
     return 2.0 * table.at(tokens * each)
 
 
-def _way(scenario: Scenario) -> tuple[float, Table]:
+def way(scenario: Scenario) -> tuple[float, Table]:
     """Bytes per token that the busiest device sends, and the seconds of one of its two ways by bytes."""
     model, profile = scenario.model, scenario.profile
     sent = model.hidden * activation_bytes(profile.dtype)

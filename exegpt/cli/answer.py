@@ -169,8 +169,12 @@ def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[fl
 
 
 def ranked(answer: "Tuned") -> "list[Alternative]":
-    """Every policy's best schedule, the quickest first."""
-    return sorted(answer.alternatives, key=lambda a: -(a.estimate.throughput_tok_s if a.estimate else -1.0))
+    """Every policy's best schedule, the answer first, then by falling throughput."""
+    best = answer.schedule.policy if answer.schedule else None
+    return sorted(
+        answer.alternatives,
+        key=lambda a: (a.policy != best, -(a.estimate.throughput_tok_s if a.estimate else -1.0)),
+    )
 
 
 TOKEN_TIMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
@@ -228,8 +232,9 @@ def print_search(*answers: "Tuned") -> None:
     searches = [answer.search for answer in answers]
     simulated, space = (sum(getattr(s, name) for s in searches) for name in ("evaluations", "space"))
     seconds = sum(s.seconds for s in searches)
-    took = output.seconds(seconds)
-    print(f"Search: {simulated:,} of {space:,} schedules simulated in {took} ({searches[0].method}).")
+    took, replays = output.seconds(seconds), sum(s.replays for s in searches)
+    replayed = f", {replays:,} replays" if replays else ""
+    print(f"Search: {simulated:,} of {space:,} schedules simulated{replayed} in {took} ({searches[0].method}).")
 
 
 def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
     from exegpt.price import Prices
     from exegpt.workload import Workload
-    from xscheduler.goodput import Arrivals, Bounds, Rated
+    from xscheduler.arrivals import Arrivals
+    from xscheduler.goodput import Bounds, Goodput
+    from xscheduler.open_tune import Rated
     from xscheduler.tuned import Alternative
 
 PATTERNS = ("poisson", "trace")
@@ -67,12 +69,15 @@ def answer(
     from exegpt.price import price_per_hour
     from xscheduler.goodput import Bounds
 
+    if asked["tolerance"]:
+        raise InputError(f"--tolerance {asked['tolerance']} is of searches without a rate: leave it out with --rate.")
     for setting in settings:
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # a missing price is said before the work
     per_second = asked_rate(settings[0].workload, rate)
     bounds = Bounds(bound_s if math.isfinite(bound_s) else None, asked["ttft_s"], asked["tpot_s"])
-    offers = [offer(one, bounds, per_second, pattern, seed, prices, asked) for one in settings]
+    runnable = delivery.target.policies if delivery.target else ()
+    offers = [offer(one, bounds, per_second, arrivals(one, pattern, seed), prices, asked, runnable) for one in settings]
     offers.sort(key=lambda one: one.order)
     found = offers[0].rated.tuned
     if delivery.out and found.schedule:
@@ -102,39 +107,47 @@ def asked_rate(workload: "Workload", rate: str | None) -> float:
 
 def arrivals(setting: "Setting", pattern: str, seed: int) -> "Arrivals":
     """The pattern in which requests arrive."""
-    from xscheduler.goodput import Arrivals
+    from xscheduler.arrivals import Arrivals
 
     workload = setting.workload
     context = None if setting.model.architecture == "t5" else setting.model.context
     if pattern == "poisson":
-        return Arrivals.poisson(workload, context, seed)
+        return Arrivals.poisson(workload, context, seed, setting.cluster.devices)
     if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
         raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
     return Arrivals.traced(workload, context)
 
 
 def offer(
-    setting: "Setting", bounds: "Bounds", rate: float, pattern: str, seed: int, prices: "Prices | None", asked: Any
+    setting: "Setting",
+    bounds: "Bounds",
+    rate: float,
+    coming: "Arrivals",
+    prices: "Prices | None",
+    asked: dict[str, Any],
+    runnable: tuple[str, ...] = (),
 ) -> Offer:
-    """The best answer on one cluster."""
-    import functools
-
+    """The best answer on one cluster; `runnable` policies are preferred where several are as good."""
     from exegpt.cli import output
-    from exegpt.cli.answer import search_schedule
     from exegpt.price import price_per_hour
-    from xscheduler.goodput import tune_at
+    from xscheduler.open_tune import tune_at
 
     price = None if prices is None else price_per_hour(prices, setting.cluster)
-
-    def search(how: dict[str, Any], bound_s: float | None, lowest: bool) -> Any:
-        return search_schedule(setting, math.inf if bound_s is None else bound_s, lowest_latency=lowest, **how)
-
-    own = functools.partial(search, asked)
-    wider = functools.partial(search, asked | {"ttft_s": None, "tpot_s": None})
-    coming = arrivals(setting, pattern, seed)
     with output.progress(f"{setting.cluster.name} at {figure_text(rate, 6)}/s") as progress:
         found = tune_at(
-            own, setting.profile, coming, bounds, rate, progress, wider if bounds.ttft_s or bounds.tpot_s else None
+            setting.model,
+            setting.cluster,
+            setting.workload,
+            setting.profile,
+            coming,
+            bounds,
+            rate,
+            bound=asked["bound"],
+            policies=asked["policies"],
+            method=asked["method"],
+            kv_dtype=setting.kv_dtype,
+            runnable=runnable,
+            progress=progress,
         )
     return Offer(setting, found, price)
 
@@ -144,16 +157,19 @@ def offer_document(one: Offer, target: "Target | None", seed: int) -> dict[str, 
     from exegpt.cli.answer import answer_document
 
     rated = one.rated
+    best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
     document = answer_document(rated.tuned, one.setting, target)
     document["provenance"]["seed"] = seed
     for alternative in document["alternatives"]:
         found = rated.sustained.get(alternative["policy"])
-        alternative["goodput_seq_s"] = found.goodput_seq_s if found else None
+        alternative["goodput_seq_s"] = found.goodput.low if found else None
+        alternative["goodput_high_seq_s"] = found.goodput.high if found else None
         alternative["steady_throughput_seq_s"] = found.steady.throughput_seq_s if found else None
     return document | {
         "advice": headroom(rated),
         "rate_seq_s": rated.rate_seq_s,
-        "goodput_seq_s": rated.sustained[rated.tuned.schedule.policy].goodput_seq_s if rated.tuned.schedule else None,
+        "goodput_seq_s": best.low if best else None,
+        "goodput_high_seq_s": best.high if best else None,
         "highest_rate_seq_s": rated.highest_rate_seq_s,
         "cluster": one.setting.cluster.name,
         "price_per_hour": one.price_hour,
@@ -168,9 +184,11 @@ def headroom(rated: "Rated") -> list[str]:
     schedule, estimate = rated.tuned.schedule, rated.tuned.estimate
     if schedule is None or estimate is None:
         return []
-    goodput = rated.sustained[schedule.policy].goodput_seq_s
+    goodput = rated.sustained[schedule.policy].goodput
+    sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
+    times = figure_text(goodput.low / rated.rate_seq_s)
     return [
-        f"headroom: the goodput is {figure_text(goodput / rated.rate_seq_s)} times the rate",
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure}, is {times} times the rate",
         use_of((schedule, estimate)),
     ]
 
@@ -258,10 +276,18 @@ def _policy_rows(rated: "Rated") -> list[list[str]]:
         if found is None:
             rows.append([other.policy, "–", "–", "–", "–", other.reason])
             continue
-        rates = [output.number(found.goodput_seq_s), output.number(found.steady.throughput_seq_s)]
+        rates = [_goodput_text(found.goodput), output.number(found.steady.throughput_seq_s)]
         times = [output.seconds(e.latency_s), output.seconds(e.ttft_p99_s)] if e else ["–", "–"]
         rows.append([other.policy, *rates, *times, variables_text(found.schedule)])
     return rows
+
+
+def _goodput_text(goodput: "Goodput") -> str:
+    """The rates between which a goodput lies, one where they don't differ."""
+    from exegpt.cli import output
+
+    low, high = output.number(goodput.low), output.number(goodput.high)
+    return low if low == high else f"{low}–{high}"
 
 
 def _offer_row(one: Offer, priced: bool) -> list[str]:
@@ -273,6 +299,6 @@ def _offer_row(one: Offer, priced: bool) -> list[str]:
     if tuned.schedule is None or tuned.estimate is None:
         reached = one.rated.highest_rate_seq_s
         return [one.setting.cluster.name, *prices, output.number(reached), "–", "does not sustain the rate"]
-    goodput = one.rated.sustained[tuned.schedule.policy].goodput_seq_s
-    figures = [output.number(goodput), output.seconds(tuned.estimate.latency_s)]
+    goodput = one.rated.sustained[tuned.schedule.policy].goodput
+    figures = [_goodput_text(goodput), output.seconds(tuned.estimate.latency_s)]
     return [one.setting.cluster.name, *prices, *figures, schedule_text(tuned.schedule)]

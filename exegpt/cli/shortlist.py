@@ -23,6 +23,7 @@ def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLe
     """The answer with that policy's schedule as the best under which these very requests are through first, of those
     that hold the bound in their replay; where none does, the one that comes closest. A long list leaves it as it is.
     """
+    from xscheduler.ties import preferred
     from xsimulator.replay import replay
 
     if answer.schedule is None or len(requests) > MOST:
@@ -33,6 +34,9 @@ def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLe
         if one.schedule and one.estimate:
             run = replay(one.schedule, profile, requests, timeline=False)
             late = max(0.0, (run.estimate.latency_s or 0.0) - bound_s)
-            ranked.append((late, run.seconds, -one.estimate.throughput_tok_s, one))
-    *_, best = min(ranked, key=lambda entry: entry[:3])
-    return replace(answer, schedule=best.schedule, estimate=best.estimate)
+            ranked.append((late, run.seconds, one))
+    least = min(late for late, *_ in ranked)
+    in_time = [entry for entry in ranked if entry[0] == least]
+    best = preferred(in_time, lambda entry: 1.0 / entry[1], lambda entry: entry[2].policy)
+    assert best is not None
+    return replace(answer, schedule=best[2].schedule, estimate=best[2].estimate)

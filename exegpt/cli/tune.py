@@ -95,7 +95,8 @@ def tune(
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:
         return rated.answer(settings, bounds[0], rate, arrivals, seed, prices, asked, delivery)
-    return bounded.answer(settings[0], bounds, asked, advice, delivery)
+    runnable = delivery.target.policies if delivery.target else ()
+    return bounded.answer(settings[0], bounds, asked | {"runnable": runnable}, advice, delivery)
 
 
 def _asked(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cli.test_bad_inputs import check_refused
+from xscheduler.ties import TIE
 
 POLICY = ("--policy", "chunked", "--model", "opt-13b")
 
@@ -38,6 +39,52 @@ def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
     assert answer["alternatives"][0]["goodput_seq_s"] == answer["highest_rate_seq_s"] == answer["goodput_seq_s"]
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
     assert "chunked: sustains" in exegpt(*asked).out
+
+
+def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_path):
+    """Bounds on both tokens: what keeps them at a rate would miss them if requests always waited."""
+    asked = ("tune", "-w", "2048/256", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "-l", "5s", "--policy", "chunked")
+    asked += ("--ttft", "200ms", "--tpot", "20ms", "--json")
+    done = exegpt(*asked, "--rate", "1/s")
+    assert done.code == 0, done.err
+    answer = done.json
+    assert answer["goodput_high_seq_s"] >= answer["goodput_seq_s"] > 1
+    (chunked,) = answer["alternatives"]
+    assert chunked["goodput_seq_s"] == answer["goodput_seq_s"] < chunked["steady_throughput_seq_s"]
+    assert answer["estimate"]["ttft_p99_s"] <= 0.2 and answer["estimate"]["tpot_p99_s"] <= 0.02
+    search = answer["search"]
+    assert 0 < search["evaluations"] <= search["space"] and search["replays"] > 0
+    (told,) = [text for text in answer["assumptions"] if "standard errors to spare" in text]
+    assert told.startswith("goodput:")
+
+
+def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
+    asked = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
+    check_refused(exegpt(*asked, "--search", "exhaustive"), "more than 20,000")
+    check_refused(exegpt(*asked, "--search", "optuna"), "knows no rate of arrival")
+    every = exegpt(*asked, "--search", "exhaustive", "--policy", "static", "--json").json
+    quick = exegpt(*asked, "--policy", "static", "--json").json
+    assert every["search"]["method"] == "exhaustive" and quick["search"]["method"] == "racing"
+    assert every["search"]["evaluations"] <= every["search"]["space"] == quick["search"]["space"]
+    assert quick["highest_rate_seq_s"] >= 0.99 * every["highest_rate_seq_s"] > 0
+
+
+def test_line_8_of_policies_that_are_as_good_the_target_runs_the_answer(exegpt):
+    """One token each: RRA, Orca and static batches encode alike, and vLLM runs but one of them."""
+    asked = ("tune", "-l", "inf", "-w", "200/1", "-m", "opt-13b", "-c", "1xH100-SXM", "--no-advice", "--json")
+    answer = exegpt(*asked, "--policy", "static,rra,orca").json
+    rates = {a["policy"]: a["estimate"]["throughput_tok_s"] for a in answer["alternatives"]}
+    assert rates["orca"] >= max(rates.values()) * (1 - TIE)
+    assert answer["schedule"]["policy"] == "orca"
+    assert exegpt(*asked, "--policy", "static,rra", "--export", "vllm").json["schedule"]["policy"] == "rra"
+
+
+def test_line_7_token_budgets_go_as_far_as_memory(exegpt):
+    asked = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "64x8xH100-SXM", "--json")
+    answer = exegpt(*asked, "--policy", "chunked,orca", "--no-advice").json
+    found = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
+    assert found["chunked"][0] > 0.97 * found["orca"][0]
+    assert found["chunked"][1]["max_num_batched_tokens"] > 8192
 
 
 def test_a_rate_that_nothing_sustains_is_exit_3_with_the_highest(exegpt, trace):
@@ -84,6 +131,7 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         (f"-l 5s --price {prices}", "add --rate"),
         ("-l 1s,5s --rate 5/s", "one latency bound"),
         ("-l 5s --rate 0/s", "'0/s'"),
+        ("-l 5s --rate 5/s --tolerance 0.1", "leave it out"),
         ("-l 5s --arrivals bursts", "'bursts'"),
         ("-l 5s --arrivals trace", "has no arrivals"),
         (f"-l 5s --arrivals trace --rate 5/s -w {tmp_path}/at_once.csv", "has no arrivals"),

@@ -13,6 +13,7 @@ from exegpt.schedule import Schedule
 from exegpt.workload import Workload, task
 from tests.exegpt.nouns import MODEL, profile
 from xprofiler.roofline import roofline_profile
+from xscheduler.ties import TIE
 from xscheduler.tune import POLICIES, tune
 from xsimulator import estimate
 from xsimulator.replay import replay
@@ -48,7 +49,7 @@ def test_every_schedule_keeps_its_bound_and_is_what_it_says(bound_s):
         assert max(again.memory_bytes) <= A40.device.memory_bytes * A40.memory_fraction
         assert from_dict(Schedule, to_dict(other.schedule), "a schedule") == other.schedule
     best = max(a.estimate.throughput_tok_s for a in found.alternatives if a.estimate)
-    assert found.estimate.throughput_tok_s == best
+    assert found.estimate.throughput_tok_s >= best * (1 - TIE)
     assert sum(a.reason.startswith("the best") for a in found.alternatives) == 1
 
 

@@ -17,8 +17,8 @@ _ROUNDS = 6
 
 
 def pieces_of(law: LengthDistribution, room: float, filled: float) -> Array:
-    """[room + 1]: pieces of each length per prompt, cut by what iterations have left for them, `room` tokens, of which
-    prompts take the share `filled`.
+    """[up to room + 1]: pieces of each length per prompt, as far as prompts are so long, cut by what iterations have
+    left for them, `room` tokens, of which prompts take the share `filled`.
 
     A prompt that finds a fresh iteration is cut after every `room` tokens; one that begins where others have been, at a
     place anywhere in the room, has its first cut there. The share `filled` of the prompts are of the second kind.
@@ -26,8 +26,9 @@ def pieces_of(law: LengthDistribution, room: float, filled: float) -> Array:
     most = max(1, int(room))
     filled = min(max(filled, 0.0), 1.0)
     full, rest = np.divmod(law.s, most)
-    fresh = np.bincount(rest.astype(np.intp), weights=law.p, minlength=most + 1)
-    fresh[0], fresh[most] = 0.0, fresh[most] + full @ law.p
+    last = min(most, law.max + 1)  # pieces are no longer than prompts, however many tokens there is room for
+    fresh = np.bincount(rest.astype(np.intp), weights=law.p, minlength=last + 1)
+    fresh[0], fresh[last] = 0.0, fresh[last] + full @ law.p
     pieces: Array = (1 - filled) * fresh + filled * _begun_anywhere(law, most)
     return pieces
 
@@ -40,14 +41,15 @@ def _law_of(pieces: Array) -> LengthDistribution:
 
 
 def _begun_anywhere(law: LengthDistribution, room: int) -> Array:
-    """[room + 1]: pieces of each length per prompt, where the first cut lies anywhere in the room alike."""
-    own = np.zeros(max(law.max, room) + 2)
+    """[up to room + 1]: pieces of each length per prompt, where the first cut lies anywhere in the room alike."""
+    last = min(room, law.max + 1)
+    own = np.zeros(law.max + 3)
     own[law.s.astype(np.intp)] = law.p
     longer = np.cumsum(own[::-1])[::-1]  # P(S ≥ k)
-    k = np.arange(1, room)
-    weights = np.zeros(room + 1)
-    weights[1:room] = 2 / room * longer[k + 1] + own[k] * (room - k + 1) / room
-    weights[room] = float(np.maximum(law.s - room + 1, 0.0) @ law.p) / room
+    k = np.arange(1, last)
+    weights = np.zeros(last + 1)
+    weights[1:last] = 2 / room * longer[k + 1] + own[k] * (room - k + 1) / room
+    weights[last] = float(np.maximum(law.s - room + 1, 0.0) @ law.p) / room
     return weights
 
 

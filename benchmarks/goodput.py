@@ -1,0 +1,257 @@
+"""What `tune --rate` finds beside a dense grid of schedules, both asked in the same simulator with the same requests.
+
+For each of the questions below (three models, two clusters, two workloads, two sets of bounds; and some more kept
+aside, `--aside`): the goodput that the search finds over the best of the grid; whether every policy's schedule that it
+calls sustained keeps the bounds on three fresh seeds at 98 % of its goodput; how far seeds 0, 1 and 2 are from each
+other (`--seeds`); and what grid and search cost. Answers are appended to --out, and those in it are not asked
+again.
+
+The grid: batches in steps of 1.15, token budgets of 1.25, N_D of 1.25, every number of prompts a step, on every
+allocation. A schedule whose steady throughput, with a margin, is below the best goodput so far is not replayed.
+
+    python -m benchmarks.goodput --out goodput.jsonl
+    python -m benchmarks.goodput --questions 1,5-8 --grid-policies chunked,orca
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.arrivals import REQUESTS, Arrivals
+from xscheduler.candidates import Candidates
+from xscheduler.goodput import BEYOND, PRECISION, Bounds, Meter
+from xscheduler.open_search import OpenSearch
+from xscheduler.open_tune import Rated, tune_at
+from xscheduler.policy_spaces import POLICIES, spaces
+from xscheduler.question import Limits, Question
+from xsimulator.scenario import Scenario
+
+BATCH, OTHER = 1.15, 1.25
+"""Ratios of the grid's neighbouring values: of batches, and of the other variable."""
+SCREEN = 20_000
+"""Requests with which a schedule of the grid is asked first."""
+FRESH = (101, 102, 103)
+SHARE = 0.98
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question."""
+
+    model: str
+    cluster: str
+    workload: str
+    bounds: Bounds
+
+
+def _bounds(latency: float, ttft: float, tpot: float) -> tuple[Bounds, Bounds]:
+    """Of a chat, and of a batch of documents, which has a bound on the latency alone."""
+    return Bounds(latency, ttft, tpot), Bounds(latency)
+
+
+QUESTIONS = tuple(
+    Asked(model, cluster, workload, bounds)
+    for model, clusters in (
+        ("llama-3.1-8b", ("1xH100-SXM", "4xA100-80GB")),
+        ("opt-13b", ("1xH100-SXM", "4xA100-80GB")),
+        ("llama-3.1-70b", ("4xH100-SXM", "8xA100-80GB")),
+    )
+    for cluster in clusters
+    for workload, made in (("2048/256", _bounds(12.0, 0.6, 0.04)), ("T", _bounds(8.0, 0.25, 0.03)))
+    for bounds in made
+    if (model, workload) != ("opt-13b", "2048/256")
+) + tuple(
+    Asked("opt-13b", cluster, "C1", bounds)  # its context holds no 2048/256
+    for cluster in ("1xH100-SXM", "4xA100-80GB")
+    for bounds in _bounds(8.0, 0.4, 0.04)
+)
+ASIDE = (
+    Asked("llama-3.1-8b", "1xH100-SXM", "2048/256", Bounds(5.0, 0.2, 0.02)),
+    Asked("llama-3.1-8b", "2xL40S", "C2", Bounds(30.0, 0.8, 0.05)),
+    Asked("opt-30b", "2xH100-SXM", "S", Bounds(4.0, 0.3)),
+    Asked("llama-3.1-70b", "8xH100-SXM", "1024/128", Bounds(6.0, 0.3, 0.03)),
+)
+"""Looked at once, when nothing was left to be chosen."""
+
+
+def setting(asked: Asked, seed: int) -> dict[str, Any]:
+    """What `tune_at` is asked with."""
+    model, cluster = builtin_model(asked.model), parse_cluster(asked.cluster)
+    lengths = asked.workload.split("/")
+    workload = Workload.fixed(int(lengths[0]), int(lengths[1])) if len(lengths) == 2 else task(asked.workload)
+    return {
+        "model": model,
+        "cluster": cluster,
+        "workload": workload,
+        "profile": roofline_profile(model, cluster),
+        "arrivals": Arrivals.poisson(workload, model.context, seed, cluster.devices),
+        "bounds": asked.bounds,
+    }
+
+
+def thinned(values: Sequence[int], ratio: float) -> list[int]:
+    """Places of values about `ratio` apart, both ends among them."""
+    places = sorted(range(len(values)), key=values.__getitem__)
+    found = [places[0]]
+    for place in places:
+        if values[place] >= ratio * values[found[-1]] or (place == places[-1] and place != found[-1]):
+            found.append(place)
+    return found
+
+
+class Grid:
+    """Every schedule of a dense grid, by falling ceilings of their spaces."""
+
+    def __init__(self, given: dict[str, Any], policies: Sequence[str]):
+        self.meter = Meter(given["profile"], given["arrivals"], given["bounds"])
+        base = Scenario(
+            given["model"], given["cluster"], given["workload"], given["profile"], (), given["profile"].dtype,
+            "p99-length", "exact", True, watched=False,
+        )  # fmt: skip
+        self.question = Question(base, Limits(given["bounds"].latency_s), {}, open_system=True)
+        self.policies = policies
+        self.points, self.best, self.schedule = 0, 0.0, None
+
+    def run(self, known: float) -> None:
+        """The best schedule of the grid, of those above 98 % of `known` requests/s."""
+        self.best = 0.98 * known
+        for policy in self.policies:
+            search = OpenSearch(self.question, spaces(policy, self.question), self.meter)
+            for space in search._by_ceiling():
+                if search._rate(space.ceiling) * BEYOND <= self.best:
+                    break
+                for point in self._points(search, space):
+                    self._ask(search, space, point)
+
+    def _points(self, search: OpenSearch, space: Candidates) -> Iterator[tuple[int, ...]]:
+        batches, *others = (thinned(v.values, BATCH if i == 0 else OTHER) for i, v in enumerate(space.variables))
+        for rest in itertools.product(*others):
+            top = search._largest(space, tuple(rest))
+            for batch in sorted({top, *(b for b in batches if b < top)}, reverse=True) if top is not None else ():
+                self.points += 1
+                if search._steady(space, (batch, *rest)) * BEYOND <= self.best:
+                    break  # throughput rises with the batch: nothing below can be better
+                yield batch, *rest
+
+    def _ask(self, search: OpenSearch, space: Candidates, point: tuple[int, ...]) -> None:
+        schedule, steady = search.schedule(space, point), search._steady(space, point)
+        above = self.best * (1 + PRECISION)
+        # a quick look with some slack, then all requests
+        if not self.meter.holds(schedule, above * 0.95, SCREEN) or not self.meter.holds(schedule, above):
+            return
+        if self.meter.excess(schedule, above).likely <= 0:
+            self.best, self.schedule = self.meter.goodput(schedule, steady, REQUESTS, above).low, schedule
+
+
+def fresh(found: Rated, asked: Asked) -> dict[str, Any]:
+    """Every policy's schedule at 98 % of its goodput, on seeds that nobody has seen: how many break a bound."""
+    broken = checks = 0
+    for seed in FRESH:
+        given = setting(asked, seed)
+        meter = Meter(given["profile"], given["arrivals"], asked.bounds)
+        for one in found.sustained.values():
+            if one.goodput_seq_s:
+                checks += 1
+                broken += meter.bounds.broken(meter.served_at(one.schedule, SHARE * one.goodput_seq_s)) != ""
+    return {"checks": checks, "broken": broken}
+
+
+def variables(schedule: Schedule | None) -> dict[str, int]:
+    """What a schedule's policy chose."""
+    names = ("max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "encode_batch", "decode_iterations")
+    names += ("micro_batches", "tp_degree", "replicas")
+    return {n: getattr(schedule, n) for n in names if schedule and getattr(schedule, n)}
+
+
+def answer(asked: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, Any]:
+    """Everything about one question."""
+    reached, seconds, first = [], [], None
+    for seed in range(seeds):
+        given = setting(asked, seed)
+        began, cpu = time.perf_counter(), time.process_time()
+        found = tune_at(given["model"], given["cluster"], given["workload"], given["profile"], given["arrivals"],
+                        asked.bounds, 1e-3)  # fmt: skip
+        seconds.append((time.perf_counter() - began, time.process_time() - cpu))
+        reached.append(found.highest_rate_seq_s)
+        first = first or found
+    assert first is not None
+    best = max(first.sustained.values(), key=lambda one: one.goodput_seq_s, default=None)
+    row: dict[str, Any] = {
+        "question": f"{asked.model} {asked.cluster} {asked.workload} {vars(asked.bounds)}",
+        "goodput": reached,
+        "spread": max(reached) / min(reached) - 1 if min(reached) else None,
+        "seconds": [round(wall, 2) for wall, _ in seconds],
+        "cpu_seconds": [round(cpu, 2) for _, cpu in seconds],
+        "replays": first.tuned.search.replays,
+        "policy": best.schedule.policy if best else None,
+        "chosen": variables(best.schedule if best else None),
+        **fresh(first, asked),
+    }
+    if grid_policies:
+        began, grid = time.process_time(), Grid(setting(asked, 0), grid_policies)
+        grid.run(reached[0])
+        row |= {
+            "grid": grid.best if grid.schedule else None,
+            "grid_policy": grid.schedule.policy if grid.schedule else None,
+            "grid_chosen": variables(grid.schedule),
+            "ratio": reached[0] / grid.best if grid.schedule else 1.0,
+            "grid_points": grid.points,
+            "grid_replays": grid.meter.replays,
+            "grid_cpu_seconds": round(time.process_time() - began, 1),
+        }
+    return row
+
+
+def numbers(text: str, most: int) -> list[int]:
+    """`1,5-8` as numbers from 1 to `most`."""
+    parts = [part.split("-") for part in text.split(",")] if text else [["1", str(most)]]
+    return [n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", default="", help="which, like 1,5-8; all")
+    parser.add_argument("--aside", action="store_true", help="the questions that were kept aside")
+    parser.add_argument("--seeds", type=int, default=3, help="answers for so many seeds")
+    parser.add_argument("--grid-policies", default=",".join(POLICIES), help="policies of the grid; '' for no grid")
+    parser.add_argument("--out", type=Path, help="append each answer to this JSONL file, and skip those in it")
+    given = parser.parse_args()
+    asked = ASIDE if given.aside else QUESTIONS
+    done = {json.loads(line)["question"]: json.loads(line) for line in given.out.read_text().splitlines()} if (
+        given.out and given.out.exists()
+    ) else {}  # fmt: skip
+    rows = []
+    for number in numbers(given.questions, len(asked)):
+        one = asked[number - 1]
+        row = done.get(f"{one.model} {one.cluster} {one.workload} {vars(one.bounds)}")
+        if row is None:
+            row = answer(one, given.seeds, [p for p in given.grid_policies.split(",") if p])
+            if given.out:
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        rows.append(row)
+        print(number, json.dumps(row), flush=True)
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    spreads = [row["spread"] for row in rows if row["spread"] is not None]
+    print(f"{len(rows)} questions: least ratio {min(ratios, default=float('nan')):.4f}, "
+          f"largest spread {max(spreads, default=float('nan')):.4f}, "
+          f"{sum(r['broken'] for r in rows)} of {sum(r['checks'] for r in rows)} fresh checks broken, "
+          f"median answer {np.median([s for r in rows for s in r['seconds']]):.1f} s "
+          f"({np.median([s for r in rows for s in r['cpu_seconds']]):.1f} s of CPU)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

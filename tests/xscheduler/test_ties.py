@@ -1,0 +1,73 @@
+"""Ties: the simpler policy of those that are as good, and one that the target engine can run before all."""
+
+from dataclasses import replace
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.workload import Workload
+from tests.exegpt.nouns import profile, schedule
+from xprofiler.roofline import roofline_profile
+from xscheduler.policy_spaces import POLICIES
+from xscheduler.ties import SIMPLEST_FIRST, TIE, preferred
+from xscheduler.tune import tune
+from xsimulator import estimate
+
+
+def prefer(values, **how):
+    return preferred(values.items(), lambda item: item[1], lambda item: item[0], **how)[0]
+
+
+def test_every_policy_has_its_place():
+    assert sorted(SIMPLEST_FIRST) == sorted(POLICIES)
+
+
+def test_the_simpler_of_two_that_are_as_good_is_the_answer():
+    assert prefer({"static": 100.0, "rra": 100.0, "orca": 99.95}) == "orca"
+    assert prefer({"static": 100.0, "rra": 99.4}) == "static"
+    assert prefer({"waa-c": 100.0, "chunked": 100.0 * (1 - 1.01 * TIE)}) == "waa-c"
+    assert prefer({"waa-c": 100.0, "chunked": 97.0}, tolerance=0.05) == "chunked"
+
+
+def test_what_the_target_runs_comes_before_what_is_simpler():
+    assert prefer({"rra": 100.0, "chunked": 100.0, "orca": 100.0}, runnable=("orca",)) == "orca"
+    assert prefer({"rra": 100.0, "static": 100.0}, runnable=("orca", "chunked")) == "rra"
+    assert prefer({"rra": 100.0, "orca": 90.0}, runnable=("orca",)) == "rra"
+
+
+def test_nothing_is_preferred_of_nothing():
+    assert preferred([], lambda x: x, lambda x: x) is None
+
+
+@pytest.mark.parametrize("order", [("static", "rra", "orca", "chunked"), ("chunked", "orca", "rra", "static")])
+def test_tune_prefers_the_simpler_policy_whatever_the_order(order):
+    """One request at a time, of one token: all policies do the same, and are as good."""
+    model, cluster = builtin_model("opt-13b"), parse_cluster("1xH100-SXM")
+    workload = Workload.fixed(100, 1)
+    fixed = {"encode_batch": 1, "max_num_seqs": 1, "max_num_batched_tokens": 128, "decode_iterations": 1}
+    found = tune(model, cluster, workload, roofline_profile(model, cluster), policies=order, fixed=fixed)
+    rates = {a.policy: a.estimate.throughput_seq_s for a in found.alternatives}
+    as_good = [policy for policy, rate in rates.items() if rate >= max(rates.values()) * (1 - TIE)]
+    assert len(as_good) > 1
+    assert found.schedule.policy == min(as_good, key=SIMPLEST_FIRST.index)
+    best = next(a for a in found.alternatives if a.policy == found.schedule.policy)
+    assert best.estimate == found.estimate and best.reason.startswith("the best")
+
+
+def test_a_short_list_prefers_the_simpler_policy_too():
+    from exegpt.cli.shortlist import for_these
+    from exegpt.workload import RequestLengths
+    from xscheduler.search import Search
+    from xscheduler.tuned import Alternative, Tuned
+
+    alone = [
+        schedule("static", encode_batch=1),
+        schedule("orca", max_num_seqs=1, prefills_per_step=1),
+    ]
+    requests = [RequestLengths(50, 1)] * 8
+    made = tuple(Alternative(s.policy, s, estimate(s, profile()), "") for s in alone)
+    tuned = Tuned(made[0].schedule, made[0].estimate, made, Search("bnb", 1, 1, 0.0), None, ())
+    assert for_these(tuned, profile(), requests).schedule.policy == "orca"
+    slower = replace(made[1], schedule=replace(alone[1], policy="static", encode_batch=1))
+    assert for_these(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"

@@ -1,0 +1,163 @@
+"""Arrivals: the requests that a rate of arrival is judged by, and what of them each replica serves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.errors import InputError
+from exegpt.policies import deal
+from exegpt.schedule import Bound
+from exegpt.served import BOUND_QUANTILES, long_outputs
+from exegpt.workload import RequestLengths, Workload
+from xsimulator.open_replay import COUNTS, COUNTS_FOR_LATENCY, Requests
+
+Array = NDArray[np.float64]
+
+REQUESTS = 200_000
+"""Requests that a goodput is measured with. The 99th percentile of waiting depends on rare bursts: goodputs of 3,000
+requests differ by 4 % (standard deviation) from seed to seed, of 200,000 by about half a percent to one.
+"""
+EACH = 2000
+"""Requests that one replica should have at least: far more than it serves at once."""
+WARM_UP = 0.1
+"""Share of the first requests that find the system emptier than it will be, and are not counted."""
+BATCHES = 40
+"""Consecutive parts of the requests whose misses tell how certain their sum is."""
+QUANTILE = 0.99
+"""Of the times to first token and per output token that are bounded."""
+
+
+def may_miss(count: int, quantile: float) -> int:
+    """Of `count` requests, how many may exceed a bound so that their `quantile`, interpolated linearly, does not."""
+    return max(0, count - int(quantile * (count - 1)) - 2)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Requests at one per second on average, dealt to replicas of which the first few are followed."""
+
+    replicas: tuple[Requests, ...]
+    """Each followed replica's own."""
+    allowed: Array
+    """[3]: how many of the counting requests may miss the bound on the first token, per output token, on latency."""
+
+    @property
+    def count(self) -> int:
+        """How many requests are followed."""
+        return sum(len(one.arrivals) for one in self.replicas)
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """Requests in order of arrival, to be quickened; arrays [n]."""
+
+    inputs: Array
+    outputs: Array
+    times: Array
+    """Seconds, in whatever unit of time."""
+    random: bool
+    """Whether other seeds would give others: then what is measured is uncertain."""
+    _samples: dict[object, Sample] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.times)
+
+    @staticmethod
+    def poisson(
+        workload: Workload, context: int | None, seed: int = 0, devices: int = 1, count: int = REQUESTS
+    ) -> "Arrivals":
+        """Requests of the workload, arriving independently: `count`, or enough for as many replicas as `devices`."""
+        many = max(count, EACH * devices) if count >= EACH else count
+        lengths, gaps = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+        if workload.requests:
+            inputs, outputs = _columns(workload.requests)
+            inputs, outputs = np.resize(inputs, many), np.resize(outputs, many)
+        else:
+            inputs = workload.input.sample(many, lengths).astype(np.float64)
+            outputs = workload.output.sample(many, lengths).astype(np.float64)
+        times = np.cumsum(gaps.exponential(size=many))
+        return Arrivals(*_clipped(inputs, outputs, context), times - times[0], True)
+
+    @staticmethod
+    def traced(workload: Workload, context: int | None) -> "Arrivals":
+        """The first requests of the workload's list in the pattern in which they came, bursts and lulls. The list
+        must have arrivals; InputError where its first requests come all at once.
+        """
+        assert workload.requests
+        first = sorted(workload.requests, key=lambda r: r.arrival_s)[:REQUESTS]
+        times = np.array([r.arrival_s for r in first])
+        if times[-1] <= times[0]:
+            raise InputError(f"The first {len(first)} requests arrive all at once: pass Poisson arrivals with --rate.")
+        return Arrivals(*_clipped(*_columns(first), context), times - times[0], False)
+
+    def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
+        """The first `count` requests at `rate` per second, for a replay."""
+        many = count or self.count
+        times = self._stretched(many) / rate
+        columns = zip(self.inputs[:many], self.outputs[:many], times, strict=True)
+        return [RequestLengths(int(i), int(o), float(t)) for i, o, t in columns]
+
+    def _stretched(self, count: int) -> Array:
+        """The first arrivals at one per second on average: a few thousand at random miss their rate by percents."""
+        times = self.times[:count]
+        stretched: Array = times * ((count - 1) / times[-1]) if times[-1] > 0 else times
+        return stretched
+
+    def sample(self, count: int, replicas: int, bound: Bound) -> Sample:
+        """About the first `count` requests, as replicas take them: of many replicas only the first few are followed,
+        for all are alike and each must be seen for long enough.
+        """
+        key = (count, replicas, bound)
+        if key not in self._samples:
+            self._samples[key] = self._sampled(count, replicas, bound)
+        return self._samples[key]
+
+    def _sampled(self, count: int, replicas: int, bound: Bound) -> Sample:
+        many = min(self.count, max(count, min(EACH, count) * replicas))
+        columns = (column[:many].astype(int).tolist() for column in (self.inputs, self.outputs))
+        lengths = list(zip(*columns, strict=True))
+        dealt = [list(range(many))] if replicas == 1 else deal(lengths, replicas)
+        followed: list[Array] = []
+        for places in dealt:
+            if places and (not self.random or sum(map(len, followed)) < min(count, many)):
+                followed.append(np.array(places))
+        times, first = self._stretched(many), round(WARM_UP * many)
+        every = np.concatenate(followed)
+        kept = every >= first
+        late = kept.copy()
+        if bound == "p99-length":
+            late[kept] = long_outputs(self.outputs[every[kept]])
+        flags = np.zeros(many)
+        flags[every] = COUNTS * kept + COUNTS_FOR_LATENCY * late
+        several = int((kept & (self.outputs[every] > 1)).sum())
+        allowed = [
+            may_miss(int(kept.sum()), QUANTILE),
+            may_miss(several, QUANTILE),
+            may_miss(int(late.sum()), BOUND_QUANTILES[bound]),
+        ]
+        own = tuple(Requests(times[p], self.inputs[p], self.outputs[p], flags[p]) for p in followed)
+        return Sample(own, np.array(allowed, dtype=np.float64))
+
+
+def _columns(requests: Sequence[RequestLengths]) -> tuple[Array, Array]:
+    columns = np.array([(r.input, r.output) for r in requests], dtype=np.float64)
+    inputs, outputs = np.ascontiguousarray(columns.T)
+    return inputs, outputs
+
+
+def _clipped(inputs: Array, outputs: Array, context: int | None) -> tuple[Array, Array]:
+    """Lengths made to fit into `context` tokens, as `RequestLengths.clipped` does."""
+    if context is None:
+        return inputs, outputs
+    fits = inputs + outputs <= context
+    inputs = np.where(fits, inputs, np.minimum(inputs, context - 1))
+    return inputs, np.where(fits, outputs, np.clip(outputs, 1, context - inputs))
+
+
+def at(requests: Requests, rate: float) -> Requests:
+    """Requests of one per second at `rate` per second."""
+    return replace(requests, arrivals=requests.arrivals / rate)

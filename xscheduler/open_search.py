@@ -1,0 +1,284 @@
+"""The search at a rate of arrival: a policy's control variables themselves, scored by the event simulator.
+
+The steady state knows no queue, so its winners are not the open system's. Every point of a policy's spaces may be
+asked, and few are, because
+
+* a space whose ceiling, or a point whose steady throughput, is below the best goodput so far can't be better;
+* one replay at just above that goodput rejects a point, mostly before it is at its end;
+* a few thousand requests, the same for all points, tell which points are worth more of them (docs/theory.md).
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from exegpt.schedule import Schedule
+from xscheduler.advice import TIMES
+from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.candidates import schedule as schedule_of
+from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Meter
+from xscheduler.question import Question
+from xscheduler.space import Point
+
+COARSE = (2.0, 1.24)
+"""Ratios of neighbouring values on the grid that is asked first: of batches, and of the other variable, along which
+goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
+STEPS = (1.25, 1.08)
+"""Ratios by which the best points' variables are varied afterwards, one pass after the other."""
+AROUND = 1.2
+"""And that by which the best one's are at last, with all requests."""
+COUNTS = (8000, 40_000)
+"""Requests that the grid is asked with, and the points that lead on it."""
+GLANCE = 1000
+"""Requests that tell whether a schedule holds the bounds when nearly idle at all."""
+ROUGH = 0.02
+"""Precision of goodputs on the grid."""
+NEAR = 0.05
+"""Points whose goodput on the grid is within this share of the best are asked again."""
+CONTENDERS = 12
+"""And at most so many of them."""
+STARTS = 2
+"""Points that differ in more than their batches, around which neighbours are asked."""
+PATIENCE = 48
+"""Spaces in a row, by falling ceilings, that bring nothing better before the rest are left."""
+
+
+@dataclass
+class Lead:
+    """A point, and the highest rate that it has been seen to hold."""
+
+    space: Candidates
+    point: Point
+    schedule: Schedule
+    steady: float
+    """Sequences per second."""
+    goodput: float
+
+    def beside(self, other: "Lead") -> bool:
+        """Whether the two differ in their batches alone."""
+        return self.space is other.space and self.point[1:] == other.point[1:]
+
+
+@dataclass
+class OpenSearch:
+    """One policy's spaces at a rate of arrival."""
+
+    question: Question
+    members: Sequence[Candidates | CandidateFamily]
+    meter: Meter
+    opened: list[Candidates] = field(default_factory=list)
+    """The spaces that points were asked of."""
+    _schedules: dict[tuple[int, Point], Schedule] = field(default_factory=dict)
+
+    @property
+    def points(self) -> int:
+        """Points of the opened spaces whose steady state was computed."""
+        return sum(len(space.known) for space in self.opened)
+
+    @property
+    def size(self) -> int:
+        """Points in all."""
+        return sum(member.size for member in self.members)
+
+    def exhaustive(self, count: int) -> Lead | None:
+        """The best of all points, each asked with `count` requests."""
+        best: Lead | None = None
+        for space in self._by_ceiling():
+            for point in itertools.product(*(range(len(v.values)) for v in space.variables)):
+                best = self._challenge(best, space, point, count, PRECISION) or best
+        return best
+
+    # ---- first the grid ----
+
+    def grid(self) -> list[Lead]:
+        """The best points on coarse grids of the spaces, the best first; none where no point holds the bounds even when
+        nearly idle.
+        """
+        found: list[Lead] = []
+        best, waited = 0.0, 0
+        for space in self._by_ceiling():
+            if self._rate(space.ceiling) * BEYOND <= best or waited >= PATIENCE:
+                break
+            before = best
+            for lead in self._grid_of(space, best):
+                found.append(lead)
+                best = max(best, lead.goodput)
+            waited = 0 if best > before else waited + 1
+        found.sort(key=lambda lead: -lead.goodput)
+        return [lead for lead in found if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
+
+    def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
+        """For each choice of the other variables the best batch of a coarse grid, if it is above `best` or near it."""
+        batches, *others = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+        for rest in itertools.product(*others):
+            lead = self._best_batch(space, batches, tuple(rest), best)
+            if lead:
+                best = max(best, lead.goodput)
+                yield lead
+
+    def _best_batch(self, space: Candidates, batches: list[int], rest: Point, best: float) -> Lead | None:
+        """From the largest batch down: while it is too large, bounds are missed; once it isn't, less is lost."""
+        top, lead = self._largest(space, rest), None
+        if top is None:
+            return None
+        for batch in sorted({top, *(b for b in batches if b < top)}, reverse=True):
+            point, above = (batch, *rest), lead.goodput if lead else best * (1 - NEAR)
+            if self._steady(space, point) * BEYOND <= above:
+                break  # smaller batches give less still
+            found = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH)
+            if lead and not found:
+                break
+            lead = found or lead
+        return lead
+
+    def _largest(self, space: Candidates, rest: Point) -> int | None:
+        """The place of the largest batch that fits into memory beside these other variables; None: not even one."""
+        low, high = -1, len(space.variables[0].values) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._fits(space, (middle, *rest)) else (low, middle - 1)
+        return low if low >= 0 else None
+
+    # ---- then around the best ----
+
+    def refined(self, contenders: list[Lead]) -> list[Lead]:
+        """The grid's best points, asked with more requests and varied; the best first."""
+        leads: list[Lead] = []
+        for lead in contenders:
+            above = max((one.goodput for one in leads), default=lead.goodput) * (1 - NEAR / 4)
+            again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
+            leads += [again] if again else []
+        if not leads:  # what few requests held, more do not: from below
+            best = self._lead(contenders[0].space, contenders[0].point, 0.0, COUNTS[1], 2 * PRECISION)
+            return [best] if best else []
+        leads.sort(key=lambda lead: -lead.goodput)
+        starts = [one for i, one in enumerate(leads) if all(not one.beside(other) for other in leads[:i])][:STARTS]
+        climbed: list[Lead] = []
+        for lead in starts:
+            climbed.append(self._climbed(lead, max((one.goodput for one in climbed), default=0.0)))
+        return sorted(climbed, key=lambda lead: -lead.goodput)
+
+    def _climbed(self, lead: Lead, floor: float) -> Lead:
+        """Steps to better neighbours, smaller ones as the larger ones bring nothing, above `floor` at least."""
+        for ratio in STEPS:
+            better: Lead | None = lead
+            while better:
+                lead, better = better, None
+                for point in _neighbours(lead.space, lead.point, ratio):
+                    bar = Lead(lead.space, lead.point, lead.schedule, lead.steady, max(lead.goodput, floor))
+                    better = self._challenge(better or bar, lead.space, point, COUNTS[1], PRECISION)
+                    if better:
+                        break
+        return lead
+
+    def around(self, lead: Lead) -> list[Lead]:
+        """The neighbours of a lead along one variable that may be better, taken to be as good."""
+        points = (
+            point
+            for point in _neighbours(lead.space, lead.point, AROUND)
+            if sum(a != b for a, b in zip(point, lead.point, strict=True)) == 1
+        )
+        return [
+            Lead(lead.space, point, self.schedule(lead.space, point), self._steady(lead.space, point), lead.goodput)
+            for point in points
+            if self._fits(lead.space, point) and self._steady(lead.space, point) * BEYOND > lead.goodput
+        ]
+
+    # ---- a point ----
+
+    def _challenge(
+        self, best: Lead | None, space: Candidates, point: Point, count: int, precision: float
+    ) -> Lead | None:
+        """The point as a lead if it is better than the best by more than the precision."""
+        above = best.goodput * (1 + precision) if best else 0.0
+        if not self._fits(space, point) or self._steady(space, point) * BEYOND <= above:
+            return None
+        return self._lead(space, point, above, count, precision)
+
+    def _lead(self, space: Candidates, point: Point, above: float, count: int, precision: float) -> Lead | None:
+        """The point with its goodput, if that is at least `above`."""
+        steady = self._steady(space, point)
+        if not self.meter.limit(steady) >= above:
+            return None
+        schedule, limit = self.schedule(space, point), self.meter.limit(steady)
+        start = min(max(above, LEAST_LOAD * steady), limit)
+        if above <= LEAST_LOAD * steady and not self.meter.holds(schedule, start, GLANCE):
+            return None
+        if not self.meter.holds(schedule, start, count):
+            return None
+        reached = self.meter.highest(schedule, start, limit, count, precision)
+        return Lead(space, point, schedule, steady, reached)
+
+    def schedule(self, space: Candidates, point: Point) -> Schedule:
+        """The Schedule of a point, made once."""
+        key = (id(space), point)
+        if key not in self._schedules:
+            self._schedules[key] = schedule_of(space, space.values(point), self.question.limits)
+        return self._schedules[key]
+
+    def _steady(self, space: Candidates, point: Point) -> float:
+        """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""
+        found = space.at(point)
+        return self._rate(max(found.throughput, found.crest))
+
+    def _rate(self, tokens_s: float) -> float:
+        return tokens_s / self.question.base.workload.output.mean
+
+    def _fits(self, space: Candidates, point: Point) -> bool:
+        """Whether a point keeps to every constraint that isn't a time's, and an engine takes it."""
+        values = space.values(point)
+        if space.policy == "chunked" and values[0] > space.controls(values)["max_num_batched_tokens"]:
+            return False  # vLLM refuses a token budget below the number of sequences
+        figures = space.at(point).figures
+        return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
+
+    def _by_ceiling(self) -> Iterator[Candidates]:
+        """The spaces by falling ceilings, a family's made when it is its turn; none whose queries are always late."""
+        order = itertools.count()
+        bound = self.question.limits.latency_s
+        heap = [(-member.ceiling, next(order), member) for member in self.members]
+        heapq.heapify(heap)
+        while heap:
+            *_, member = heapq.heappop(heap)
+            if member.ceiling <= 0.0 or (bound is not None and member.quickest_s > bound):
+                continue
+            if isinstance(member, CandidateFamily):
+                for space in member.spaces:
+                    assert isinstance(space, Candidates)
+                    heapq.heappush(heap, (-space.ceiling, next(order), space))
+            else:
+                self.opened.append(member)
+                yield member
+
+
+def _coarse(values: Sequence[int], ratio: float) -> list[int]:
+    """Places of values that are `ratio` times each other, both ends among them; values rise or fall."""
+    rising = values[0] <= values[-1]
+    places = range(len(values)) if rising else range(len(values) - 1, -1, -1)
+    found: list[int] = []
+    for place in places:
+        if not found or values[place] >= ratio * values[found[-1]] or place == places[-1]:
+            found.append(place)
+    return found
+
+
+def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
+    """Points with one variable, or two, up or down by about a ratio."""
+    moves = [
+        (place, *(_moved(v.values, place, r) for r in (ratio, 1 / ratio)))
+        for v, place in zip(space.variables, point, strict=True)
+    ]
+    found = (p for p in dict.fromkeys(itertools.product(*moves)) if p != point)
+    return sorted(found, key=lambda p: sum(a != b for a, b in zip(p, point, strict=True)))
+
+
+def _moved(values: Sequence[int], place: int, ratio: float) -> int:
+    """The place of the value closest to so many times this one's, another place where there is one."""
+    asked = values[place] * ratio
+    rising = values[0] <= values[-1]
+    step = 1 if (ratio > 1) == rising else -1
+    moved = place + step
+    while 0 <= moved + step < len(values) and abs(values[moved + step] - asked) <= abs(values[moved] - asked):
+        moved += step
+    return moved if 0 <= moved < len(values) else place

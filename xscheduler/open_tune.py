@@ -1,0 +1,259 @@
+"""Tuning for requests that arrive over time: the schedule with the highest goodput, over all policies."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exegpt.cluster import ClusterSpec
+from exegpt.errors import InputError
+from exegpt.estimate import Estimate
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from exegpt.quantity import figure_text
+from exegpt.schedule import Bound, Schedule
+from exegpt.workload import Workload
+from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
+from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
+from xscheduler.open_search import COUNTS, Lead, OpenSearch
+from xscheduler.policy_spaces import POLICIES, spaces
+from xscheduler.question import Limits, Question
+from xscheduler.search import Method, Search
+from xscheduler.ties import preferred
+from xscheduler.tune import Members, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tuned import Alternative, Tuned
+from xsimulator.scenario import Scenario
+
+FEW = 500
+"""Fewer requests say little about a 99th percentile."""
+MOST_EXHAUSTIVE = 20_000
+"""Schedules up to which each is replayed, where that is asked for."""
+CLOSE, LEADING = 0.93, 0.99
+"""Shares of the best goodput below which a policy's is not searched any closer, or not measured with all requests."""
+_MEANING = {
+    "p99-length": "of the requests whose outputs are the longest 2%, 95% meet it",
+    "p99-queries": "99% of all requests meet it",
+}
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """What a schedule serves within the bounds."""
+
+    schedule: Schedule
+    steady: Estimate
+    """With as many requests waiting as can be served."""
+    goodput: Goodput
+    broken: str
+    """What doesn't hold at a slightly higher rate; empty where nothing but the steady throughput ends it."""
+
+    @property
+    def goodput_seq_s(self) -> float:
+        """What it sustains."""
+        return self.goodput.low
+
+
+@dataclass(frozen=True)
+class Rated:
+    """The answer at a rate of arrival."""
+
+    tuned: Tuned
+    """Estimates are replays at the rate; a policy that can't sustain it has none."""
+    rate_seq_s: float
+    sustained: dict[str, Sustained]
+    """Every policy's best, as far as one was found under the bound."""
+
+    @property
+    def highest_rate_seq_s(self) -> float:
+        """The highest rate that any schedule sustains."""
+        return max((s.goodput_seq_s for s in self.sustained.values()), default=0.0)
+
+
+def tune_at(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    profile: Profile,
+    arrivals: Arrivals,
+    bounds: Bounds,
+    rate: float,
+    *,
+    bound: Bound = "p99-length",
+    policies: tuple[str, ...] = POLICIES,
+    method: Method = "bnb",
+    kv_dtype: str | None = None,
+    fixed: dict[str, int] | None = None,
+    runnable: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Rated:
+    """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s.
+
+    `runnable` are the policies that are preferred where several are as good. InputError for a method that an open
+    system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
+    """
+    check_asked(policies, fixed or {})
+    started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
+    limits = Limits(_slowest(bounds, workload))
+    base = Scenario(
+        model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, "exact", True, watched=False
+    )
+    question = Question(base, limits, fixed or {}, open_system=True)
+    with uncollected():
+        made = {policy: spaces(policy, question) for policy in policies}
+        _check_method(method, sum(member.size for members in made.values() for member in members))
+        searches = {policy: OpenSearch(question, made[policy], meter) for policy in policies}
+        if method == "bnb":
+            sustained = _raced(searches, progress)
+        else:
+            sustained = {policy: found for policy, one in searches.items() if (found := _exhausted(one))}
+        lowest = lowest_latency_of([member for members in made.values() for member in members], limits)
+    alternatives = tuple(
+        _alternative(policy, made[policy], question, sustained.get(policy), meter, rate) for policy in policies
+    )
+    winner = preferred(
+        (a for a in alternatives if a.estimate),
+        lambda a: sustained[a.policy].goodput_seq_s,
+        lambda a: a.policy,
+        runnable=runnable,
+    )
+    told = Search(
+        "racing" if method == "bnb" else method,
+        sum(search.points for search in searches.values()),
+        sum(search.size for search in searches.values()),
+        time.perf_counter() - started,
+        meter.replays,
+    )
+    tuned = Tuned(
+        winner.schedule if winner else None,
+        winner.estimate if winner else None,
+        alternatives,
+        told,
+        lowest if lowest < float("inf") else None,
+        _assumptions(bounds, bound, arrivals, meter, rate, winner),
+    )
+    return Rated(tuned, rate, sustained)
+
+
+def _check_method(method: Method, size: int) -> None:
+    if method == "optuna":
+        raise InputError("Search method optuna knows no rate of arrival: use bnb or exhaustive with --rate.")
+    if method == "exhaustive" and size > MOST_EXHAUSTIVE:
+        raise InputError(
+            f"An exhaustive search at a rate of arrival would replay {size:,} schedules, more than "
+            f"{MOST_EXHAUSTIVE:,}: name one policy with --policy, or use bnb."
+        )
+
+
+def _slowest(bounds: Bounds, workload: Workload) -> float | None:
+    """The latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
+    tokens = bounds.ttft_s, bounds.tpot_s
+    both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
+    return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
+
+
+def _raced(searches: dict[str, OpenSearch], progress: Callable[[int, int], None]) -> dict[str, Sustained]:
+    """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely."""
+    grids = {}
+    for number, (policy, search) in enumerate(searches.items()):
+        progress(number, 2 * len(searches))
+        grids[policy] = search.grid()
+    ahead = sorted((policy for policy, leads in grids.items() if leads), key=lambda policy: -grids[policy][0].goodput)
+    sustained: dict[str, Sustained] = {}
+    for number, policy in enumerate(ahead):
+        progress(len(searches) + number, 2 * len(searches))
+        floor = max((one.goodput_seq_s for one in sustained.values()), default=0.0)
+        leads = grids[policy][:1]
+        if leads[0].goodput >= CLOSE * floor:
+            leads = searches[policy].refined(grids[policy])
+        if leads:
+            many = leads[0].goodput >= LEADING * floor
+            sustained[policy] = _best(leads, searches[policy], REQUESTS if many else COUNTS[1])
+    return sustained
+
+
+def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
+    """The best of the leads, each asked with so many requests; with all of them, the best one's neighbours too."""
+    meter = search.meter
+    best: tuple[Lead, Goodput] | None = None
+    waiting, seen = list(leads), set()
+    while waiting:
+        lead = waiting.pop(0)
+        if (key := (id(lead.space), lead.point)) in seen:
+            continue
+        seen.add(key)
+        above = best[1].low * (1 + PRECISION) if best else 0.0
+        if above and not (
+            meter.holds(lead.schedule, above, count) and meter.excess(lead.schedule, above, count).likely <= 0
+        ):
+            continue
+        reached = meter.goodput(lead.schedule, lead.steady, count, max(lead.goodput, above))
+        if best is None or reached.low > best[1].low:
+            best = lead, reached
+            waiting += search.around(lead) if count == REQUESTS else []
+    assert best is not None
+    return _sustained(*best, meter)
+
+
+def _exhausted(search: OpenSearch) -> Sustained | None:
+    lead = search.exhaustive(COUNTS[1])
+    if lead is None:
+        return None
+    return _sustained(lead, search.meter.goodput(lead.schedule, lead.steady, REQUESTS, lead.goodput), search.meter)
+
+
+def _sustained(lead: Lead, reached: Goodput, meter: Meter) -> Sustained:
+    steady = lead.space.estimate(lead.space.values(lead.point))
+    limit = meter.limit(lead.steady)
+    broken = ""
+    for times in (1.02, 1.05, 1.1) if reached.low < limit else ():
+        beyond = max(reached.high * times, LEAST_LOAD * lead.steady)
+        if not broken:
+            broken = meter.bounds.broken(meter.served_at(lead.schedule, beyond, COUNTS[1]))
+    schedule = replace(lead.schedule, latency_bound_s=meter.bounds.latency_s)
+    return Sustained(schedule, steady, reached, broken)
+
+
+def _alternative(
+    policy: str, members: Members, question: Question, found: Sustained | None, meter: Meter, rate: float
+) -> Alternative:
+    """A policy's best at the asked rate."""
+    if found is None:
+        late = "sustains no rate: even nearly idle, its requests are late"
+        fits = any(one.ceiling > 0 for one in members)
+        return Alternative(policy, None, None, late if fits else why_infeasible(policy, members, question))
+    reached, steady = found.goodput_seq_s, found.steady
+    why = found.broken or f"its steady throughput ends it, limited by {steady.binding}"
+    if reached < rate:
+        if not reached:
+            return Alternative(policy, None, None, f"sustains no rate: nearly idle, {found.broken}")
+        return Alternative(policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
+    estimate = replace(
+        meter.served_at(found.schedule, rate),
+        memory_bytes=steady.memory_bytes,
+        binding="latency" if found.broken else steady.binding,
+        extrapolated=steady.extrapolated,
+        latency_tail_s=None,
+    )
+    return Alternative(policy, found.schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
+
+
+def _assumptions(
+    bounds: Bounds, bound: Bound, arrivals: Arrivals, meter: Meter, rate: float, winner: Alternative | None
+) -> tuple[str, ...]:
+    many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
+    few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
+    made = []
+    if bounds.latency_s is not None:
+        made.append(f"bound: {_MEANING[bound]}, counted from arrival")
+    made.append(
+        f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are "
+        f"measured by the event simulator over {many:,} requests, the first {WARM_UP:.0%} left out{few}"
+    )
+    sure = f", with {SIGMAS:g} standard errors to spare" if arrivals.random else ""
+    ends = "" if bounds.end_queues else "; as no bound ends a growing queue, never above the steady throughput"
+    made.append(f"goodput: the highest rate within all bounds, to {PRECISION:.2%}{sure}{ends}")
+    if winner and winner.estimate and winner.estimate.extrapolated:
+        asked = ", ".join(winner.estimate.extrapolated)
+        made.append(
+            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+        )
+    return tuple(made)

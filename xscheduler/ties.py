@@ -1,0 +1,28 @@
+"""Ties: which policy is the answer where several are as good."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+SIMPLEST_FIRST = ("chunked", "orca", "rra", "waa-c", "waa-m", "static", "hybrid")
+"""Policies, those first that are easiest to run: what today's engines do, then one pipeline, then two, then batches."""
+TIE = 5e-3
+"""Throughputs, or goodputs, that differ by this share are as good: a tenth of what predictions are off by."""
+
+One = TypeVar("One")
+
+
+def preferred(
+    candidates: Iterable[One],
+    value: Callable[[One], float],
+    policy: Callable[[One], str],
+    tolerance: float = TIE,
+    runnable: tuple[str, ...] = (),
+) -> One | None:
+    """Of the candidates whose value is within `tolerance` of the best one's, that of the simplest policy, of those that
+    the target engine can run (`runnable`) where one is among them; None for no candidate.
+    """
+    ranked = sorted(candidates, key=value, reverse=True)
+    if not ranked:
+        return None
+    as_good = [one for one in ranked if value(one) >= value(ranked[0]) * (1 - tolerance)]
+    return min(as_good, key=lambda one: (policy(one) not in runnable, SIMPLEST_FIRST.index(policy(one))))
