@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.errors import InputError
-from exegpt.model import BYTES
+from exegpt.model import activation_bytes
 from exegpt.profile import LayerTables, Profile, Table
 from exegpt.schedule import Schedule
 from xsimulator import event_loop
@@ -174,7 +174,7 @@ def _table(table: Table | None) -> Array:
 def _hops(scenario: Scenario, side: Side) -> list[Array]:
     """Seconds to each stage from the one before by tokens: linear between the points of the profile's two tables."""
     tables = (scenario.profile.send, scenario.profile.send_between_nodes)
-    sent = scenario.model.hidden * BYTES[scenario.profile.dtype]
+    sent = scenario.model.hidden * activation_bytes(scenario.profile.dtype)
     tokens = np.unique([point / sent for table in tables for point in table.points[0]])
     seconds = np.array([scenario.hops(side, float(n)) for n in tokens])
     return [_along(tokens, column) for column in seconds.T]
