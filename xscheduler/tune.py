@@ -20,7 +20,7 @@ from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
 from xscheduler.search import Found, Method, Search, search
-from xscheduler.space import Point
+from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.scenario import Scenario
@@ -134,13 +134,35 @@ def _alternative(policy: str, made: Members, found: Found, question: Question) -
     """A policy's best schedule and what limits it."""
     if not isinstance(found.space, Candidates):
         return Alternative(policy, None, None, why_infeasible(policy, made, question))
-    space, point = found.space, _leanest(found.space, found.point)
+    space, point = _smallest_budget(made, found.space, found.point)
+    point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
     broken, text = next_step(space, point, question.widest)
     estimate = replace(estimate, binding=_binding(broken, estimate.binding))
     limited = f"limited by {estimate.binding}" + (f": {text}" if text else "")
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
+
+
+def _smallest_budget(made: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
+    """The space of the smallest token budget with as good as the throughput of this point, its other variables and its
+    allocation as they are: a budget that is hardly ever reached only takes memory for activations.
+    """
+    budget, enough = space.constants.get("max_num_batched_tokens"), space.at(point).throughput * (1 - SLACK)
+    if budget is None:
+        return space, point
+    smaller = [
+        one
+        for one in made_spaces(made)
+        if isinstance(one, Candidates)
+        and one.constants.get("max_num_batched_tokens", budget) < budget
+        and len(one.variables[0].values) > point[0]
+    ]
+    for one in sorted(smaller, key=lambda other: other.constants["max_num_batched_tokens"]):
+        alike = one.where.stages == space.where.stages and one.where.replicas == space.where.replicas
+        if alike and one.at(point).throughput >= enough and one.meets(point):
+            return one, point
+    return space, point
 
 
 def _leanest(space: Candidates, point: Point) -> Point:
