@@ -175,20 +175,6 @@ class DegreeTables(Noun):
 
 
 @dataclass(frozen=True)
-class Rates(Noun):
-    """The two rates that bound all work on a device."""
-
-    flops_s: float
-    """Of a matrix product in the profile's dtype."""
-    bandwidth_bytes_s: float
-    """Of reading memory."""
-
-    def __post_init__(self) -> None:
-        if not (0 < self.flops_s < math.inf and 0 < self.bandwidth_bytes_s < math.inf):
-            raise InputError(f"The rates {self.flops_s} FLOP/s and {self.bandwidth_bytes_s} bytes/s must be positive.")
-
-
-@dataclass(frozen=True)
 class Profile(Noun):
     """What a device, or a group of them, needs for each part of an iteration, and where that knowledge comes from."""
 
@@ -210,8 +196,6 @@ class Profile(Noun):
     """Hardware and software that was measured, or the rates that were assumed."""
     host_copy: Table | None = None
     """[bytes]: from a device to pinned host memory, or back; None: as long as a send."""
-    rates: Rates | None = None
-    """What the machine reached while it was profiled; None where no machine was."""
 
     VERSION = 1
 

@@ -1,12 +1,15 @@
 """This machine: what it is, and the two rates that bound everything on it, measured."""
 
+import math
 import os
 import platform
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.cluster import ClusterSpec, DeviceSpec, local_cluster
+from exegpt.errors import InputError
+from exegpt.noun import Noun
 from xprofiler.timing import timed
 
 if TYPE_CHECKING:
@@ -18,6 +21,20 @@ _GPU_MEMORY_FRACTION = 0.9
 _CPUINFO = Path("/proc/cpuinfo")
 _GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
 """What tells apart processors that a cloud gives one name, such as "AMD EPYC": of x86, then of Arm."""
+
+
+@dataclass(frozen=True)
+class Rates(Noun):
+    """The two rates that bound all work on a device."""
+
+    flops_s: float
+    """Of a matrix product in some dtype."""
+    bandwidth_bytes_s: float
+    """Of reading memory."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.flops_s < math.inf and 0 < self.bandwidth_bytes_s < math.inf):
+            raise InputError(f"The rates {self.flops_s} FLOP/s and {self.bandwidth_bytes_s} bytes/s must be positive.")
 
 
 def processor() -> str:

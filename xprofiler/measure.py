@@ -30,7 +30,6 @@ from xprofiler.collectives import host_copy, link, link_grids, measure_links, pa
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
 from xprofiler.points import FULL, Points, grids
-from xprofiler.rates import RATES, record_rates, recorded_rates
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.ranks import Ranks
@@ -86,15 +85,15 @@ def measure_job(
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
     planned = [grid for tp in degrees for grid in grids(points, spec, tp).values()] + list(link_grids(ranks))
-    total = points.passes * (sum(map(len, planned)) + len(degrees) * sum(map(len, RATES)))
+    total = points.passes * sum(map(len, planned))
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
 
     def load(tp: int) -> Model:
         shard = Shard(ranks.local % tp, tp, _apart)
         if isinstance(source, ModelSpec):
-            return random_model(spec, _cold_layers(spec, dtype, tp), dtype, shard=shard, device=device)
-        layers = None if ranks.size == 1 else _cold_layers(spec, dtype, tp)
+            return random_model(spec, cold_layers(spec, dtype, tp), dtype, shard=shard, device=device)
+        layers = None if ranks.size == 1 else cold_layers(spec, dtype, tp)
         return load_model(source, dtype, layers, shard, device=device)
 
     measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts, points)
@@ -132,7 +131,7 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
     }
 
 
-def _cold_layers(spec: ModelSpec, dtype: str, tp: int) -> int:
+def cold_layers(spec: ModelSpec, dtype: str, tp: int) -> int:
     """Enough layers that a layer's weights have left the processor's caches when its turn comes again: the ranks of a
     node need not hold the model as often as they are.
     """
@@ -174,7 +173,6 @@ def _measure(
         send=send,
         send_between_nodes=send_between_nodes,
         provenance=facts | host_copy(recorder, ranks),
-        rates=recorded_rates(recorder),
     )
     return Measured(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
@@ -246,8 +244,8 @@ def _parts(
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {
-        "rest": lambda tokens: time(_layers(model, tokens)),
-        "encoder_rest": lambda tokens: time(_layers(model, tokens, encoder=True)),
+        "rest": lambda tokens: time(layer_pass(model, tokens)),
+        "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True)),
         "cross_projection": lambda tokens: time(_cross_projection(model, tokens)),
         "embedding": lambda tokens: time(_embedding(model, tokens)),
         "head": lambda rows: time(_head(model, rows)),
@@ -260,16 +258,16 @@ def _parts(
     if isinstance(model, EncoderDecoder):
         turns["encoder_rest"] = len(model.encoder)
     parts = {name: grid for name, grid in planned.items() if name in calls}
-    for turn in range(points.passes):
-        record_rates(recorder, model.dtype, model.device, turn)
-        for name, grid in parts.items():
-            for at in itertools.product(*grid.points):
-                recorder.record(grid.table, at, turn, functools.partial(calls[name], *at))
+    for turn, (name, grid) in itertools.product(range(points.passes), parts.items()):
+        for at in itertools.product(*grid.points):
+            recorder.record(grid.table, at, turn, functools.partial(calls[name], *at))
     return {name: recorder.compiled(grid, turns.get(name, 1)) for name, grid in parts.items()}
 
 
-def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], object]:
-    """All decoder layers, or all encoder layers, but for their attention kernels, on `tokens` tokens."""
+def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | None = None) -> Callable[[], object]:
+    """The decoder layers, or the encoder layers, but for their attention kernels, on `tokens` tokens: all, or at most
+    the first so many.
+    """
     rows = computed_rows(tokens)
     x = _states(model, rows)
     _, positions = _ids(model, rows)
@@ -281,7 +279,7 @@ def _layers(model: Model, tokens: int, encoder: bool = False) -> Callable[[], ob
         layers, cross = (model.encoder, {}) if encoder else (model.layers, {"cross": lambda q: attended})
 
     def run() -> None:
-        for layer, keys, values in zip(layers, itertools.cycle(cache.keys), itertools.cycle(cache.values)):
+        for layer, keys, values in zip(layers[:most], itertools.cycle(cache.keys), itertools.cycle(cache.values)):
             layer.before_attention(x, positions, keys, values, slots)
             layer.after_attention(x, attended, **cross)
 

@@ -1,5 +1,8 @@
-"""The machine's two rates beside a profile: kept when it is taken, measured again before a run, which is predicted at
-the speed that the machine has then.
+"""How fast the machine is beside its profile: a run times the model's layers again at two numbers of tokens, of which
+one is bound by reading memory and the other by computing, and its prediction is scaled by what has changed.
+
+The layers themselves are timed, since no other read finds the caches as they do: on one machine, a pass over memory
+varied by a third while the layers' times stood still.
 """
 
 import itertools
@@ -10,113 +13,87 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exegpt.kernels.linear import PackedLinear
 from exegpt.model import BYTES, ModelSpec
-from exegpt.models.device import PROCESSOR
-from exegpt.models.weights import torch_dtype
-from exegpt.profile import DegreeTables, LayerTables, Profile, Rates, Table
-from xprofiler.recorder import Grid, Recorder
-from xprofiler.timing import Timing, of_times, timed
+from exegpt.models import Model
+from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xprofiler.measure import cold_layers, layer_pass
+from xprofiler.timing import timed
 from xrunner.ranks import Ranks
 
-_SIZE, _READ_BYTES = 1024, 2**28
-_WINDOWS, _WINDOW_S = 7, 0.014
-"""Either measurement is the median of so many windows' means: with its preparation two take 0.3 s."""
-
-PRODUCT, READ = Grid("product", ("size",), ((_SIZE,),)), Grid("read", ("bytes",), ((_READ_BYTES,),))
-RATES = (PRODUCT, READ)
-"""What is timed: a matrix product of `size` in each dimension, and a pass over so many bytes."""
+_READS, _COMPUTES = 1, 260
+"""Tokens of a pass that is bound by reading the weights, and of one that is bound by computing: every profile has
+measured both."""
+_CALLS = {_READS: 9, _COMPUTES: 3}
+"""How often each is timed, 0.3 s in all; a fixed number, since ranks of a tensor-parallel group call alike."""
 
 
-def record_rates(recorder: Recorder, dtype: str, device: torch.device, turn: int) -> None:
-    """Time both in a pass, on all ranks at once."""
-    for grid, call in zip(RATES, (_product(dtype, device), _read(device)), strict=True):
-        (axis,) = grid.points
-        recorder.record(grid.table, axis, turn, lambda call=call: _timed(call, device))
+@dataclass(frozen=True)
+class Slowdown:
+    """How many times as long the machine takes as when it was profiled."""
 
-
-def recorded_rates(recorder: Recorder) -> Rates:
-    """The rates that were recorded."""
-    return _rates(*(recorder.compiled(grid).values[0] for grid in RATES))
-
-
-def measured_rates(ranks: Ranks, dtype: str, device: torch.device = PROCESSOR) -> Rates:
-    """The median rank's rates now, while all ranks compute; all must call it (0.3 s)."""
-    calls = _product(dtype, device), _read(device)
-    return _rates(*(statistics.median(ranks.all(_timed(call, device).seconds)) for call in calls))
-
-
-def _rates(product_s: float, read_s: float) -> Rates:
-    return Rates(2.0 * _SIZE**3 / product_s, _READ_BYTES / read_s)
-
-
-def _timed(call: Callable[[], object], device: torch.device) -> Timing:
-    """On the CPU the median of some windows' means: a moment's disturbance falls on one of them alone, and where the
-    cores are shared for long, a window has many of the scheduler's time slices.
-    """
-    if device.type != "cpu":
-        return timed(call, device=device)
-    call()
-    return of_times([_mean(call) for _ in range(_WINDOWS)])
-
-
-def _mean(call: Callable[[], object]) -> float:
-    """Seconds of a call, over a window."""
-    start, calls = time.perf_counter(), 0
-    while not calls or time.perf_counter() - start < _WINDOW_S:
-        call()
-        calls += 1
-    return (time.perf_counter() - start) / calls
+    compute: float = 1.0
+    read: float = 1.0
 
 
 @torch.inference_mode()
-def _product(dtype: str, device: torch.device) -> Callable[[], object]:
-    weight, x = (torch.ones(_SIZE, _SIZE, device=device, dtype=torch_dtype(dtype)) for _ in range(2))
-    product = PackedLinear(weight)
-    return lambda: product(x)
+def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
+    """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
+    own = {}
+    if model.layers:  # an encoder-decoder's encoding side has none
+        table = profile.degree(model.shard.of).decoder.rest
+        layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of))
+        for tokens, calls in _CALLS.items():
+            seconds = _seconds(layer_pass(model, tokens, most=layers), calls, model.device)
+            own[str(tokens)] = seconds / layers / table.at(float(tokens))
+    every = [one for one in ranks.all(own) if one]
+    compute, read = (statistics.median(one[str(tokens)] for one in every) for tokens in (_COMPUTES, _READS))
+    return Slowdown(compute, read)
 
 
-def _read(device: torch.device) -> Callable[[], object]:
-    values = torch.ones(_READ_BYTES // 4, device=device)
-    return lambda: values.sum()
+def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """The median of some calls, after one that warms up."""
+    if device.type != "cpu":
+        return timed(call, least=calls, most=calls, device=device).seconds
+    call()
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
-def slowdown(profile: Profile, now: Rates) -> tuple[float, float]:
-    """How many times as long computing and reading take now as when the profile was taken; (1, 1) where it kept no
-    rates.
-    """
-    if profile.rates is None:
-        return 1.0, 1.0
-    return profile.rates.flops_s / now.flops_s, profile.rates.bandwidth_bytes_s / now.bandwidth_bytes_s
-
-
-def rescaled(profile: Profile, model: ModelSpec, now: Rates) -> Profile:
-    """The profile at the machine's rates of now; itself where it kept no rates.
+def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
+    """The profile at the machine's speed of now.
 
     Each point takes longer by the slowdown of computing and of reading, weighed by the seconds that its FLOPs and its
-    bytes take at the profile's rates; the engine's own time by that of computing.
+    bytes take at the rates of the profile's own two passes; the engine's own time by that of computing.
     """
-    if profile.rates is None:
-        return profile
-    compute, read = slowdown(profile, now)
-    scale = _Scale(compute, read, profile.rates, model, BYTES[profile.dtype])
-    said = f"times {compute:.3f} for computing and {read:.3f} for reading, from {profile.fingerprint}"
+    table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
+    weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))
+    scale = _Scale(
+        slowdown,
+        2.0 * _COMPUTES * weights / table.at(float(_COMPUTES)),
+        weights * width / table.at(float(_READS)),
+        model,
+        width,
+    )
+    said = f"times {slowdown.compute:.3f} for computing and {slowdown.read:.3f} for reading, from {profile.fingerprint}"
     return replace(
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),
-        overhead=replace(profile.overhead, values=tuple(v * compute for v in profile.overhead.values)),
+        overhead=replace(profile.overhead, values=tuple(v * slowdown.compute for v in profile.overhead.values)),
         provenance=profile.provenance | {"scaled": said},
-        rates=now,
     )
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """How a profile's tables change with the rates."""
+    """How a profile's tables change with the machine's speed."""
 
-    compute: float
-    read: float
-    then: Rates
+    slowdown: Slowdown
+    flops_s: float
+    bandwidth_bytes_s: float
     model: ModelSpec
     width: int
     """Bytes of a value."""
@@ -163,5 +140,5 @@ class _Scale:
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))
 
     def _factor(self, flops: float, moved: float) -> float:
-        computing, reading = flops / self.then.flops_s, moved / self.then.bandwidth_bytes_s
-        return (computing * self.compute + reading * self.read) / (computing + reading)
+        computing, reading = flops / self.flops_s, moved / self.bandwidth_bytes_s
+        return (computing * self.slowdown.compute + reading * self.slowdown.read) / (computing + reading)

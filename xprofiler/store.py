@@ -9,7 +9,7 @@ from exegpt import document
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.profile import Profile, Rates
+from exegpt.profile import Profile
 from xprofiler import machine
 from xprofiler.points import FEW, FULL, Points
 
@@ -34,7 +34,7 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
     path = folder() / f"rates-{document.fingerprint([dtype, sorted(facts(None).items())])}.json"
     if path.is_file():
         try:
-            rates = document.read(Rates, path)
+            rates = document.read(machine.Rates, path)
         except InputError:  # torn, or of another version
             path.unlink()
             return measured_once(cluster, dtype)
@@ -42,7 +42,7 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
         return replace(cluster, device=device)
     found = machine.measured(cluster, dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
-    document.write(path, Rates(found.device.flops_s[dtype], found.device.bandwidth_bytes_s))
+    document.write(path, machine.Rates(found.device.flops_s[dtype], found.device.bandwidth_bytes_s))
     return found
 
 

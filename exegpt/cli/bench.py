@@ -267,7 +267,7 @@ def compare_policies(
     schedule alone.
     """
     from exegpt.cli import output
-    from exegpt.cli.execute import compare, rates_now
+    from exegpt.cli.execute import compare, least, slowdown_now
     from exegpt.report.comparison import median
     from xrunner.engine import Engine, RunReport
 
@@ -284,9 +284,10 @@ def compare_policies(
         for _ in range(repeats):
             for mine, schedule in zip(runs, schedules, strict=True):
                 engine = Engine.load(directory, schedule, ranks, device=device)
-                now = rates_now(setting.profile, ranks, device)
+                before = slowdown_now(setting.profile, engine.model, ranks)
                 report = engine.run(requests, on_finish)
+                slowdown = least(before, slowdown_now(setting.profile, engine.model, ranks))
                 told = ranks.gather(report if engine.speaks else None, 0, RunReport)
-                mine += [compare(schedule, setting.profile, one, now=now) for one in told if one]
+                mine += [compare(schedule, setting.profile, one, slowdown=slowdown) for one in told if one]
                 engine.close()
     return [median(mine) for mine in runs if mine]

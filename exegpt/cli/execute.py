@@ -11,9 +11,8 @@ from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 
 if TYPE_CHECKING:
-    import torch
-
-    from exegpt.profile import Rates
+    from exegpt.models import Model
+    from xprofiler.rates import Slowdown
     from xrunner.engine import RunReport
     from xrunner.ranks import Ranks
 
@@ -25,25 +24,37 @@ def execute(
     requests: Sequence[Request],
     on_finish: Callable[[Result], None] | None = None,
 ) -> Comparison:
-    """Run `requests` on a loaded model, then predict the very same ones at the machine's speed just before."""
+    """Run `requests` on a loaded model, then predict the very same ones at the machine's speed then."""
     from xrunner.engine import Engine
     from xrunner.ranks import Ranks
 
-    now = rates_now(profile, Ranks(), model.device)
-    return compare(schedule, profile, Engine(model, schedule).run(requests, on_finish), now=now)
+    engine, alone = Engine(model, schedule), Ranks()
+    before = slowdown_now(profile, model, alone)
+    report = engine.run(requests, on_finish)
+    return compare(schedule, profile, report, slowdown=least(before, slowdown_now(profile, model, alone)))
 
 
-def rates_now(profile: Profile, ranks: "Ranks", device: "torch.device") -> "Rates | None":
-    """The rates of this machine now, on all ranks at once; None where the profile isn't this machine's, or kept none.
-    All ranks call it.
+def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":
+    """How much slower this machine is now than its profile; None where the profile isn't one that this machine
+    measured. All ranks call it.
     """
     from xprofiler import machine
-    from xprofiler.rates import measured_rates
+    from xprofiler.rates import measured_slowdown
 
-    taken = profile.provenance.get("device" if device.type == "cuda" else "processor")
-    here = machine.provenance(device)["device" if device.type == "cuda" else "processor"]
-    same = profile.rates is not None and taken == here
-    return measured_rates(ranks, profile.dtype, device) if all(ranks.all(same)) else None
+    fact = "device" if model.device.type == "cuda" else "processor"
+    own = profile.source == "measured" and profile.provenance.get(fact) == machine.provenance(model.device)[fact]
+    return measured_slowdown(profile, model, ranks) if all(ranks.all(own)) else None
+
+
+def least(before: "Slowdown | None", after: "Slowdown | None") -> "Slowdown | None":
+    """The machine's slowdown during a run, of those timed before and after it: a moment's disturbance, which one of
+    them may have met, is no slower machine.
+    """
+    from xprofiler.rates import Slowdown
+
+    if before is None or after is None:
+        return None
+    return Slowdown(min(before.compute, after.compute), min(before.read, after.read))
 
 
 def compare(
@@ -51,19 +62,18 @@ def compare(
     profile: Profile,
     report: "RunReport",
     adjustment: float | None = None,
-    now: "Rates | None" = None,
+    slowdown: "Slowdown | None" = None,
 ) -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
-    machine's rates just before the run.
+    machine's speed then.
     """
     import xsimulator
-    from xprofiler.rates import rescaled, slowdown
+    from xprofiler.rates import rescaled
     from xrunner.place import ranks_needed
     from xsimulator.replay import replay
 
-    speed = slowdown(profile, now) if now else (1.0, 1.0)
-    profile = rescaled(profile, schedule.model.spec, now) if now else profile
-
+    if slowdown:
+        profile = rescaled(profile, schedule.model.spec, slowdown)
     done = sorted(report.served, key=lambda s: s.index)
     lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
     predicted = replay(schedule, profile, lengths, adjustment=adjustment)
@@ -86,7 +96,7 @@ def compare(
         measured_timeline=report.timeline,
         predicted_timeline=predicted.timeline,
         changes=report.changes,
-        slowdown=speed,
+        slowdown=(slowdown.compute, slowdown.read) if slowdown else (1.0, 1.0),
     )
 
 

@@ -307,14 +307,13 @@ def _run(
     from contextlib import ExitStack
 
     from exegpt.cli import output
-    from exegpt.cli.execute import compare, rates_now
+    from exegpt.cli.execute import compare, least, slowdown_now
     from exegpt.cli.rescheduling import rescheduling
     from xrunner.changes import run_adapting
     from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
     engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
-    now = rates_now(asked.setting.profile, ranks, device)
     fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
     opened = []
 
@@ -351,15 +350,17 @@ def _run(
                 text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
                 file.append(replace(result, text=text))
 
+        before = slowdown_now(asked.setting.profile, engine.model, ranks)
         if adapt:
             again = rescheduling(asked.setting)
             engine, report = run_adapting(engine, asked.directory, left, again, on_finish, adjust)
         else:
             report = engine.run(left, on_finish, adjustment=adjust)
+        slowdown = least(before, slowdown_now(asked.setting.profile, engine.model, ranks))
         if file and not engine.speaks:
             file.leave()
     engine.close()
-    return compare(asked.schedule, asked.setting.profile, report, adjust, now) if engine.speaks else None
+    return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown) if engine.speaks else None
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request]") -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from xprofiler import attention, collectives, links, machine, measure, points, rates, store
+from xprofiler import attention, collectives, links, machine, measure, points, store
 from xrunner import ranks
 
 
@@ -27,7 +27,6 @@ def shrink(put: Callable[[object, str, Any], None]) -> None:
     put(store, "FULL", full)
     put(store, "FEW", few)
     put(store.facts, "__defaults__", (full,))
-    put(rates, "_WINDOW_S", 0.0)
     put(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
     put(attention, "COLD_BYTES", 2**16)
     put(collectives, "_BYTES", (2**10, 2**16, 2**22))
