@@ -85,7 +85,7 @@ def demo(
         output.note(infeasible_text(answer, bound_s))
         return INFEASIBLE
     _print_search(setting, [*frontier, answer], bound_s)
-    if (first := plan.best_steady) != answer.schedule:
+    if (first := plan.best_steady) and first != answer.schedule:
         output.note(
             f"· {first.policy} has the best steady state, but {len(plan.requests)} requests begin all at once: their "
             f"replay is through first, within the bound, under {answer.schedule.policy}"
@@ -112,12 +112,8 @@ class _Plan:
     bound_s: float
     answer: "Tuned"
     requests: "list[Request]"
-
-    @property
-    def best_steady(self) -> "Schedule":
-        """The schedule with the highest steady throughput, which heads the table."""
-        feasible = [a for a in self.answer.alternatives if a.schedule and a.estimate]
-        return max(feasible, key=lambda a: a.estimate.throughput_tok_s).schedule
+    best_steady: "Schedule | None"
+    """The schedule with the best steady state."""
 
     @property
     def schedules(self) -> "list[Schedule]":
@@ -143,13 +139,13 @@ def _plan(setting: "Setting", bounds: list[float], num: int | None, seed: int) -
         if best.schedule is None:
             best = search_schedule(setting, bound_s)
         if best.schedule is None:
-            plans.append(_Plan(bound_s, best, []))
+            plans.append(_Plan(bound_s, best, [], None))
             continue
         answer = _under(best, bound_s)
         requests = _requests(setting, [a.schedule for a in answer.alternatives if a.schedule], num, seed)
         lengths = [request.lengths for request in requests]
         chosen = for_these(answer, setting.profile, lengths)
-        plans.append(_Plan(bound_s, chosen, requests))
+        plans.append(_Plan(bound_s, chosen, requests, answer.schedule))
         latency_s = replay(chosen.schedule, setting.profile, lengths, timeline=False).estimate.latency_s
         if chosen.schedule == answer.schedule and (latency_s or 0.0) * (1 + ROOM) <= bound_s:
             return plans[-1]

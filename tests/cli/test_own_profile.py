@@ -115,7 +115,7 @@ def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(e
     from exegpt.cli.inputs import find_setting
     from xsimulator.replay import replay
 
-    setting = find_setting(str(tiny), "local", "30/12", str(tiny_profile))
+    setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
     bounds = demo._places(demo._frontier(setting))
     plan = demo._plan(setting, bounds, None, 0)
     assert plan.schedules[0] == plan.answer.schedule == plan.best_steady
