@@ -110,7 +110,7 @@ if sys.argv[1] == "kept":
 for _ in range(3):
     torch.empty(2**22).fill_(1), torch.empty(2**21).fill_(1)  # 16 and 8 MiB, as a small model's activations
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
+for _ in range(30):
     torch.empty(2**22).fill_(1), torch.empty(2**21).fill_(1)
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 held = free_memory(PROCESSOR)
@@ -129,5 +129,4 @@ def test_line_20_memory_that_an_iteration_frees_is_there_for_the_next_one():
         assert done.returncode == 0, done.stderr
         return int(done.stdout.split()[0])
 
-    assert faults("kept") < 200
-    assert faults("returned") > 4 * 200
+    assert faults("kept") < faults("returned") / 8
