@@ -104,29 +104,32 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 
 FAULTS = """
 import resource, sys, torch
-from exegpt.models.device import free_memory, keep_memory, PROCESSOR
-if sys.argv[1] == "kept":
-    keep_memory()
-for _ in range(3):
-    torch.empty(2**22).fill_(1), torch.empty(2**21).fill_(1)  # 16 and 8 MiB, as a small model's activations
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(30):
-    torch.empty(2**22).fill_(1), torch.empty(2**21).fill_(1)
-faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-held = free_memory(PROCESSOR)
-print(faults, held)
+from pathlib import Path
+from exegpt.models import create, device, load, load_model
+from xrunner.warm_up import alike
+if sys.argv[1] == "returned":
+    load.keep_memory = lambda: None
+create.create_model(Path(sys.argv[2]), "llama", layers=2, hidden=512, heads=8, kv_heads=4, ffn=1408, vocab=300, context=256)
+torch.set_num_threads(1)
+model = load_model(sys.argv[2])
+batch, cache = alike(12, 177, 177, 16, None, 12, device.PROCESSOR), model.new_cache(16, 16)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    model.forward(batch, cache)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(sorted(faults() for _ in range(8))[4])
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="this system's C library isn't glibc"
-)
-def test_line_20_memory_that_an_iteration_frees_is_there_for_the_next_one():
-    """Page faults of a prefill's activations: they took 4 to 10 % of its time, and the profiler's loop has few."""
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's C library isn't glibc")
+def test_line_20_memory_that_an_iteration_frees_is_there_for_the_next_one(tmp_path):
+    """Page faults of one forward pass over 2,124 tokens: mapping memory anew took 4 to 10 % of it."""
 
     def faults(how):
-        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, timeout=100)
+        command = [sys.executable, "-c", FAULTS, how, str(tmp_path / how)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
-        return int(done.stdout.split()[0])
+        return int(done.stdout)
 
-    assert faults("kept") < faults("returned") / 8
+    assert faults("kept") < 200
+    assert faults("returned") > 2000
