@@ -109,7 +109,8 @@ from exegpt.models import create, device, load, load_model
 from xrunner.warm_up import alike
 if sys.argv[1] == "returned":
     load.keep_memory = lambda: None
-create.create_model(Path(sys.argv[2]), "llama", layers=2, hidden=512, heads=8, kv_heads=4, ffn=1408, vocab=300, context=256)
+sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 300, "context": 256}
+create.create_model(Path(sys.argv[2]), "llama", layers=2, **sizes)
 torch.set_num_threads(1)
 model = load_model(sys.argv[2])
 batch, cache = alike(12, 177, 177, 16, None, 12, device.PROCESSOR), model.new_cache(16, 16)
