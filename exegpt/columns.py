@@ -156,7 +156,7 @@ def unit_of(moments: Iterable[float], column: str, path: object) -> float:
     raise InputError(
         f"'{path}', column '{column}': its median gap of {figure_text(gap)} is one request every {slow} minutes if it "
         f"is in seconds, and one every {quick} s if it is in milliseconds: pass --columns arrival_s={column} or "
-        f"--columns arrival_ms={column}."
+        f"--columns arrival_ms={column}, or write another unit's in seconds."
     )
 
 

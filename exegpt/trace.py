@@ -140,6 +140,8 @@ def _length(value: Any, where: str, least: int) -> int:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
+    if value is None:
+        raise InputError(f"{where}: there is no value: a length is a whole number between 1 and {MAX_TOKENS:,}.")
     if isinstance(value, bool) or not number.is_integer() or not least <= number <= MAX_TOKENS:
         raise InputError(
             f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}."
@@ -178,7 +180,17 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         head = next(lines, "")
         between = max(",;\t", key=head.count)
         reader = csv.DictReader(itertools.chain([head] if head else [], lines), delimiter=between)
-        yield from ((reader.line_num, row) for row in reader)
+        names = reader.fieldnames or ()
+        for name in names:
+            if name and names.count(name) > 1:
+                raise InputError(f"'{path}' has {names.count(name)} columns '{name}': leave one, or name them apart.")
+        for row in reader:
+            if any(row.get(None) or ()):
+                raise InputError(
+                    f"'{path}', row {reader.line_num}: it has more values than the header's {len(names)} columns: correct "
+                    "the row."
+                )
+            yield reader.line_num, row
     except csv.Error as error:
         raise InputError(f"'{path}' is not a CSV file: {error}.") from None
 

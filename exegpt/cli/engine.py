@@ -39,7 +39,8 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
     if most is None:
         usual = _usual_residents(setting.cluster)
         most = min(usual, own.get("max_num_batched_tokens", usual))
-        told.append(f"max_num_seqs: {most:,}, vLLM's default on {setting.cluster.device.kind}")
+        why = f"vLLM's default on {setting.cluster.device.kind}" if most == usual else "one per token of the budget"
+        told.append(f"max_num_seqs: {most:,}, {why}")
     schedule = engine_schedule(
         setting,
         policy,
@@ -90,14 +91,18 @@ def engine_schedule(
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **own)
     stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
+    fits = kv_blocks is None
     if kv_blocks is None:
         most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
         kv_blocks = _room(setting, stages, most) * BLOCK_SIZE // block_size
     longest = setting.workload.input.max + setting.workload.output.max - 1
     if kv_blocks * block_size < longest:
+        short = f"{kv_blocks:,} KV blocks of {block_size:,} tokens"
+        short += f", all that memory holds on {setting.cluster.name}," if fits else ""
+        way = "lower --block-size, shorten the requests, or take larger devices" if fits else ""
         raise InputError(
-            f"{kv_blocks:,} KV blocks of {block_size} tokens can't hold the longest request of {longest:,} tokens: "
-            f"pass --kv-blocks {-(-longest // block_size)} at least."
+            f"{short} can't hold the longest request of {longest:,} tokens: "
+            f"{way or f'pass --kv-blocks {-(-longest // block_size)} at least'}."
         )
     return Schedule(
         version=Schedule.VERSION,

@@ -189,9 +189,11 @@ def find_setting(
     rate: str | None = None,
     device: str | None = None,
     engine: str | None = None,
+    one_by_one: bool = False,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
-    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so.
+    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
+    request is simulated with its own pair of lengths, not with the two distributions.
     """
     from exegpt.builtin_models import stands_for
     from exegpt.cli.stock import accuracy
@@ -225,7 +227,7 @@ def find_setting(
         named = parse_columns(columns) if columns else None
         workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
     load, scaling = fit_context(workload, spec)
-    if load.correlation is not None:
+    if load.correlation is not None and not one_by_one:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")

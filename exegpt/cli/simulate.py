@@ -80,7 +80,14 @@ def simulate(
         given, found, assumptions = _of_file(schedule, profile, engine, settings | others)
     elif model:
         setting = inputs.find_setting(
-            model, cluster, workload or replay, profile, dtype=dtype, columns=columns, engine=engine
+            model,
+            cluster,
+            workload or replay,
+            profile,
+            dtype=dtype,
+            columns=columns,
+            engine=engine,
+            one_by_one=bool(replay),
         )
         given, assumed = follow(setting, settings)
         found, assumptions = setting.profile, (*setting.assumptions, *assumed)
@@ -176,8 +183,10 @@ def _replay(
     rates = {key: getattr(done.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
     served = [figure_text(rate) for rate in rates.values()]
+    if len(done.served) > 1 and not any(request.arrival_s for request in workload.requests or ()):
+        notes.append(f"arrivals: all requests of {asked.name} are there at the start, and their times count from then")
     told = (
-        f"{len(done.served):,} requests of {workload.name} in {duration_text(done.seconds)}, simulated in "
+        f"{len(done.served):,} request{'s' if len(done.served) > 1 else ''} of {workload.name} in {duration_text(done.seconds)}, simulated in "
         f"{duration_text(wall)}: "
         f"{served[0]} requests/s, {served[1]} output tokens/s."
     )

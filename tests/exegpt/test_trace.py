@@ -169,7 +169,7 @@ def test_seconds_are_made_relative(tmp_path):
         ("input,output\n5,-3\n", "row 2, column 'output': '-3'"),
         ("input,output\n5,3\n0,3\n", "row 3, column 'input': '0'"),
         ("input,output\n5,\n", "row 2, column 'output': ''"),
-        ("input,output\n5\n", "row 2, column 'output': None"),
+        ("input,output\n5\n", "row 2, column 'output': there is no value"),
         ("input,output\nfive,3\n", "'five'"),
         ("input,output\n5,2.5\n", "'2.5'"),
         ("input,output\n5,nan\n", "'nan'"),
@@ -261,3 +261,20 @@ def test_numbers_of_thousands_of_digits_are_no_lengths_or_rates():
     for text, parse in (("9" * 5000 + "/1", trace.parse_workload), ("9" * 400 + "/s", trace.parse_rate)):
         with pytest.raises(InputError, match="is not a"):
             parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("input,input,output\n12,13,20\n", "2 columns 'input': leave one"),
+        ("input,output\n12,20\n10,20,30\n", "row 3: it has more values than the header's 2 columns"),
+        ("input,output\n12,20\n10\n", "row 3, column 'output': there is no value"),
+    ],
+)
+def test_rows_and_columns_that_may_mean_two_things_are_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        trace.read_trace(write_csv(tmp_path / "t.csv", text))
+
+
+def test_an_empty_value_after_the_last_column_means_nothing(tmp_path):
+    assert trace.read_trace(write_csv(tmp_path / "t.csv", "input,output\n12,20,\n")) == [RequestLengths(12, 20)]
