@@ -319,7 +319,13 @@ def _from_yaml(path: Path) -> ClusterSpec:
         for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
             given = data.get(key, {})
             data[key] = to_dict(noun) | given if isinstance(given, dict) else given
+    if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
+        data.setdefault("inter", data["intra"])
+    if data.get("devices_per_node") == 1 and "inter" in data:
+        data.setdefault("intra", data["inter"])
     cluster, wrong = validated(ClusterSpec, {"name": path.stem} | data)
     if cluster is None or problems:
-        raise InputError(f"'{path}': {'; '.join([*problems, *wrong])}.")
+        lacking = any(text.endswith("is missing") and text.startswith("int") for text in wrong)
+        way = [f"`exegpt show 8x{KINDS[0]} --yaml` prints a whole file"] if lacking else []
+        raise InputError(f"'{path}': {'; '.join([*problems, *wrong, *way])}.")
     return cluster

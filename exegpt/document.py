@@ -200,7 +200,10 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"'{path}' is not valid YAML: {problem}{place}.") from None
     except (RecursionError, ValueError) as error:  # nested too deeply; a date that is none
         raise InputError(f"'{path}' can't be read as YAML: {str(error).splitlines()[0]}.") from None
 

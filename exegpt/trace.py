@@ -187,8 +187,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         for row in reader:
             if any(row.get(None) or ()):
                 raise InputError(
-                    f"'{path}', row {reader.line_num}: it has more values than the header's {len(names)} columns: correct "
-                    "the row."
+                    f"'{path}', row {reader.line_num}: it has more values than the header's {len(names)} columns: "
+                    "correct the row."
                 )
             yield reader.line_num, row
     except csv.Error as error:

@@ -212,7 +212,9 @@ def roofline_profile(
     spec, kv_dtype = cluster.device, kv_dtype or dtype
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
         known = ", ".join(spec.flops_s) or "none"
-        raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: it has rates for {known}.")
+        raise InputError(
+            f"Device '{spec.kind}' has no rate for {dtype}: it has rates for {known}, of which --dtype takes one."
+        )
     device = _device(spec, cluster.intra, dtype, kv_dtype, engine)
     return Profile(
         version=Profile.VERSION,

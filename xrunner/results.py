@@ -110,5 +110,5 @@ def _parsed(data: bytes, path: Path) -> Iterator[Result]:
                 text = line.decode()
             except UnicodeDecodeError as error:
                 raise InputError(f"'{path}', line {number}, is not a result in UTF-8 ({error}).") from None
-            where = f"'{path}', line {number},"
-            yield from_dict(Result, parse_json(text, where), where)
+            where = f"'{path}', line {number}"
+            yield from_dict(Result, parse_json(text, f"{where},"), where)

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -57,6 +57,7 @@ def tune(
     partial: bool = True,
     lowest_latency: bool = False,
     runnable: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
     groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
@@ -67,7 +68,7 @@ def tune(
     on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it
     for the next longer request (the paper has none). `steady_state` and `variation` as in
     `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies
-    that are preferred where several are as good (`ties.py`).
+    that are preferred where several are as good (`ties.py`). `progress` is told how many policies of how many are done.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
@@ -81,6 +82,7 @@ def tune(
     lowest = math.inf
     with uncollected():
         for policy in policies:
+            progress(len(tried), len(policies))
             made = spaces(policy, question)
             tried.append((policy, made, search(list(made), method, tolerance)))
         alternatives = tuple(_alternative(policy, made, found, question) for policy, made, found in tried)

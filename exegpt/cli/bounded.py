@@ -20,11 +20,13 @@ def answer(
     `advice` None: for one bound on at most eight devices.
     """
     from exegpt import document
+    from exegpt.cli import output
     from exegpt.cli.answer import advise, search_schedule
     from exegpt.cli.tune_report import write_report
 
     gc.disable()  # searches leave many small objects and no cycles; the command ends soon
-    found = [search_schedule(setting, bound_s, **asked) for bound_s in bounds]
+    with output.progress("searching policies") as progress:
+        found = [search_schedule(setting, bound_s, progress=progress, **asked) for bound_s in bounds]
     best = next((one for one in reversed(found) if one.schedule), None)
     wanted = advice if advice is not None else len(bounds) == 1 and setting.cluster.devices <= 8
     told = [advise(setting, one, bound_s, asked) if wanted else [] for one, bound_s in zip(found, bounds, strict=True)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.cluster import ClusterSpec, device_kind, parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec
 from exegpt.profile import Profile
@@ -138,7 +138,8 @@ def find_profile(
 
     stock.check_engine(engine, text)
     if text is not None and text != "roofline":
-        return _profile_from_file(text, model, dtype), f"profile: '{text}'"
+        read = _profile_from_file(text, model, dtype)
+        return read, f"profile: '{text}'{_elsewhere(read, cluster)}"
     assert dtype, "only files know their own"
     from exegpt.cli.own_profile import profile_text
     from xprofiler import machine, store
@@ -153,6 +154,17 @@ def find_profile(
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     told = _ROOFLINE_HERE if here and engine is None else stock.told(found, engine is not None)
     return found, f"profile: roofline{why}; {told}"
+
+
+def _elsewhere(profile: Profile, cluster: ClusterSpec) -> str:
+    """That a profile was measured on other devices than the cluster's; nothing where it was on those, by any name."""
+    try:
+        kind = device_kind(profile.device).kind
+    except InputError:
+        kind = profile.device
+    if cluster.name.startswith("local") or kind == cluster.device.kind:
+        return ""
+    return f", whose times are of {kind} and not of {cluster.device.kind}"
 
 
 def _unrest(profile: Profile) -> str:
@@ -265,6 +277,8 @@ def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
         own, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
     if own in cluster.device.flops_s or not cluster.device.flops_s:
         return own, why
+    if "fp16" not in cluster.device.flops_s:
+        return next(iter(cluster.device.flops_s)), f"since {cluster.device.kind} doesn't compute in {own}, {why}"
     return "fp16", f"since {cluster.device.kind} doesn't compute in {own}, {why}"
 
 

@@ -122,8 +122,8 @@ def _schedule(file: Path) -> "Shown":
     facts = to_dict(schedule) | {
         "model": schedule.model.spec.name,
         "cluster": schedule.cluster.name,
-        "workload": f"{workload.name}: input {figure_text(workload.input.mean)}±{figure_text(workload.input.std)}, "
-        f"output {figure_text(workload.output.mean)}±{figure_text(workload.output.std)}, 99th percentile "
+        "workload": f"{workload.name}: input {figure_text(workload.input.mean, 4)}±{figure_text(workload.input.std)}, "
+        f"output {figure_text(workload.output.mean, 4)}±{figure_text(workload.output.std)}, 99th percentile "
         f"{workload.p99_output:,} tokens",
         "arrivals": f"{figure_text(workload.arrival_rate, 4)}/s" if workload.arrival_rate else None,
         "utilisation": stage_utilisation(schedule, estimate) if estimate else None,

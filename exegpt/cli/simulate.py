@@ -138,7 +138,15 @@ def _of_file(
         return given, own, (f"profile: the roofline that it was found on, {stock.told(own)}", *stock.accuracy(own))
     where = (given.model.spec, given.cluster, given.dtype)
     found, which = inputs.find_profile(profile, *where, kv_dtype=given.kv_dtype, engine=engine)
-    return given, found, (which, *stock.accuracy(found))
+    return given, found, (which, *_another(given, found), *stock.accuracy(found))
+
+
+def _another(schedule: "Schedule", profile: "Profile") -> tuple[str, ...]:
+    """A sentence where a schedule was found on another profile than the one at hand."""
+    if profile.fingerprint == schedule.profile.fingerprint:
+        return ()
+    own = f"{schedule.profile.source} ({schedule.profile.fingerprint})"
+    return (f"the schedule was found on another profile, {own}, which --profile FILE takes: figures will differ",)
 
 
 def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str, ...]]:
@@ -186,8 +194,8 @@ def _replay(
     if len(done.served) > 1 and not any(request.arrival_s for request in workload.requests or ()):
         notes.append(f"arrivals: all requests of {asked.name} are there at the start, and their times count from then")
     told = (
-        f"{len(done.served):,} request{'s' if len(done.served) > 1 else ''} of {workload.name} in {duration_text(done.seconds)}, simulated in "
-        f"{duration_text(wall)}: "
+        f"{len(done.served):,} request{'s' if len(done.served) > 1 else ''} of {workload.name} in "
+        f"{duration_text(done.seconds)}, simulated in {duration_text(wall)}: "
         f"{served[0]} requests/s, {served[1]} output tokens/s."
     )
     return Answer(facts, ("since arrival", *PERCENTILES), percentile_rows(times), lambda: done.timeline, (told,)), (

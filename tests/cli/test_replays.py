@@ -1,6 +1,12 @@
 """What `exegpt simulate` says about a trace that it replays, and about an engine's settings that it was not told."""
 
+from dataclasses import replace
+
 import pytest
+
+from exegpt import document
+from exegpt.builtin_models import builtin_model
+from tests.exegpt.nouns import profile
 
 ENGINE = ("simulate", "-m", "opt-13b", "-c", "1xA40")
 
@@ -36,3 +42,41 @@ def test_blocks_too_large_for_memory_are_not_answered_with_more_blocks(exegpt):
     done = exegpt(*ENGINE, "--max-num-seqs", 4, "--block-size", 1_000_000)
     assert done.code == 2 and "0 KV blocks of 1,000,000 tokens" in done.err
     assert "lower --block-size" in done.err and "--kv-blocks" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("L40S", ", whose times are of L40S and not of H100-SXM"), ("NVIDIA H100", "")]
+)
+def test_a_profile_of_another_device_is_said(exegpt, tmp_path, device, said):
+    path = tmp_path / "p.json"
+    document.write(path, replace(profile(builtin_model("opt-13b")), device=device))
+    done = exegpt("simulate", "-m", "opt-13b", "-c", "1xH100", "--max-num-seqs", 4, "-p", path, "--json")
+    assert f"profile: '{path}'{said}" in done.json["assumptions"]
+
+
+def test_a_schedule_simulated_on_another_profile_says_so(exegpt, tmp_path):
+    path, asked = tmp_path / "s.json", ("-l", "inf", "-c", "1xH100", "--policy", "orca", "--no-advice")
+    document.write(tmp_path / "p.json", profile(builtin_model("opt-13b")))
+    assert exegpt("tune", *asked, "-p", tmp_path / "p.json", "-o", path).code == 0
+    another = "the schedule was found on another profile"
+    assert another in exegpt("simulate", "-s", path).err
+    assert another not in exegpt("simulate", "-s", path, "-p", tmp_path / "p.json").err
+
+
+def test_a_device_of_one_rate_is_planned_at_it(exegpt, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes: 1\ndevices_per_node: 1\ndevice: {memory_bytes: 1.0e11, bandwidth_bytes_s: 1.0e12, "
+        "flops_s: {bf16: 3.0e14}}\nintra: {bandwidth_bytes_s: 1.0e11}\n"
+    )
+    done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4)
+    assert done.code == 0 and "dtype: bf16, since c doesn't compute in fp16" in done.err
+    done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4, "--dtype", "fp16")
+    assert done.code == 2 and "bf16, of which --dtype takes one" in done.err
+
+
+def test_the_mean_of_lengths_keeps_four_digits(exegpt, tmp_path):
+    path = tmp_path / "s.json"
+    asked = ("-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca", "--no-advice")
+    assert exegpt("tune", "-l", "inf", *asked, "-o", path).code == 0
+    assert "input 2,048±0" in exegpt("show", path).out

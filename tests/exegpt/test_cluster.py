@@ -125,6 +125,12 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
     ("text", "message"),
     [
         ("nodes: [", "not valid YAML"),
+        ("nodes: 1\nkind: [2\n", "not valid YAML: expected.* at line 3, column 1"),
+        (
+            "nodes: 2\ndevices_per_node: 2\ndevice: {memory_bytes: 1, bandwidth_bytes_s: 1, flops_s: {}}\n"
+            "intra: {bandwidth_bytes_s: 1}\n",
+            "c.yaml': inter is missing; `exegpt show 8xA40 --yaml` prints",
+        ),
         ("just text", "does not describe a cluster"),
         ("nodes: 1\nkind: A40\n", "c.yaml': devices_per_node is missing.$"),
         ("nodes: 1\ndevices_per_node: 1\n", "needs the kind of its devices, or device, intra and inter"),
@@ -185,3 +191,18 @@ def test_what_is_reached_is_less_than_promised_and_8_bits_are_faster(kind):
         assert device.flops_s["fp8"] == pytest.approx(2 * device.flops_s["bf16"], rel=0.02)
         assert device.reached_flops_s("fp8") > 1.2 * device.reached_flops_s("bf16")
     assert device.reached_flops_s("int4") == 0.0
+
+
+@pytest.mark.parametrize(("nodes", "devices", "given", "other"), [(1, 2, "intra", "inter"), (2, 1, "inter", "intra")])
+def test_a_link_that_nothing_crosses_need_not_be_named(tmp_path, nodes, devices, given, other):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"nodes: {nodes}\ndevices_per_node: {devices}\n"
+        "device: {memory_bytes: 1.0e9, bandwidth_bytes_s: 1.0e9, flops_s: {bf16: 1.0e12}}\n"
+        f"{given}: {{bandwidth_bytes_s: 3.0e9}}\n"
+    )
+    cluster = parse_cluster(str(path))
+    assert getattr(cluster, other) == getattr(cluster, given)
+    with pytest.raises(InputError, match=f"{given} is missing"):
+        path.write_text(path.read_text().replace(given, other))
+        parse_cluster(str(path))

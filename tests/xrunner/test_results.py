@@ -100,3 +100,9 @@ def test_a_file_that_holds_no_results_is_named(tmp_path):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(InputError, match="no folder"):
         ResultFile(tmp_path / "gone" / "r.jsonl", "run1")
+
+
+def test_a_line_that_is_no_result_is_named_in_one_piece(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(InputError, match=r"r.jsonl', line 1: prompt_tokens is missing"):
+        read_results(tmp_path / "r.jsonl")

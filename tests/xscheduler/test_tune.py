@@ -194,3 +194,19 @@ def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
     found = tune(OPT, A40, task("S"), ROOFLINE, policies=("rra",), fixed={"tp_degree": 64})
     assert found.schedule is None
     assert found.alternatives[0].reason == "no allocation of its 4 devices has what was asked for (tp_degree=64)"
+
+
+def test_progress_is_told_before_every_policy():
+    from exegpt.cli.inputs import find_setting
+
+    setting, told = find_setting("opt-13b", "1xA40", "S"), []
+    policies = ("orca", "static", "chunked")
+    tune(
+        setting.model,
+        setting.cluster,
+        setting.workload,
+        setting.profile,
+        policies=policies,
+        progress=lambda *at: told.append(at),
+    )
+    assert told == [(0, 3), (1, 3), (2, 3)]
