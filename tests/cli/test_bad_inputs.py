@@ -318,4 +318,4 @@ def test_files_of_a_model_that_hold_nonsense_are_named(exegpt, tiny, tmp_path, n
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, '{"finish_s": NaN}', "[]"])
 def test_a_result_file_that_holds_nonsense_is_named(exegpt, tmp_path, text):
     (tmp_path / "r.jsonl").write_text(text)
-    check_refused(exegpt("show", tmp_path / "r.jsonl"), r"r\.jsonl', line 1,")
+    check_refused(exegpt("show", tmp_path / "r.jsonl"), r"r\.jsonl', line 1[,:]")
