@@ -9,6 +9,7 @@ from exegpt.cli import shortlist
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
+from xscheduler.ties import TIE
 from xscheduler.tune import tune
 from xsimulator.replay import replay
 
@@ -25,7 +26,8 @@ def test_it_is_the_soonest_of_those_that_hold_the_bound(bound_s):
     own = runs[chosen.schedule.policy]
     late = {policy: max(0.0, run.estimate.latency_s - (bound_s or float("inf"))) for policy, run in runs.items()}
     assert late[chosen.schedule.policy] == min(late.values())
-    assert own.seconds == min(run.seconds for policy, run in runs.items() if late[policy] == min(late.values()))
+    soonest = min(run.seconds for policy, run in runs.items() if late[policy] == min(late.values()))
+    assert own.seconds <= soonest / (1 - TIE)  # of those as good, the simplest policy's
     assert chosen.estimate is next(a.estimate for a in answer.alternatives if a.schedule is chosen.schedule)
 
 
