@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from exegpt.document import dumps
 from exegpt.errors import InputError
 from exegpt.model import BYTES, Architecture, ModelSpec
@@ -20,8 +18,6 @@ _END = "<|endoftext|>"
 
 _LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Architectures with a Llama's config → transformers' names of their classes."""
-
-_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def create_model(
@@ -51,7 +47,7 @@ def create_model(
     if not 1 <= shards <= layers:
         raise InputError(f"{layers} layers can't be split into {shards} shards: choose 1 to {layers}.")
     config = _config(arch, layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, context)
-    config["dtype"] = _NAMES.get(dtype, dtype)
+    config["dtype"] = str(torch_dtype(dtype)).removeprefix("torch.")
     spec = ModelSpec.from_config(config, target.resolve().name)
     if spec.heads * spec.head_size != hidden or spec.head_size % 2:
         raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")
@@ -168,14 +164,11 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
         tensors = {name: weights.get(name, shape) for name, shape in shapes.items()}
         file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         save_file(tensors, directory / file, metadata={"format": "pt"})
+        shutil.copymode(directory / "config.json", directory / file)  # the library's files are their owner's alone
         where |= dict.fromkeys(tensors, file)
     if shards > 1:
-        index = {"metadata": {"total_size": spec.parameters * BYTES[_dtype(weights)]}, "weight_map": where}
+        index = {"metadata": {"total_size": spec.parameters * weights.dtype.itemsize}, "weight_map": where}
         (directory / "model.safetensors.index.json").write_text(dumps(index) + "\n", encoding="utf-8")
-
-
-def _dtype(weights: RandomWeights) -> str:
-    return "bf16" if weights.dtype == torch.bfloat16 else "fp32"
 
 
 def _write_tokenizer(directory: Path, context: int) -> None:

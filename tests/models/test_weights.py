@@ -59,6 +59,23 @@ def test_bfloat16_is_half_as_large(tmp_path):
     load_model(tmp_path / "b", "fp32")
 
 
+@pytest.mark.parametrize(("dtype", "name"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
+def test_a_checkpoint_says_its_dtype_and_size_as_transformers_reads_them(tmp_path, dtype, name):
+    from transformers import AutoModelForCausalLM
+
+    spec = create_model(tmp_path / "m", dtype=dtype, shards=2, **SIZES)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert str(model.dtype) == f"torch.{name}"
+    assert (spec.dtype, ModelSpec.from_directory(tmp_path / "m").dtype) == (dtype, dtype)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == spec.parameters * getattr(torch, name).itemsize
+
+
+def test_weights_can_be_read_by_whoever_can_read_the_config(tmp_path):
+    create_model(tmp_path / "m", shards=2, **SIZES)
+    assert len({path.stat().st_mode for path in (tmp_path / "m").iterdir()}) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
