@@ -170,7 +170,8 @@ def parse_json(text: str, what: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        why = f"{error.msg} at line {error.lineno}, column {error.colno}" if "\n" in text.strip() else error.msg
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end so
     except RecursionError:
         why = "it is nested too deeply"
     except UnicodeEncodeError:

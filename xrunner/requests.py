@@ -1,5 +1,6 @@
 """Requests from JSONL files, standard input or traces: all are read and checked before any work begins."""
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ def read_requests(
         seen.add(request.id)
         requests.append(request)
     if not seen:
-        raise InputError(f"'{source}' has no requests: write one JSON object per line.")
+        where = "Standard input" if source == "-" else f"'{source}'"
+        raise InputError(f"{where} has no requests: write one JSON object per line.")
     return requests, rejected
 
 
@@ -135,12 +137,20 @@ def is_trace(source: str) -> bool:
 
 def _lines(source: str) -> Iterator[tuple[str, str]]:
     """(where, text) of every line that isn't blank."""
+    lines = _standard_input() if source == "-" else read_lines(Path(source), "request file")
     try:
-        for number, line in enumerate(sys.stdin if source == "-" else read_lines(Path(source), "request file"), 1):
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"line {number}", line
     except UnicodeDecodeError as error:
-        raise InputError(f"'{source}' is not in UTF-8: {error}.") from None
+        raise InputError(f"Standard input is not in UTF-8: {error}.") from None
+
+
+def _standard_input() -> Iterable[str]:
+    """Its lines, read as a file's are: in UTF-8 whatever the locale, without a byte order mark."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+    return sys.stdin
 
 
 def _parse(line: str, where: str, encode: Encode | None) -> Request:
@@ -153,8 +163,10 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
     unknown = next((key for key in entry if key not in _KEYS), None)
     if unknown:
         raise InputError(f"{name} has the unknown key '{unknown}': the keys are {', '.join(_KEYS)}.")
-    if not _is_int(entry.get("max_tokens")):
-        raise InputError(f"{name} has max_tokens = {entry.get('max_tokens')!r}: it must be a whole number.")
+    if "max_tokens" not in entry:
+        raise InputError(f"{name} has no max_tokens: every request needs the most output tokens that it may have.")
+    if not _is_int(entry["max_tokens"]):
+        raise InputError(f"{name} has max_tokens = {entry['max_tokens']!r}: it must be a whole number.")
     if not isinstance(entry.get("ignore_eos", False), bool):
         raise InputError(f"{name} has ignore_eos = {entry['ignore_eos']!r}: it must be true or false.")
     arrival = entry.get("arrival_s", 0.0)

@@ -156,6 +156,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ('{"a": ' + "9" * 5000 + "}", "digits"),
         (DEEP, "nested too deeply"),
         ('{"a": 1,\n"b": }', "line 2, column 6"),
+        ('{"a": "b', "Unterminated string starting at column 7"),
     ],
 )
 def test_what_is_no_json_is_told_in_one_sentence(text, why):

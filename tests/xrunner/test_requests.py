@@ -42,6 +42,24 @@ def test_requests_come_from_standard_input(monkeypatch):
     assert read_requests("-", GPT2, None)[0] == [Request("a", (1,), 2)]
 
 
+def piped(monkeypatch, data):
+    """Standard input with these bytes, as a locale without letters beyond ASCII opens it."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "ascii", "surrogateescape"))
+
+
+def test_standard_input_is_utf8_with_or_without_a_mark_as_files_are(monkeypatch, tmp_path):
+    data = b'\xef\xbb\xbf{"id": "\xc3\xa9", "prompt_ids": [1], "max_tokens": 2}\r\n'
+    (tmp_path / "r.jsonl").write_bytes(data)
+    piped(monkeypatch, data)
+    assert read_requests("-", GPT2, None)[0] == read_requests(str(tmp_path / "r.jsonl"), GPT2, None)[0]
+    piped(monkeypatch, b'{"id": "\xe9", "prompt_ids": [1], "max_tokens": 2}\n')
+    with pytest.raises(InputError, match="^Standard input is not in UTF-8"):
+        read_requests("-", GPT2, None)
+    piped(monkeypatch, b"\n")
+    with pytest.raises(InputError, match="^Standard input has no requests"):
+        read_requests("-", GPT2, None)
+
+
 GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
 
 
@@ -56,7 +74,8 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         (GOOD | {"max_tokens": -1}, "'a' has max_tokens = -1"),
         (GOOD | {"max_tokens": 0}, "'a' has max_tokens = 0"),
         (GOOD | {"max_tokens": "x"}, "'a' has max_tokens = 'x'"),
-        ({"id": "a", "prompt_ids": [1]}, "'a' has max_tokens = None"),
+        ({"id": "a", "prompt_ids": [1]}, "'a' has no max_tokens"),
+        (GOOD | {"max_tokens": None}, "'a' has max_tokens = None"),
         (GOOD | {"prompt_ids": []}, "'a' has an empty prompt"),
         (GOOD | {"prompt_ids": [50257]}, "'a' has the token id 50257"),
         (GOOD | {"prompt_ids": [-1]}, "'a' has the token id -1"),
