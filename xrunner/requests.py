@@ -14,7 +14,7 @@ from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
-from exegpt.trace import Note, read_trace, silent
+from exegpt.trace import SUFFIXES, Note, read_trace, silent
 from exegpt.workload import RequestLengths
 
 Encode = Callable[[str], Sequence[int]]
@@ -73,13 +73,16 @@ def read_requests(
     `skip_invalid` those are returned beside the others instead. `note` as in `exegpt.trace.read_trace`.
     """
     entries: Iterable[tuple[str, str | Request]]
-    if is_trace(source):
+    if is_trace(source, columns):
         drawn = random_requests(read_trace(source, columns, note), model.vocab, seed)
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
+    elif columns:
+        named = ",".join(f"{column}={name}" for column, name in columns.items())
+        raise InputError(f"--columns {named} names the columns of a trace, and '{source}' is none: leave it out.")
     else:
         entries = _lines(source)
     requests: list[Request] = []
-    rejected: list[Rejected] = []
+    failed: list[tuple[str, str | None, int, str]] = []
     seen: set[str] = set()
     for where, entry in entries:
         try:
@@ -90,15 +93,20 @@ def read_requests(
         except InputError as error:
             if not skip_invalid:
                 raise
-            rejected.append(Rejected(_failed(entry, where, seen), str(error)))
-            seen.add(rejected[-1].result.id)
+            own = _own_id(entry, where)
+            tokens = len(entry.prompt_ids) if isinstance(entry, Request) else 0
+            failed.append((where, None if own in seen else own, tokens, str(error)))
+            seen |= {own} if own else set()
             continue
         seen.add(request.id)
         requests.append(request)
-    if not seen:
+    if not requests and not failed:
         where = "Standard input" if source == "-" else f"'{source}'"
         raise InputError(f"{where} has no requests: write one JSON object per line.")
-    return requests, rejected
+    return requests, [
+        Rejected(Result(own or _unused(where, seen), tokens, (), "error", 0.0, None, None, 0.0), reason)
+        for where, own, tokens, reason in failed
+    ]
 
 
 def check_request(request: Request, model: ModelSpec) -> None:
@@ -120,17 +128,19 @@ def check_request(request: Request, model: ModelSpec) -> None:
         )
 
 
-def is_trace(source: str) -> bool:
-    """Whether a file holds lengths alone: CSV and Parquet do, JSONL does when its first object has no prompt."""
+def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
+    """Whether a file holds lengths alone: CSV and Parquet do, JSONL does when its first object has no prompt, but a
+    trace's column, by one of the usual names or of those in `columns`.
+    """
     path = Path(source)
     if source == "-" or path.suffix != ".jsonl":
-        return path.suffix in (".csv", ".parquet")
+        return path.suffix in SUFFIXES
     for _, line in _lines(source):
         try:
             first = parse_json(line, "it")
         except InputError:
             return False
-        known = {name for names in COLUMNS.values() for name in names}
+        known = {name for names in COLUMNS.values() for name in names} | set((columns or {}).values())
         return isinstance(first, dict) and not {"prompt", "prompt_ids"} & first.keys() and bool(known & first.keys())
     return False
 
@@ -211,12 +221,19 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _failed(entry: str | Request, where: str, seen: set[str]) -> Result:
-    """The result of a request that isn't run, under its own id where it has a usable one."""
+def _own_id(entry: str | Request, where: str) -> str | None:
+    """The id of a request that can't be run, None where it has no usable one."""
+    if isinstance(entry, Request):
+        return entry.id
     try:
-        given = entry.id if isinstance(entry, Request) else parse_json(entry, where)["id"]
+        given = parse_json(entry, where)["id"]
     except (InputError, KeyError, TypeError):
-        given = None
-    name = given if isinstance(given, str) and given and given not in seen else where
-    tokens = len(entry.prompt_ids) if isinstance(entry, Request) else 0
-    return Result(name, tokens, (), "error", 0.0, None, None, 0.0)
+        return None
+    return given if isinstance(given, str) and given else None
+
+
+def _unused(where: str, seen: set[str]) -> str:
+    """A name for a request by its place in the source, which no other one there has."""
+    while where in seen:
+        where += "′"
+    return where

@@ -88,7 +88,9 @@ def run(
     if resume and out is None:
         raise InputError("--resume needs --out: it goes on with that file.")
     if no_profile and profile is not None:
-        raise InputError(f"--no-profile takes the roofline, and --profile asks for '{profile}': leave one of them out.")
+        raise InputError(
+            f"--no-profile leaves out what --profile '{profile}' doesn't do, to measure first: leave one of them out."
+        )
 
     fixed = {
         "encode_batch": encode_batch,
@@ -115,8 +117,7 @@ def run(
     def choose() -> tuple[Any, ...]:
         apart = given if ranks.size > 1 else None
         asked_dtype = given.dtype if given else dtype
-        named = "roofline" if no_profile else profile
-        setting = run_setting(Path(model), wanted, named, apart, own, kind, asked_dtype)
+        setting = run_setting(Path(model), wanted, profile, apart, own, kind, asked_dtype)
         return given or tuned_schedule(setting, latency_bound, policy, **fixed), setting
 
     with job() as ranks:

@@ -53,10 +53,10 @@ def test_standard_input_is_utf8_with_or_without_a_mark_as_files_are(monkeypatch,
     piped(monkeypatch, data)
     assert read_requests("-", GPT2, None)[0] == read_requests(str(tmp_path / "r.jsonl"), GPT2, None)[0]
     piped(monkeypatch, b'{"id": "\xe9", "prompt_ids": [1], "max_tokens": 2}\n')
-    with pytest.raises(InputError, match="^Standard input is not in UTF-8"):
+    with pytest.raises(InputError, match=r"^Standard input is not in UTF-8"):
         read_requests("-", GPT2, None)
     piped(monkeypatch, b"\n")
-    with pytest.raises(InputError, match="^Standard input has no requests"):
+    with pytest.raises(InputError, match=r"^Standard input has no requests"):
         read_requests("-", GPT2, None)
 
 
@@ -170,3 +170,21 @@ def test_random_requests_have_their_lengths_and_are_reproducible(lengths, seed):
     assert requests == random_requests(rows, 100, seed)
     assert [(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in requests] == lengths
     assert all(0 <= token < 100 for r in requests for token in r.prompt_ids)
+
+
+def test_no_name_made_up_for_a_skipped_request_is_anothers(tmp_path):
+    lines = [GOOD | {"id": "line 2", "max_tokens": 10**6}, "{", GOOD, GOOD, GOOD | {"id": "line 4"}]
+    requests, rejected = read_requests(write(tmp_path / "r.jsonl", *lines), GPT2, None, skip_invalid=True)
+    assert [request.id for request in requests] == ["a", "line 4"]
+    assert [one.result.id for one in rejected] == ["line 2", "line 2′", "line 4′"]
+
+
+def test_columns_are_heeded_or_refused(tmp_path):
+    rows = [{"en": 3, "de": 2}]
+    columns = {"input": "en", "output": "de"}
+    (request,), _ = read_requests(write(tmp_path / "t.jsonl", *rows), GPT2, None, columns=columns)
+    assert (len(request.prompt_ids), request.max_tokens) == (3, 2)
+    (tmp_path / "t.tsv").write_text("en\tde\n3\t2\n")
+    assert read_requests(str(tmp_path / "t.tsv"), GPT2, None, columns=columns)[0] == [request]
+    with pytest.raises(InputError, match="--columns input=en,output=de names the columns of a trace"):
+        read_requests(write(tmp_path / "r.jsonl", GOOD), GPT2, None, columns=columns)
