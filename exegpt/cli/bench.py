@@ -50,7 +50,7 @@ def bench(
     Example: mpirun -n 2 exegpt bench --schedule two-ranks.json --model my-model --profile ranks.json --policy waa-c
     """
     from exegpt.cli import inputs, output
-    from exegpt.cli.run import write_report
+    from exegpt.cli.execute import write_report
     from exegpt.models.device import find_device
     from exegpt.request import Request
     from exegpt.schedule import Schedule
@@ -59,6 +59,7 @@ def bench(
     def ask() -> tuple[Any, ...]:
         directory, given, named = inputs.model_directory(model), inputs.read_schedule(schedule), peer_names(peers)
         output.check_output(report)
+        output.check_apart((report,), (requests, schedule, profile, workload))
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
         setting = _setting(directory, given, profile, ranks.size, kind)
         return (given, *other_schedules(setting, given, policy)), setting, tuple(wanted), tuple(notes), named

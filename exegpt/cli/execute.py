@@ -11,6 +11,9 @@ from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exegpt.cli.inputs import Setting
     from exegpt.models import Model
     from xprofiler.rates import Slowdown
     from xrunner.engine import RunReport
@@ -98,6 +101,22 @@ def compare(
         changes=report.changes,
         slowdown=(slowdown.compute, slowdown.read) if slowdown else (1.0, 1.0),
     )
+
+
+def write_report(path: "Path", title: str, setting: "Setting", comparisons: list[Comparison]) -> None:
+    """An HTML report with the frontier of all policies and these runs."""
+    import math
+
+    from exegpt import document
+    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
+    from exegpt.report.html import Report, page
+
+    chosen = comparisons[0].schedule
+    answers = [search_schedule(setting, b, bound=chosen.bound) for b in frontier_bounds(setting, bound=chosen.bound)]
+    bound_s = chosen.latency_bound_s if chosen.latency_bound_s and math.isfinite(chosen.latency_bound_s) else None
+    facts = (*report_facts(setting), ("schedule", schedule_text(chosen)))
+    report = Report(title, facts, setting.workload, frontier(answers), bound_s, tuple(comparisons))
+    document.write_text(path, page(report))
 
 
 def bound_text(done: Comparison, checked: str) -> str:

@@ -141,6 +141,17 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
 
 
+def check_apart(outputs: "Sequence[Path | None]", sources: "Sequence[str | Path | None]") -> None:
+    """InputError where an output would replace a file that is read, or another output."""
+    taken = {Path(source).resolve() for source in sources if source is not None and Path(source).is_file()}
+    for path in outputs:
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            raise InputError(f"'{path}' is another of this command's files, and would be replaced: name another.")
+        taken.add(path.resolve())
+
+
 def seconds(value: float | None) -> str:
     """A time for people, or a dash."""
     return "–" if value is None else duration_text(value)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from xprofiler.job import Job
     from xrunner.ranks import Ranks
 
+_ADJUSTED = ("rra", "waa-c", "waa-m")
+"""The policies that --adjust is for."""
+
 
 def run(
     model: options.MODEL_DIRECTORY,
@@ -73,24 +76,10 @@ def run(
 
     Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
     """
-    from exegpt.cli import inputs, output
-    from exegpt.cli.own_profile import own_profile
+    from exegpt.cli import output
+    from exegpt.cli.execute import write_report
     from exegpt.cli.shortlist import checked_by
-    from exegpt.duration import parse_duration
-    from exegpt.errors import InputError
-    from exegpt.models.device import find_device
-    from exegpt.request import Request, Result
-    from exegpt.schedule import Schedule
-    from xrunner.place import ranks_needed
-    from xrunner.ranks import Agreed, job
-    from xrunner.results import check_left
-
-    if resume and out is None:
-        raise InputError("--resume needs --out: it goes on with that file.")
-    if no_profile and profile is not None:
-        raise InputError(
-            f"--no-profile leaves out what --profile '{profile}' doesn't do, to measure first: leave one of them out."
-        )
+    from xrunner.ranks import job
 
     fixed = {
         "encode_batch": encode_batch,
@@ -101,52 +90,16 @@ def run(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    if schedule:
-        _check_unsearched(schedule, policy, None if latency_bound == "inf" else latency_bound, fixed)
-
-    def read() -> tuple[Any, ...]:
-        output.check_output(report)
-        if out and ranks.size == 1:  # of several, another rank may write it
-            output.check_output(out)
-            check_left(out, resume)
-        inputs.policy_names(policy), parse_duration(latency_bound)  # a bad one is told before seconds of work
-        directory, given = inputs.model_directory(model), _given(schedule, dtype)
-        wanted, rejected = _read(directory, given, requests, columns, seed, skip_invalid)
-        return given, tuple(wanted), tuple(rejected)
-
-    def choose() -> tuple[Any, ...]:
-        apart = given if ranks.size > 1 else None
-        asked_dtype = given.dtype if given else dtype
-        setting = run_setting(Path(model), wanted, profile, apart, own, kind, asked_dtype)
-        return given or tuned_schedule(setting, latency_bound, policy, **fixed), setting
-
+    typed = _Typed(
+        *(model, schedule, requests, out, resume, adapt, adjust, profile, no_profile),
+        *(skip_invalid, latency_bound, policy, fixed, columns, seed, device, dtype, threads, report),
+    )
+    typed.check()
     with job() as ranks:
-        if ranks.size > 1 and schedule is None and (profile is not None or no_profile):
-            option = "--no-profile" if no_profile else f"--profile {profile}"
-            raise Agreed(
-                f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
-            )
-        typed = {
-            "model": model,
-            "schedule": schedule,
-            "requests": requests,
-            "out": out,
-            "resume": resume,
-            "adapt": adapt,
-            "adjust": adjust,
-            "profile": profile,
-            "no_profile": no_profile,
-        }
-        ranks.agree(lambda: {name: str(value) for name, value in typed.items()})
-        kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
-        ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
-        inputs.set_threads(ranks.threads(threads))
-        given, wanted, rejected = ranks.share(read, Schedule, Request, Result)
-        there, own = find_device(kind, ranks.local), None
-        if profile is None and not no_profile and (given is None or ranks_needed(given) == ranks.size):
-            own = own_profile(Path(model), inputs.run_dtype(dtype, given, kind), ranks, there)
-        asked = _Asked(Path(model), *ranks.share(choose, inputs.Setting, Schedule), wanted, rejected)
-        done = _run(asked, ranks, there, out, resume, adapt, adjust)
+        asked, there = _asked(typed, ranks)
+        done = _run(asked, ranks, there, out, resume, adapt, adjust) if asked.schedule else None
+    if asked.schedule is None:
+        return _refuse(asked, ranks.rank, seed, json)
     if done is None:
         return
     if report:
@@ -158,14 +111,137 @@ def run(
 
 
 @dataclass(frozen=True)
+class _Typed:
+    """What was typed, as `run` names it; the fields up to `no_profile` must be alike on all ranks."""
+
+    model: str
+    schedule: Path | None
+    requests: str
+    out: Path | None
+    resume: bool
+    adapt: bool
+    adjust: float | None
+    profile: str | None
+    no_profile: bool
+    skip_invalid: bool
+    latency_bound: str
+    policy: str | None
+    fixed: "dict[str, int | None]"
+    columns: str | None
+    seed: int
+    device: str | None
+    dtype: str | None
+    threads: int | None
+    report: Path | None
+
+    def check(self) -> None:
+        """InputError for options that contradict each other."""
+        from exegpt.errors import InputError
+
+        if self.resume and self.out is None:
+            raise InputError("--resume needs --out: it goes on with that file.")
+        if self.no_profile and self.profile is not None:
+            raise InputError(
+                f"--no-profile leaves out what --profile '{self.profile}' doesn't do, to measure first: leave one of "
+                "them out."
+            )
+        if self.schedule:
+            bound = None if self.latency_bound == "inf" else self.latency_bound
+            _check_unsearched(self.schedule, self.policy, bound, self.fixed)
+
+    def alike(self) -> dict[str, str]:
+        """What must be the same on all ranks."""
+        names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "profile", "no_profile")
+        return {name: str(getattr(self, name)) for name in names}
+
+    def read(self, ranks: "Ranks") -> tuple[Any, ...]:
+        """The schedule, the requests, and the results of those that can't be run."""
+        from exegpt.cli import inputs, output
+        from exegpt.duration import parse_duration
+        from exegpt.errors import InputError
+        from xrunner.results import check_left
+
+        output.check_output(self.report)
+        output.check_apart((self.out, self.report), (self.requests, self.schedule, self.profile))
+        if self.out and ranks.size == 1:  # of several, another rank may write it
+            output.check_output(self.out)
+            check_left(self.out, self.resume)
+        inputs.policy_names(self.policy), parse_duration(self.latency_bound)  # bad ones are told before seconds of work
+        directory, given = inputs.model_directory(self.model), _given(self.schedule, self.dtype)
+        if given and self.adjust is not None and given.policy not in _ADJUSTED:
+            raise InputError(
+                f"--adjust {self.adjust:g} is for {', '.join(_ADJUSTED)}, and the schedule's policy is {given.policy}: "
+                "leave it out."
+            )
+        wanted, rejected = _read(directory, given, self.requests, self.columns, self.seed, self.skip_invalid)
+        return given, tuple(wanted), tuple(rejected)
+
+
+def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
+    """What all ranks run, and this one's device: read by rank 0, measured by all, and searched by rank 0."""
+    from exegpt.cli import inputs, output
+    from exegpt.cli.own_profile import own_profile
+    from exegpt.errors import Infeasible
+    from exegpt.models.device import find_device
+    from exegpt.request import Request, Result
+    from exegpt.schedule import Schedule
+    from xrunner.place import ranks_needed
+    from xrunner.ranks import Agreed
+
+    profile, no_profile, dtype = typed.profile, typed.no_profile, typed.dtype
+    if ranks.size > 1 and typed.schedule is None and (profile is not None or no_profile):
+        option = "--no-profile" if no_profile else f"--profile {profile}"
+        raise Agreed(
+            f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
+        )
+    ranks.agree(typed.alike)
+    kind = ranks.agree(lambda: {"device": find_device(typed.device, ranks.local).type})["device"]
+    ranks.agree(lambda: {"threads": str(ranks.threads(typed.threads))})
+    inputs.set_threads(ranks.threads(typed.threads))
+    given, wanted, rejected = ranks.share(lambda: typed.read(ranks), Schedule, Request, Result)
+    directory, there, own = Path(typed.model), find_device(kind, ranks.local), None
+    if profile is None and not no_profile and (given is None or ranks_needed(given) == ranks.size):
+        own = own_profile(directory, inputs.run_dtype(dtype, given, kind), ranks, there)
+
+    def choose() -> tuple[Any, ...]:
+        apart = given if ranks.size > 1 else None
+        setting = run_setting(directory, wanted, profile, apart, own, kind, given.dtype if given else dtype)
+        try:
+            chosen = given or tuned_schedule(setting, typed.latency_bound, typed.policy, **typed.fixed)
+        except Infeasible as error:  # an answer, which all ranks get
+            return None, setting, str(error), error.lowest_latency_s
+        if typed.adjust is not None and chosen.policy not in _ADJUSTED:
+            output.note(f"--adjust {typed.adjust:g} changes nothing under {chosen.policy}, the best policy here")
+        return chosen, setting, None, None
+
+    schedule, setting, reason, lowest_s = ranks.share(choose, inputs.Setting, Schedule)
+    return _Asked(directory, schedule, setting, wanted, rejected, reason, lowest_s), there
+
+
+def _refuse(asked: "_Asked", rank: int, seed: int, json: bool) -> None:
+    """Infeasible, with its document where one was asked for; other ranks end with the same code and say nothing."""
+    from exegpt.cli import INFEASIBLE, output
+    from exegpt.errors import Infeasible
+
+    if rank:
+        raise SystemExit(INFEASIBLE)
+    if json:
+        lowest = {"schedule": None, "lowest_latency_s": asked.lowest_latency_s, "reason": asked.reason}
+        output.emit(lowest | _closing(asked.setting, seed))
+    raise Infeasible(asked.reason or "", asked.lowest_latency_s)
+
+
+@dataclass(frozen=True)
 class _Asked:
-    """What is to be run, on every rank."""
+    """What is to be run, on every rank; without a schedule, why none is feasible, and the lowest latency in seconds."""
 
     directory: Path
-    schedule: "Schedule"
+    schedule: "Schedule | None"
     setting: "Setting"
     requests: "tuple[Request, ...]"
     rejected: "tuple[Result, ...]"
+    reason: str | None
+    lowest_latency_s: float | None
 
 
 def _given(path: Path | None, dtype: str | None) -> "Schedule | None":
@@ -314,6 +390,7 @@ def _run(
     from xrunner.engine import Engine
     from xrunner.results import ResultFile
 
+    assert asked.schedule
     engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
     fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
     opened = []
@@ -407,19 +484,3 @@ def _print(done: "Comparison", setting: "Setting", checked: str) -> None:
         print(text)
     if text := speed_text(done.slowdown):
         output.note(f"· {text}")
-
-
-def write_report(path: Path, title: str, setting: "Setting", comparisons: "list[Comparison]") -> None:
-    """An HTML report with the frontier of all policies and these runs."""
-    import math
-
-    from exegpt import document
-    from exegpt.cli.answer import frontier, frontier_bounds, report_facts, schedule_text, search_schedule
-    from exegpt.report.html import Report, page
-
-    chosen = comparisons[0].schedule
-    answers = [search_schedule(setting, b, bound=chosen.bound) for b in frontier_bounds(setting, bound=chosen.bound)]
-    bound_s = chosen.latency_bound_s if chosen.latency_bound_s and math.isfinite(chosen.latency_bound_s) else None
-    facts = (*report_facts(setting), ("schedule", schedule_text(chosen)))
-    report = Report(title, facts, setting.workload, frontier(answers), bound_s, tuple(comparisons))
-    document.write_text(path, page(report))

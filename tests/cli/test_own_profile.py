@@ -63,6 +63,46 @@ def test_line_4_the_roofline_is_kept_for_those_who_ask_and_is_the_same_each_time
     assert done.code == 2 and "leave one of them out" in done.err
 
 
+def test_no_profile_takes_what_is_stored_and_measures_nothing(exegpt, tiny, requests, cache):
+    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
+    measured = exegpt(*asked).json["provenance"]["profile"]
+    assert measured["source"] == "measured"
+    assert exegpt(*asked, "--no-profile").json["provenance"]["profile"] == measured
+
+
+def test_a_run_without_a_feasible_schedule_says_so_in_its_document(exegpt, tiny, requests, cache):
+    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--latency-bound", "0.001ms"]
+    done = exegpt(*asked, "--json")
+    assert done.code == 3 and "lowest reachable latency" in done.err
+    document = json.loads(done.out)
+    assert document["schedule"] is None and document["lowest_latency_s"] > 1e-6
+    assert document["assumptions"] and document["provenance"]["profile"]["source"] == "roofline"
+    done = exegpt(*asked)
+    assert done.code == 3 and done.out == ""
+
+
+def test_adjust_is_refused_or_told_where_it_changes_nothing(exegpt, tiny, requests, cache, tmp_path):
+    tune = ["tune", "--latency-bound", "inf", "--model", tiny, "--workload", "6/6", "--policy", "orca"]
+    assert exegpt(*tune, "--out", tmp_path / "s.json").code == 0
+    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--adjust", "0.1"]
+    done = exegpt(*asked, "--schedule", tmp_path / "s.json")
+    assert done.code == 2 and "--adjust 0.1 is for rra, waa-c, waa-m, and the schedule's policy is orca" in done.err
+    assert "--adjust 0.1 changes nothing under orca" in exegpt(*asked, "--policy", "orca").err
+    assert "--adjust" not in exegpt(*asked, "--policy", "rra").err
+
+
+def test_no_output_replaces_what_is_read_or_another_output(exegpt, tiny, requests, cache, tmp_path):
+    source = requests(12, 6)
+    before = source.read_bytes()
+    asked = ["run", "--model", tiny, "--requests", source, "--no-profile"]
+    same, link = tmp_path / "same", tmp_path / "link"
+    link.symlink_to(source)
+    for outputs in (["--out", source], ["--report", source], ["--out", link], ["--out", same, "--report", same]):
+        done = exegpt(*asked, *outputs)
+        assert done.code == 2 and "would be replaced: name another" in done.err
+    assert source.read_bytes() == before and not same.exists()
+
+
 def _noisy(cluster):
     rates = {dtype: rate * random.uniform(0.5, 2) for dtype, rate in cluster.device.flops_s.items()}
     return replace(cluster, device=replace(cluster.device, flops_s=rates))

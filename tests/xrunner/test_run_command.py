@@ -82,6 +82,9 @@ def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(j
     assert found["provenance"]["profile"]["source"] == "measured"
     again = json.loads(job(2, *run[:-1], tmp_path / "again.jsonl", "--json", **cache).stdout)
     assert again["schedule"] == plan
+    none = job(2, *run, "--latency-bound", "0.001ms", "--json", **cache)
+    assert none.returncode == 3 and json.loads(none.stdout)["schedule"] is None and "Traceback" not in none.stderr
+    assert "lowest reachable latency" in none.stderr
     refused = job(2, *run, "--no-profile", **cache)
     assert refused.returncode == 2 and "measure themselves: leave --no-profile out" in sentence(refused.stderr)
 
