@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from exegpt.schedule import Schedule
     from xrunner.ranks import Ranks
 
+DRAWN = 64
+"""Requests that are drawn where nothing says how many."""
+
 
 def bench(
     schedule: options.REQUIRED_SCHEDULE,
     model: options.MODEL_DIRECTORY,
     requests: Annotated[str | None, typer.Option("--requests", "-r", help="A JSONL or trace file.")] = None,
     workload: options.WORKLOAD = None,
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Requests drawn from --workload.")] = 64,
+    num: Annotated[
+        int | None, typer.Option("--num", "-n", min=1, help=f"Requests drawn from --workload. Default: {DRAWN}.")
+    ] = None,
     profile: options.PROFILE = None,
     policy: Annotated[
         str | None, typer.Option("--policy", help="Run these policies' best schedules too, or `all`.")
@@ -196,7 +201,7 @@ def _requests(
     directory: Path,
     source: str | None,
     workload: str | None,
-    num: int,
+    num: int | None,
     columns: str | None,
     rate: str | None,
     seed: int,
@@ -214,7 +219,7 @@ def _requests(
     given.check_model(spec)
     named = parse_columns(columns) if columns else None
     inputs.check_columns(columns, source, workload)
-    for option, value in (("--workload", workload), ("--rate", rate)):
+    for option, value in (("--workload", workload), ("--num", num), ("--rate", rate)):
         if source and value:
             raise InputError(f"The requests are those of '{source}': leave {option} {value} or --requests out.")
     if source:
@@ -225,6 +230,7 @@ def _requests(
     notes = []
     load = parse_workload(workload, named, note=notes.append) if workload else given.workload
     load, scaling = inputs.fit_context(load, spec)
+    num = num or DRAWN
     lengths = draw(load, num, seed, spec.context)
     if rate:
         lengths = with_poisson_arrivals(lengths, parse_rate(rate), seed)

@@ -392,7 +392,7 @@ def _run(
 
     assert asked.schedule
     engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
-    fingerprint = run_fingerprint(asked.directory, asked.schedule, asked.requests)
+    fingerprint = run_fingerprint(asked.directory, asked.schedule, (*asked.requests, *asked.rejected))
     opened = []
 
     def open_file() -> dict[str, str]:
@@ -441,8 +441,8 @@ def _run(
     return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown) if engine.speaks else None
 
 
-def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request]") -> str:
-    """What must be the same for a run to be resumed: weights, schedule and requests."""
+def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request | Result]") -> str:
+    """What must be the same for a run to be resumed: weights, schedule and requests, those that can't be run too."""
     from exegpt.document import fingerprint, to_dict
 
     weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.glob("*.safetensors"))]

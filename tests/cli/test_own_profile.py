@@ -103,6 +103,33 @@ def test_no_output_replaces_what_is_read_or_another_output(exegpt, tiny, request
     assert source.read_bytes() == before and not same.exists()
 
 
+def test_bench_refuses_a_number_beside_requests(exegpt, tiny, requests, cache, tmp_path):
+    tune = ["tune", "--latency-bound", "inf", "--model", tiny, "--workload", "6/6", "--policy", "orca"]
+    assert exegpt(*tune, "--out", tmp_path / "s.json").code == 0
+    asked = ["bench", "--model", tiny, "--schedule", tmp_path / "s.json", "--repeats", "1"]
+    done = exegpt(*asked, "--requests", requests(12, 6), "--num", "3")
+    assert done.code == 2 and "leave --num 3 or --requests out" in done.err
+    done = exegpt(*asked, "--requests", requests(12, 6), "--report", tmp_path / "s.json")
+    assert done.code == 2 and "would be replaced" in done.err
+    assert exegpt(*asked, "--num", "3", "--json").json["policies"][0]["requests"] == 3
+
+
+def test_a_run_is_another_where_other_requests_are_skipped(exegpt, tiny, cache, tmp_path, monkeypatch):
+    """An interrupted run's error for a request that is no longer asked for isn't among the resumed one's results."""
+    from exegpt.cli import run
+
+    taken = []
+    real = run.run_fingerprint
+    monkeypatch.setattr(run, "run_fingerprint", lambda *given: taken.append(real(*given)) or taken[-1])
+    good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
+    for bad in ("b", "c", "b"):
+        lines = (good, good | {"id": bad, "max_tokens": 0})
+        (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        asked = ["run", "--model", tiny, "--requests", tmp_path / "r.jsonl", "--profile", "roofline"]
+        assert exegpt(*asked, "--skip-invalid").code == 0
+    assert taken[0] == taken[2] != taken[1]
+
+
 def _noisy(cluster):
     rates = {dtype: rate * random.uniform(0.5, 2) for dtype, rate in cluster.device.flops_s.items()}
     return replace(cluster, device=replace(cluster.device, flops_s=rates))
