@@ -54,7 +54,7 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
     profile = a_profile(model.spec)
     rest = profile.degree(1).decoder.rest
     monkeypatch.setattr(rates, "_seconds", lambda call, calls, device: (call(), 2 * 3.0 * rest.at(float(calls)))[1])
-    monkeypatch.setattr(rates, "_CALLS", {1: 1, 260: 260})  # so many calls as tokens: `_seconds` knows them by these
+    monkeypatch.setattr(rates, "_CALLS", {16: 16, 260: 260})  # so many calls as tokens: `_seconds` knows them by these
     found = rates.measured_slowdown(profile, model, Ranks())
     assert (found.compute, found.read) == (pytest.approx(3.0), pytest.approx(3.0))
 
