@@ -21,8 +21,8 @@ from xprofiler.timing import timed
 from xrunner.ranks import Ranks
 
 _READS, _COMPUTES = 16, 260
-"""Tokens of a pass that is mostly reading the weights, and of one that is bound by computing: every profile has
-measured both. Over a single token, passes in a row differ by a fifth, with what caches happen to keep of the weights."""
+"""Tokens of a pass that is mostly reading the weights, and of one that is bound by computing. Every profile has both.
+Over a single token, passes in a row differ by a fifth, with what caches keep of the weights."""
 _CALLS = {_READS: 9, _COMPUTES: 3}
 """How often each is timed, 0.3 s in all; a fixed number, since ranks of a tensor-parallel group call alike."""
 
