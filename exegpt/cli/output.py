@@ -143,10 +143,11 @@ def check_output(path: Path | None) -> None:
 
 def check_apart(outputs: "Sequence[Path | None]", sources: "Sequence[str | Path | None]") -> None:
     """InputError where an output would replace a file that is read, or another output."""
+    named = [path for path in outputs if path is not None]
+    if not named:
+        return
     taken = {Path(source).resolve() for source in sources if source is not None and Path(source).is_file()}
-    for path in outputs:
-        if path is None:
-            continue
+    for path in named:
         if path.resolve() in taken:
             raise InputError(f"'{path}' is another of this command's files, and would be replaced: name another.")
         taken.add(path.resolve())

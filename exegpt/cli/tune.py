@@ -76,8 +76,8 @@ def tune(
 
     output.check_output(out)
     output.check_output(report)
-    if out and report and out.resolve() == report.resolve():
-        raise InputError(f"--out and --report are both '{out}': name two files.")
+    clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
+    output.check_apart((out, report), (workload, profile, price, *clusters))
     inputs.set_threads(threads)
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
@@ -86,7 +86,6 @@ def tune(
     inputs.check_choice(arrivals, rated.PATTERNS, "--arrivals")
     inputs.check_columns(columns, workload)
     prices = read_prices(price) if price else None
-    clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
     open_system = rate is not None or arrivals == "trace"
     _check_combination(len(bounds), len(clusters), open_system, prices is not None)
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}

@@ -44,7 +44,7 @@ def check_refused(done, message):
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
-        ("tune -l 5s --out x.json --report ./x.json", "both 'x.json'"),
+        ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is another of this command's files"),
         ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
         ("demo --trace gone.csv -w T --dir d", "leave --trace or --workload out"),
         ("demo --columns input=a --dir d", "leave --columns out"),
@@ -136,6 +136,14 @@ def test_a_command_that_has_commands_shows_them(exegpt, arguments):
     done = exegpt(*arguments.split())
     assert done.code == 2 and done.out == ""
     assert done.err.startswith(f"Usage: exegpt {arguments}".rstrip()) and "Commands:" in done.err
+
+
+@pytest.mark.parametrize("command", ["tune -l inf -w w.csv --out w.csv", "simulate --replay w.csv --timeline ./w.csv"])
+def test_no_output_replaces_what_is_read(exegpt, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.csv").write_text("input,output\n5,3\n")
+    check_refused(exegpt(*command.split()), r"w\.csv' is another of this command's files")
+    assert (tmp_path / "w.csv").read_text() == "input,output\n5,3\n"
 
 
 def test_an_interrupt_is_said_in_one_word(exegpt, monkeypatch):
