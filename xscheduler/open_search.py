@@ -118,7 +118,9 @@ class OpenSearch:
                 yield lead
 
     def _best_batch(self, space: Candidates, batches: list[int], rest: Point, best: float) -> Lead | None:
-        """From the largest batch down: while it is too large, bounds are missed; once it isn't, less is lost."""
+        """From the largest batch down, until even its steady throughput is less. Goodput may stand before it rises:
+        a bound on the time per token alone is kept by a low rate, or by a small batch at a high one.
+        """
         top, lead = self._largest(space, rest), None
         if top is None:
             return None
@@ -126,10 +128,7 @@ class OpenSearch:
             point, above = (batch, *rest), lead.goodput if lead else best * (1 - NEAR)
             if self._steady(space, point) * BEYOND <= above:
                 break  # smaller batches give less still
-            found = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH)
-            if lead and not found:
-                break
-            lead = found or lead
+            lead = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH) or lead
         return lead
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
