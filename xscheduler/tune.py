@@ -122,6 +122,7 @@ def uncollected() -> Iterator[None]:
 
 
 def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
+    """InputError for a policy that can't be searched, or a variable that can't be fixed to its value."""
     for policy in policies:
         if policy not in POLICIES:
             raise InputError(f"Policy '{policy}' can't be searched: {', '.join(POLICIES)} can.")
