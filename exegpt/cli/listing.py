@@ -122,8 +122,8 @@ def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[st
     own = {name for name in fixed if not name.startswith("tp_")}
     found = tuple(policy for policy in policies if own <= set(_POLICIES[policy][0]))
     if not found:
-        raise InputError(
-            f"No policy of {', '.join(policies)} has {' and '.join(sorted(own))}: `exegpt list policies` shows which "
-            "variables each has."
-        )
+        missing = " and ".join(sorted(own))
+        none = f"None of the policies {', '.join(policies)} has {missing}"
+        said = none if len(policies) > 1 else f"Policy {policies[0]} has no {missing}"
+        raise InputError(f"{said}: `exegpt list policies` shows which variables each has.")
     return found

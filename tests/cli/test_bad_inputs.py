@@ -244,7 +244,7 @@ def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny
         done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, *asked.split())
         check_refused(done, f"is run as it stands: leave {asked} or --schedule out")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "--policy", "rra", "--max-num-seqs", 4)
-    check_refused(done, "No policy of rra has max_num_seqs")
+    check_refused(done, "Policy rra has no max_num_seqs")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-o", "/dev/null")
     check_refused(done, "is a device")
     done = exegpt("bench", "-m", tiny, "-s", tiny_schedule, "-r", tmp_path / "t.csv", "-w", "T")
