@@ -258,7 +258,7 @@ def show(rows: list[Row]) -> None:
             str(row.requests),
             f"{row.measured_tok_s:.0f}",
             _errors(row.throughput_errors),
-            " ".join(f"{1 / compute:.2f}/{1 / read:.2f}" for compute, read in row.slowdowns),
+            _speeds(row.slowdowns),
             _errors(row.steady_errors),
             f"{row.bound_s:g} s",
             f"{row.latency_s:.2f} ({row.worst_latency_s:.2f})",
@@ -276,6 +276,11 @@ def show(rows: list[Row]) -> None:
 
 def _errors(errors: tuple[float, ...]) -> str:
     return f"{statistics.median(errors):+.1%} ({max(errors, key=abs):+.1%})" if errors else "–"
+
+
+def _speeds(slowdowns: tuple[tuple[float, float], ...]) -> str:
+    """Of computing and of reading in each run, beside the profile's."""
+    return " ".join(f"{1 / compute:.2f}/{1 / read:.2f}" for compute, read in slowdowns)
 
 
 def main() -> None:
@@ -325,7 +330,8 @@ def main() -> None:
             found = run_case(model, setting, place, names, every, args.requests, args.runs, args.seed)
         rows += found
         for one in found:
-            print(f"{one.workload}: {one.schedule}: {_errors(one.throughput_errors)}", file=sys.stderr)
+            errors, speeds = _errors(one.throughput_errors), _speeds(one.slowdowns)
+            print(f"{one.workload}: {one.schedule}: {errors}, speed {speeds}", file=sys.stderr)
     if args.json:
         print(json.dumps(document(rows), indent=2))
     else:

@@ -8,6 +8,7 @@ import torch
 
 from exegpt.kernels.attention import attention
 from exegpt.model import ModelSpec
+from exegpt.models.cache import KVCache
 from exegpt.models.device import PROCESSOR
 from exegpt.schedule import BLOCK_SIZE
 
@@ -22,9 +23,10 @@ products."""
 
 
 class AttentionProbe:
-    """Calls the attention kernel of one layer over scattered blocks of a pool that holds `batch` sequences of `length`
-    tokens, or more. Every call takes other blocks than the one before, and reads queries and writes outputs that lie
-    as they do in a layer: queries beside keys and values, both out of the nearest caches.
+    """Calls the attention kernel of one layer over a pool that holds `batch` sequences of `length` tokens, or more, in
+    the memory that a `KVCache` has, block after block as a `BlockPool` hands them out. Every call takes other blocks
+    than the one before, and reads queries and writes outputs that lie as they do in a layer: queries beside keys and
+    values, both out of the nearest caches.
     """
 
     def __init__(
@@ -32,16 +34,15 @@ class AttentionProbe:
         model: ModelSpec,
         batch: int,
         length: int,
-        dtype: torch.dtype = torch.float32,
+        dtype: str = "fp32",
         device: torch.device = PROCESSOR,
     ):
-        block_bytes = 2 * model.kv_heads * model.head_size * dtype.itemsize * BLOCK_SIZE
+        block_bytes = BLOCK_SIZE * model.kv_bytes(1, dtype)
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
         self._heads, self._kv_heads = model.heads, model.kv_heads
-        self._order = torch.randperm(self._blocks, dtype=torch.int32).to(device)
-        there = {"dtype": dtype, "device": device}
-        self._keys = torch.randn(self._blocks, model.kv_heads, model.head_size, BLOCK_SIZE, **there)
-        self._values = torch.randn(self._blocks, model.kv_heads, BLOCK_SIZE, model.head_size, **there)
+        self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)
+        cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, dtype, device)
+        self._keys, self._values = cache.keys[0].normal_(), cache.values[0].normal_()
 
     def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
         """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones, with options of

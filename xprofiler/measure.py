@@ -239,7 +239,7 @@ def _parts(
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
-    probe = AttentionProbe(model.share, most, longest, torch_dtype(model.dtype), model.device)
+    probe = AttentionProbe(model.share, most, longest, model.dtype, model.device)
     time = functools.partial(timed, device=model.device)
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}

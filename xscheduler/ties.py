@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 SIMPLEST_FIRST = ("chunked", "orca", "rra", "waa-c", "waa-m", "static", "hybrid")
-"""Policies, those first that are easiest to run: what today's engines do, then one pipeline, then two, then batches."""
+"""Policies, those first that are easiest to run: what today's engines do, then one pipeline, then two, then batches.
+Others come last."""
 TIE = 5e-3
 """Throughputs, or goodputs, that differ by this share are as good: a tenth of what predictions are off by."""
 
@@ -25,4 +26,8 @@ def preferred(
     if not ranked:
         return None
     as_good = [one for one in ranked if value(one) >= value(ranked[0]) * (1 - tolerance)]
-    return min(as_good, key=lambda one: (policy(one) not in runnable, SIMPLEST_FIRST.index(policy(one))))
+    return min(as_good, key=lambda one: (policy(one) not in runnable, _complexity(policy(one))))
+
+
+def _complexity(policy: str) -> int:
+    return SIMPLEST_FIRST.index(policy) if policy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)

@@ -71,3 +71,8 @@ def test_a_short_list_prefers_the_simpler_policy_too():
     assert for_these(tuned, profile(), requests).schedule.policy == "orca"
     slower = replace(made[1], schedule=replace(alone[1], policy="static", encode_batch=1))
     assert for_these(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"
+
+
+def test_a_policy_of_somebody_elses_comes_last():
+    assert prefer({"mine": 1.001, "waa-m": 1.0}) == "waa-m"
+    assert prefer({"mine": 1.0}) == "mine"
