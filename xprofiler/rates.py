@@ -7,7 +7,6 @@ varied by a third while the layers' times stood still.
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,24 +42,12 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
         table = profile.degree(model.shard.of).decoder.rest
         layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of))
         for tokens, calls in _CALLS.items():
-            seconds = _seconds(layer_pass(model, tokens, most=layers), calls, model.device)
-            own[str(tokens)] = seconds / layers / table.at(float(tokens))
+            one_pass = layer_pass(model, tokens, most=layers)
+            timing = timed(one_pass, least=calls, most=calls, device=model.device, cold=True)
+            own[str(tokens)] = timing.seconds / layers / table.at(float(tokens))
     every = [one for one in ranks.all(own) if one]
     compute, read = (statistics.median(one[str(tokens)] for one in every) for tokens in (_COMPUTES, _READS))
     return Slowdown(compute, read)
-
-
-def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """The median of some calls, after one that warms up."""
-    if device.type != "cpu":
-        return timed(call, least=calls, most=calls, device=device).seconds
-    call()
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:

@@ -10,6 +10,7 @@ from exegpt.models.create import create_model
 from tests.exegpt.nouns import profile as a_profile
 from xprofiler import rates
 from xprofiler.rates import Slowdown
+from xprofiler.timing import Timing
 from xrunner.ranks import Ranks
 
 SPEC = ModelSpec("m", "llama", 2, 64, 4, 2, 16, 128, True, 300, 128)
@@ -53,8 +54,14 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
     model = load_model(tmp_path / "m")
     profile = a_profile(model.spec)
     rest = profile.degree(1).decoder.rest
-    monkeypatch.setattr(rates, "_seconds", lambda call, calls, device: (call(), 2 * 3.0 * rest.at(float(calls)))[1])
-    monkeypatch.setattr(rates, "_CALLS", {16: 16, 260: 260})  # so many calls as tokens: `_seconds` knows them by these
+
+    def timed(call, least, most, device, cold):
+        assert cold and least == most
+        call()
+        return Timing(2 * 3.0 * rest.at(float(least)), 0.0)
+
+    monkeypatch.setattr(rates, "timed", timed)
+    monkeypatch.setattr(rates, "_CALLS", {16: 16, 260: 260})  # so many calls as tokens: `timed` knows them by these
     found = rates.measured_slowdown(profile, model, Ranks())
     assert (found.compute, found.read) == (pytest.approx(3.0), pytest.approx(3.0))
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from xprofiler import timing as timing_module
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
 
@@ -57,6 +58,17 @@ def test_timing_warms_up_and_repeats():
     timing = timed(lambda: calls.append(1), budget_s=10.0, least=2, most=5)
     assert len(calls) == 6
     assert timing.seconds >= 0
+
+
+def test_much_is_read_before_every_cold_call(monkeypatch):
+    """A layer whose weights are still in the caches since the call before is faster than it is in a run."""
+    order = []
+    monkeypatch.setattr(timing_module, "_read_much", lambda: order.append("read"))
+    timed(lambda: order.append("call"), budget_s=0.0, least=3, cold=True)
+    assert order == ["call", *["read", "call"] * 3]
+    order.clear()
+    timed(lambda: order.append("call"), budget_s=0.0, least=3)
+    assert order == ["call"] * 4
 
 
 def test_of_a_job_the_median_rank_counts_and_rank_0_keeps_the_file(tmp_path):
