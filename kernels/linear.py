@@ -51,14 +51,18 @@ class PackedLinear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT) if self.packed else weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs]; `residual` [rows, outputs] is added where there is no activation."""
+        """[rows, inputs] → [rows, outputs]; `residual` [rows, outputs], for which there is no activation, is added, and
+        may be overwritten by the sum.
+        """
         if self.packed:
             ops = torch.ops.mkldnn
             if residual is not None:
                 return ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
             name, algorithm = _FUSED[self.activation]
             return ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+        if residual is not None and self.bias is None:
+            return residual.addmm_(x, self.weight.t())  # one launch; into another tensor, the residual is copied first
         y = F.linear(x, self.weight, self.bias)
         if self.activation:
             y = y.relu() if self.activation == "relu" else F.gelu(y, approximate="tanh")
-        return y if residual is None else y + residual
+        return y if residual is None else residual.add_(y)

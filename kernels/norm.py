@@ -9,32 +9,22 @@ from exegpt.kernels import device
 from exegpt.kernels.threads import compiled
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Rows of x [tokens, hidden] over their root mean square, times weight [hidden].
-
-    With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
-    """
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Rows of x [tokens, hidden] over their root mean square, times weight [hidden]."""
     if device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
-        return norm_gpu(x, weight, None, epsilon, residual)
+        return norm_gpu(x, weight, None, epsilon, None)
     if not compiled(x):
-        return rms_norm_reference(x, weight, epsilon, residual)
+        return rms_norm_reference(x, weight, epsilon)
     out = torch.empty_like(x)
-    if residual is None:
-        _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
-    else:
-        _add_and_rms_norm(x.numpy(), residual.numpy(), weight.numpy(), epsilon, out.numpy())
+    _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
     return out
 
 
-def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """`rms_norm` in plain PyTorch; sums in float32 whatever the dtype."""
-    wide = (x if residual is None else residual.add_(x)).float()
+    wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype) * weight
 
 
@@ -75,23 +65,3 @@ def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
         scale = np.float32(1 / np.sqrt(squares / width + epsilon))
         for i in range(width):
             out[row, i] = x[row, i] * scale * weight[i]
-
-
-@njit(
-    ["void(float32[:, ::1], float32[:, ::1], float32[::1], float64, float32[:, ::1])"],
-    parallel=True,
-    cache=True,
-    fastmath=True,
-    error_model="numpy",
-)
-def _add_and_rms_norm(x, residual, weight, epsilon, out):  # type: ignore[no-untyped-def]
-    width = x.shape[1]
-    for row in prange(len(x)):
-        squares = np.float32(0)
-        for i in range(width):
-            value = residual[row, i] + x[row, i]
-            residual[row, i] = value
-            squares += value * value
-        scale = np.float32(1 / np.sqrt(squares / width + epsilon))
-        for i in range(width):
-            out[row, i] = residual[row, i] * scale * weight[i]

@@ -187,7 +187,7 @@ class Engine:
         self._check_memory("A buffer", f"for {extent.tokens} tokens on each rank", self._buffer_bytes(extent))
         worker, running = self.worker, self._since is not None
         warm_up(self.model, worker.cache, extent, worker.compute.graphs, running, worker.gpu)
-        self.worker.begin(self._clock, extent.tokens)
+        self.worker.begin(self._clock)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
         self.worker.now = lambda: clock() - zero

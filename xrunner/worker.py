@@ -40,12 +40,10 @@ class Worker:
         self.compute = self._compute()
         self.sending, self.receiving = self._handover()
         self.returning = self._returning()
-        self._states = torch.empty(0)
 
-    def begin(self, now: Callable[[], float], rows: int) -> None:
-        """Be ready for a run whose pieces have up to `rows` rows."""
+    def begin(self, now: Callable[[], float]) -> None:
+        """Be ready for a run."""
         self.now, self.spans = now, []
-        self._room(rows)
 
     def run(self, work: Work, start: float | None = None) -> torch.Tensor | None:
         """Compute a piece, from `start` on (None: from when its states are there). Where this rank samples: the moment
@@ -143,17 +141,13 @@ class Worker:
         return EncodedReceiving(self.model, self.cache, self.place, self.transport, self.gpu)
 
     def _take(self, work: Work, before: int) -> torch.Tensor:
-        """The states of a piece's rows, from the stage before: [rows, hidden]."""
+        """The states of a piece's rows, from the stage before: [rows, hidden]. A tensor of their own, in which layers
+        work in place: it may still be on its way to the stage after when the next piece's states come.
+        """
         assert self.transport
-        rows = len(work.tokens)
-        return self.transport.receive(self._room(rows)[:rows], before, STATES)
-
-    def _room(self, rows: int) -> torch.Tensor:
-        """The buffer for states that come, large enough for so many rows."""
-        if len(self._states) < rows and self.place.before is not None:
-            kind = torch_dtype(self.model.dtype)
-            self._states = torch.empty(rows, self.model.spec.hidden, dtype=kind, device=self.model.device).zero_()
-        return self._states
+        kind = torch_dtype(self.model.dtype)
+        x = torch.empty(len(work.tokens), self.model.spec.hidden, dtype=kind, device=self.model.device)
+        return self.transport.receive(x, before, STATES)
 
 
 def read_made(made: torch.Tensor) -> tuple[float, list[int]]:

@@ -68,5 +68,5 @@ def attend(
         own = slice(part.begin, part.end)
         arrays = part.tables, part.offsets, part.contexts
         attention(q[own], keys, values, *arrays, attended[own], starts=part.starts, **options)
-    attended[parts[-1].end :] = 0
+    attended[parts[-1].end :].zero_()  # `= 0` would launch a kernel for the zero, even where there is no such row
     return attended

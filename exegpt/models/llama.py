@@ -147,9 +147,9 @@ class LlamaLayer:
         qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
         both = spec.heads + spec.kv_heads
         if self.head_norm is not None:
-            rows = qkv[:, :both].reshape(-1, spec.head_size)
-            normed = rms_norm(rows, self.ones, self.epsilon)
-            qkv[:, :both] = normed.view(-1, both, spec.head_size) * self.head_norm
+            # Of values too, for nothing: rows of one stride need no copy.
+            normed = rms_norm(qkv.view(-1, spec.head_size), self.ones, self.epsilon).view(qkv.shape)
+            torch.mul(normed[:, :both], self.head_norm, out=qkv[:, :both])
         q, new = qkv[:, : spec.heads], qkv[:tokens]
         rotate_and_write(
             new[:, : spec.heads],
@@ -166,11 +166,11 @@ class LlamaLayer:
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x [rows, hidden], overwritten, and what attention gave, [rows, heads, head_size] → the layer's output."""
-        update = self.shard.all_reduce(self.output(attended.flatten(1)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
 
-    def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        inner = swiglu(self.gate_up(rms_norm(update, self.attention_norm, self.epsilon, residual=x)))
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
         return self.down(inner, residual=self.shard.once(x))
 
 

@@ -152,19 +152,19 @@ class T5Layer:
         """x [rows, hidden], overwritten, and what self-attention gave, [rows, heads, head_size] → the layer's output. A
         decoder's is given `cross`: what cross-attention makes of its queries, [rows, heads, head_size] both.
         """
-        update = self.shard.all_reduce(self.output(attended.flatten(1)))
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
         if cross:
-            (q,) = self._heads(self.cross_query(rms_norm(update, self.cross_norm, self.epsilon, residual=x)), 1)
-            update = self.shard.all_reduce(self.cross_output(cross(q).flatten(1)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
+            (q,) = self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)
+            x = self.shard.all_reduce(self.cross_output(cross(q).flatten(1), residual=self.shard.once(x)))
+        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
 
     def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""
         k, v = self._heads(self.cross_projection(encoded), 2)
         return k, v
 
-    def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        inner = self.up(rms_norm(update, self.feed_forward_norm, self.epsilon, residual=x))
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up(rms_norm(x, self.feed_forward_norm, self.epsilon))
         return self.down(geglu(inner) if self.spec.gated else inner, residual=self.shard.once(x))
 
     def _heads(self, x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:

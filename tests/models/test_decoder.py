@@ -227,6 +227,17 @@ def test_long_batches_in_pieces_are_the_same(monkeypatch, directories):
     torch.testing.assert_close(logits(model, IDS), whole, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("on_gpu", "calls"), [(False, [1024, 1024, 2]), (True, [2050])])
+def test_a_gpu_takes_long_batches_whole(monkeypatch, on_gpu, calls):
+    from exegpt.kernels import device
+    from exegpt.models.pieces import in_pieces
+
+    monkeypatch.setattr(device, "on_gpu", lambda x: on_gpu)
+    seen = []
+    in_pieces(lambda x: seen.append(len(x)) or x, torch.zeros(2050, 1))
+    assert seen == calls
+
+
 def test_cache_beyond_memory(directories):
     with pytest.raises(InputError, match="GiB"):
         load_model(directories["llama"]).new_cache(2**40, 16)
