@@ -1,8 +1,9 @@
-"""Moving blocks of the paged cache: into a contiguous buffer to be sent, out of one, and within the cache.
+"""Blocks of the paged cache into a contiguous buffer, to be sent, and out of one.
 
-A cache is given as its tensors, all layers' keys and values, whose blocks are equally large: [blocks, ...], contiguous.
-A buffer is [tensors, n, block], `block` being the elements of one block; both are the caller's and allocated once.
-Blocks are int64 [n] on the cache's device.
+A cache is given as its tensors, all layers' keys and values, each [blocks, ...], or as the same KV heads of each: a
+block's part in one piece. Parts are equally large, and as far apart in one tensor as in the others. A buffer is
+contiguous, [tensors, n, part], `part` being the elements of one block's part. Blocks are int64 [n], on the cache's
+device.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: t
     if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
-        copy_blocks_gpu(cache, list(buffer), blocks, None)
+        copy_blocks_gpu(cache, blocks, buffer, gather=True)
         return
     for tensor, part in zip(cache, buffer, strict=True):
         torch.index_select(tensor.flatten(1), 0, blocks, out=part)
@@ -28,28 +29,7 @@ def scatter_blocks(buffer: torch.Tensor, cache: Sequence[torch.Tensor], blocks: 
     if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
-        copy_blocks_gpu(list(buffer), cache, None, blocks)
+        copy_blocks_gpu(cache, blocks, buffer, gather=False)
         return
     for tensor, part in zip(cache, buffer, strict=True):
         tensor.flatten(1).index_copy_(0, blocks, part)
-
-
-def move_blocks(cache: Sequence[torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Block targets[i] ← block sources[i] in each of the cache's tensors: compaction.
-
-    No block is named twice, neither as a target nor as a source of one and a target of another.
-    """
-    if device.on_gpu(cache[0]):
-        from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
-
-        copy_blocks_gpu(cache, cache, sources, targets)
-        return
-    for tensor in cache:
-        tensor.index_copy_(0, targets, tensor.index_select(0, sources))
-
-
-def move_blocks_reference(cache: Sequence[torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """`move_blocks` one block after the other; `gather_blocks` and `scatter_blocks` are plain PyTorch on any device."""
-    for tensor in cache:
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            tensor[target] = tensor[source]

@@ -9,13 +9,14 @@ also that of the blocks' last holders, has been done by then.
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
 from exegpt.model import ModelSpec
 from exegpt.models import KVCache
 from exegpt.models.weights import torch_dtype
@@ -89,54 +90,68 @@ def _source(head: int, target: Place, sources: list[Place], spec: ModelSpec) -> 
     return having[target.part % len(having)].rank
 
 
-class Sending:
-    """An encoding rank's side of its routes."""
+class _Side:
+    """One rank's side of its routes: of each, its part of every tensor of the cache."""
 
     def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
-        self._cache, self._place, self._spec, self._transport, self._gpu = cache, place, spec, transport, gpu
-        self._routes = [r for r in routes(place.schedule, place.replica, spec) if r.source == place.rank]
+        self._transport, self._gpu = transport, gpu
+        every = [r for r in routes(place.schedule, place.replica, spec) if place.rank in (r.source, r.target)]
+        self._routes = [(route, list(route.parts(cache, place, spec))) for route in every]
+        if gpu:
+            self._warm_up(torch.zeros(1, dtype=torch.int64, device=gpu.device))
+
+    def _warm_up(self, index: torch.Tensor) -> None:
+        """Compile the kernel that moves blocks, by moving those of `index` of a cache that nobody holds yet."""
+        for _, parts in self._routes:
+            buffer = _buffer(parts, index)
+            gather_blocks(parts, index, buffer)
+            scatter_blocks(buffer, parts, index)
+
+
+def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
+    """A buffer for so many blocks' parts: [tensors, n, heads · head_size · block_size]."""
+    first = parts[0]
+    return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
+
+
+class Sending(_Side):
+    """An encoding rank's side of its routes."""
 
     def send(self, blocks: np.ndarray) -> None:
         """Send what is in these blocks, int64 [n], which may be overwritten at once."""
         (index,) = send([blocks], self._gpu)
-        for route in self._routes:
-            parts = list(route.parts(self._cache, self._place, self._spec))
-            shape = len(parts), len(index), *parts[0].shape[1:]
-            buffer = torch.empty(shape, dtype=parts[0].dtype, device=parts[0].device)
-            for part, values in zip(parts, buffer, strict=True):
-                torch.index_select(part, 0, index, out=values)
+        for route, parts in self._routes:
+            buffer = _buffer(parts, index)
+            gather_blocks(parts, index, buffer)
             self._transport.send(buffer, route.target, CACHE)
 
 
-class Receiving:
+class Receiving(_Side):
     """A decoding rank's side of its routes."""
 
-    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
-        self._cache, self._place, self._spec, self._transport, self._gpu = cache, place, spec, transport, gpu
-        self._routes = [r for r in routes(place.schedule, place.replica, spec) if r.target == place.rank]
-        self._coming: deque[tuple[Arrival, list[tuple[Route, torch.Tensor, Any]]]] = deque()
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self._coming: deque[tuple[Arrival, list[tuple[torch.Tensor, Any]]]] = deque()
 
     def expect(self, arrival: Arrival) -> None:
         """Make room for a batch that was announced."""
-        buffers = []
-        for route in self._routes:
-            parts = list(route.parts(self._cache, self._place, self._spec))
-            shape = (len(parts), len(arrival.places), *parts[0].shape[1:])
-            buffer = torch.empty(shape, dtype=parts[0].dtype, device=parts[0].device)
-            buffers.append((route, buffer, self._transport.expect(buffer, route.source, CACHE)))
-        self._coming.append((arrival, buffers))
+        buffers = [_buffer(parts, arrival.places) for _, parts in self._routes]
+        pending = [
+            self._transport.expect(buffer, route.source, CACHE)
+            for (route, _), buffer in zip(self._routes, buffers, strict=True)
+        ]
+        self._coming.append((arrival, list(zip(buffers, pending, strict=True))))
 
     def arrived(self) -> list[int]:
         """The numbers of the batches that have come since, which now are in the cache. In order of announcement, so
         that blocks end up with their last holder's.
         """
         numbers = []
-        while self._coming and all(self._transport.arrived(pending) for _, _, pending in self._coming[0][1]):
+        while self._coming and all(self._transport.arrived(pending) for _, pending in self._coming[0][1]):
             arrival, buffers = self._coming.popleft()
             (index,) = send([arrival.places], self._gpu)
-            for route, buffer, _ in buffers:
-                for part, values in zip(route.parts(self._cache, self._place, self._spec), buffer, strict=True):
-                    part.index_copy_(0, index, values)
+            for (_, parts), (buffer, _) in zip(self._routes, buffers, strict=True):
+                scatter_blocks(buffer, parts, index)
             numbers.append(arrival.number)
         return numbers
 

@@ -48,5 +48,7 @@ def test_the_last_blocks_are_written_and_read(cache, splits):
 
 def test_the_last_blocks_are_copied(cache):
     cache[0][BLOCKS - 1] = 3
-    copy_blocks_gpu(cache[:1], cache[:1], *there(torch.tensor([BLOCKS - 1]), torch.tensor([BLOCKS - 2])))
+    buffer = there(torch.zeros(1, 1, SIZE**2).half())
+    for block, gather in ((BLOCKS - 1, True), (BLOCKS - 2, False)):
+        copy_blocks_gpu(cache[:1], there(torch.tensor([block])), buffer, gather)
     assert (cache[0][BLOCKS - 2] == 3).all() and not cache[0][BLOCKS - 3].any()
