@@ -7,7 +7,7 @@ import torch
 from exegpt.kernels.sampling import Sampling
 from exegpt.models import KVCache, Model
 from xrunner.assembly import Work
-from xrunner.decode_graphs import DecodeGraphs
+from xrunner.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.gpu import Gpu, Moment
 from xrunner.packing import send
 
@@ -31,27 +31,28 @@ class Compute:
     ):
         self._model, self._cache, self._samples = model, cache, samples
         self._gpu, self._wait = gpu, wait
-        self.graphs = DecodeGraphs(model, cache, gpu, takes_states) if gpu and graphs else None
+        self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states) if gpu and graphs else None
 
     def __call__(self, work: Work, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A piece's states [rows, hidden] after this rank's layers, of x after those of the stage before; and the
         tokens that follow, int64 [tokens], on the host, where this rank samples. All is done when this returns.
         """
-        states = self.graphs.states(work, x) if self.graphs else None
-        if states is None:
+        graph = self.graphs.replay(work, x) if self.graphs else None
+        if graph is None:
             batch = work.batch(self._gpu)
             states = self._model.forward(batch, self._cache, x)
             tokens = self._model.next_tokens(states, batch) if self._samples else None
+        elif self._samples:
+            states, tokens = graph.states, self._chosen(graph, work)
         else:
-            tokens = self._sampled(work, states) if self._samples else None
-            states = states if self._samples else states[: len(work.tokens)].clone()  # which are sent meanwhile
+            states, tokens = graph.states[: len(work.tokens)].clone(), None  # the graph's own go on being overwritten
         return states, self._done(tokens)
 
-    @torch.inference_mode()
-    def _sampled(self, work: Work, states: torch.Tensor) -> torch.Tensor:
-        """The token after each of a decoding piece's rows."""
-        sampling = None if work.sampling is None else Sampling(*send(work.sampling, self._gpu))
-        return self._model.sample(states[: work.computed], sampling)
+    def _chosen(self, graph: DecodeGraph, work: Work) -> torch.Tensor:
+        """The token after each of a decoding piece's rows, by the graph where all are chosen greedily."""
+        if work.sampling is None:
+            return graph.greedy_tokens()[: work.computed]
+        return self._model.sample(graph.states[: work.computed], Sampling(*send(work.sampling, self._gpu)))
 
     def _done(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Wait until everything is done, and the tokens are on the host."""

@@ -3,11 +3,16 @@
 Orders, results and tokens go by MPI as ever. Each kind of tensor has a communicator, within which tensors of two ranks
 come in the order in which they were sent. All that will ever talk to each other do so once at the start, in one order
 on every rank: NCCL connects two ranks when they first meet, and both wait for it.
+
+A receive of NCCL's is a kernel that spins until its sender begins, and whatever on its GPU waits for the device then
+waits for another rank: beside sums and graphs of several communicators, for ever (NVIDIA/nccl#522, #783, #1766). So the
+sender says by MPI when it has begun, and only then is the receive posted.
 """
 
 import atexit
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +20,28 @@ import torch.distributed as dist
 
 from exegpt.errors import InputError
 from exegpt.schedule import Schedule
+from xrunner.gpu import Gpu
 from xrunner.handover import routes
 from xrunner.place import Place
 from xrunner.ranks import Ranks
 from xrunner.transport import CACHE, STATES, TOKENS, Transport
 
 
+@dataclass(eq=False)
+class _Coming:
+    """A tensor on its way here."""
+
+    tensor: torch.Tensor
+    source: int
+    tag: int
+    ready: Any
+    """The MPI message without content that says that its sender has begun."""
+    receive: Any = None
+    """NCCL's part, from then on."""
+
+
 class DirectTransport(Transport):
-    """The messages of one rank; all ranks of the job make it at once. `backend` is what moves tensors of `device`.
+    """The messages of one rank; all ranks of the job make it at once. `backend` is what moves tensors of the GPU.
 
     InputError where the ranks can't be connected.
     """
@@ -33,19 +52,23 @@ class DirectTransport(Transport):
         schedule: Schedule,
         spec: Any,
         kinds: tuple[type, ...],
-        device: torch.device,
+        gpu: Gpu,
         backend: str = "nccl",
     ):
-        super().__init__(ranks, (ranks.rank,), kinds)
+        super().__init__(ranks, (ranks.rank,), kinds, gpu)
         self._rank = ranks.rank
         places = [Place(schedule, rank) for rank in range(ranks.size)]
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+        self._coming: dict[tuple[int, int], deque[_Coming]] = {}
+        """What isn't received yet, by source and tag, in order."""
         try:
             join(ranks, backend)
+            # Before the communicators' own end, which was registered first: an error may have kept graphs alive.
+            atexit.register(gpu.drop_graphs)
             self._ways = {tag: dist.new_group(backend=backend) for tag in (STATES, CACHE)}
             groups = {ranks_: dist.new_group(ranks_, backend=backend) for ranks_ in sorted({p.group for p in places})}
             self._sums = groups[places[ranks.rank].group]
-            self._meet(pairs(places, spec), places[ranks.rank], device)
+            self._meet(pairs(places, spec), places[ranks.rank], gpu.device)
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
@@ -56,22 +79,29 @@ class DirectTransport(Transport):
         """Send a contiguous tensor, which must not change from now on."""
         if tag == TOKENS:
             super().send(tensor, to, tag)
-        else:
-            self._leaving.append((dist.isend(tensor, to, group=self._ways[tag]), tensor))
+            return
+        self._leaving.append((dist.isend(tensor, to, group=self._ways[tag]), tensor))
+        super().send(_nothing(), to, tag)
 
     def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
         """Let the next tensor from a rank be written into this one, which is of its shape; `arrived` tells when."""
         if tag == TOKENS:
             return super().expect(tensor, source, tag)
-        return dist.irecv(tensor, source, group=self._ways[tag])
+        coming = _Coming(tensor, source, tag, super().expect(_nothing(), source, tag))
+        self._coming.setdefault((source, tag), deque()).append(coming)
+        return coming
 
     def arrived(self, pending: Any) -> bool:
         """Whether it is there."""
-        if not isinstance(pending, dist.Work):
+        if not isinstance(pending, _Coming):
             return super().arrived(pending)
-        if not pending.is_completed():
+        line = self._coming[pending.source, pending.tag]
+        while line and super().arrived(line[0].ready):  # in order, whichever of them is asked for
+            first = line.popleft()
+            first.receive = dist.irecv(first.tensor, first.source, group=self._ways[first.tag])
+        if pending.receive is None or not pending.receive.is_completed():
             return False
-        pending.wait()  # what is queued from now on comes after it; the host doesn't wait
+        pending.receive.wait()  # what is queued from now on comes after it; the host doesn't wait
         return True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +118,7 @@ class DirectTransport(Transport):
         super().progress()
 
     def close(self) -> None:
-        """Wait until all that was sent has gone. Nothing may be sent afterwards."""
+        """Wait until all that was sent has gone, and drop all graphs. Nothing may be sent afterwards."""
         self.wait(lambda: not self._leaving)
         super().close()
         for group in (*self._ways.values(), self._sums):  # in one order on every rank: they wait for each other
@@ -104,6 +134,11 @@ class DirectTransport(Transport):
                 dist.isend(token, target, group=self._ways[tag]).wait()
             elif place.rank == target:
                 dist.irecv(token, source, group=self._ways[tag]).wait()
+
+
+def _nothing() -> torch.Tensor:
+    """What a message without content is sent from, and written into."""
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:

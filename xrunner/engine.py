@@ -29,7 +29,7 @@ from xrunner.driver import Driver
 from xrunner.gpu import Gpu
 from xrunner.handover import Arrival, buffer_bytes, most_apart
 from xrunner.place import Place, devices, ranks_needed
-from xrunner.ranks import Ranks
+from xrunner.ranks import Agreed, Ranks
 from xrunner.replicas import Follower, Speaker
 from xrunner.requests import check_request
 from xrunner.staged import StagedTransport
@@ -124,8 +124,13 @@ class Engine:
             loaded.append(load_model(directory, schedule.dtype, shard=shard, device=device, **held, **ends))
             return {}
 
-        ranks.agree(load)
-        return Engine(loaded[0], schedule, ranks, transport, since, gpu)
+        try:
+            ranks.agree(load)
+            return Engine(loaded[0], schedule, ranks, transport, since, gpu)
+        except Agreed:  # every rank is here
+            if transport:
+                transport.close()
+            raise
 
     @property
     def speaks(self) -> bool:
@@ -163,8 +168,11 @@ class Engine:
             raise
 
     def close(self) -> None:
-        """Give back this rank's memory, and what the ranks have together; nothing can be run any more."""
-        del self.worker, self.model  # first: NCCL waits for ever for graphs that hold its sums
+        """Give back this rank's memory, and what the ranks have together; nothing can be run any more. All ranks call
+        it, after a run that raised Agreed too.
+        """
+        for name in ("worker", "model"):  # of which a refused schedule may have left one
+            self.__dict__.pop(name, None)
         if self.transport:
             self.transport.close()
 
@@ -363,7 +371,7 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     if all(direct for _, _, direct in everyone) and len(set(everyone)) == ranks.size:
         from xrunner.direct import DirectTransport
 
-        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, KINDS, gpu.device)
+        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, KINDS, gpu)
     return StagedTransport(ranks, place.group, KINDS, gpu)
 
 

@@ -6,6 +6,7 @@ that need not be in order with it on another.
 
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -28,6 +29,9 @@ class Gpu:
     def __init__(self, device: torch.device):
         self.device = made_current(device)
         self._beside = torch.cuda.Stream(self.device)
+        self.capturing = False
+        """Whether a graph is being captured: until it is, nobody may ask whether a moment has come."""
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self.begin_graphs()
 
     def pinned(self, count: int) -> torch.Tensor:
@@ -68,7 +72,20 @@ class Gpu:
         for _ in range(2):
             compute()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process, such as those that watch over NCCL, may go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            compute()
+        self._graphs.add(graph)
+        self.capturing = True
+        try:
+            # Other threads of the process, such as those that watch over NCCL, may go on meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                compute()
+        finally:
+            self.capturing = False
         return graph.replay
+
+    def drop_graphs(self) -> None:
+        """End all graphs, whoever holds them still: an error's traceback, for one. NCCL's communicators wait for ever
+        for graphs that hold their sums, so this comes before their end.
+        """
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()

@@ -28,7 +28,7 @@ class StagedTransport(Transport):
     """
 
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...], gpu: Gpu):
-        super().__init__(ranks, group, kinds)
+        super().__init__(ranks, group, kinds, gpu)
         self._gpu = gpu
         self._leaving: deque[tuple[Moment, torch.Tensor, int, int]] = deque()
         """Copies to the host, in order, with whom they are for."""

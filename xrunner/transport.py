@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from xrunner.gpu import Gpu
 from xrunner.message import pack, unpack
 from xrunner.ranks import Ranks
 
@@ -32,10 +33,11 @@ Pending = Any
 
 class Transport:
     """The messages of one rank; `group` are the ranks of its tensor-parallel group, all of which make it at once.
-    `kinds` are the dataclasses that may be sent as small objects.
+    `kinds` are the dataclasses that may be sent as small objects; `gpu` is None where tensors are the processor's.
     """
 
-    def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = ()):
+    def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = (), gpu: Gpu | None = None):
+        self.gpu = gpu
         self._world = ranks.world
         self._kinds = kinds
         self._group = None
@@ -101,13 +103,17 @@ class Transport:
                 self._sending.append(entry)
 
     def _go_on(self) -> None:
+        if self.gpu and self.gpu.capturing:
+            return  # what asks whether a moment has come would end the capture
         self.progress()
         if self.meanwhile:
             self.meanwhile()
 
     def close(self) -> None:
-        """Wait until all that was sent has gone. Nothing may be sent afterwards."""
+        """Wait until all that was sent has gone, and drop all graphs. Nothing may be sent afterwards."""
         self.wait(lambda: not self._sending)
+        if self.gpu:
+            self.gpu.drop_graphs()
         if self._group is not None:
             self._group.Free()
             self._group = None

@@ -76,6 +76,7 @@ class Model:
         """The sizes of this device's shard."""
         return self.shard.share(self.spec)
 
+    @torch.inference_mode()
     def sample(self, x: torch.Tensor, sampling: Sampling | None = None) -> torch.Tensor:
         """Final norm, head and choice, greedy without a sampling: [rows, hidden] → int64 [rows]."""
         logits = self.ends.logits(x)

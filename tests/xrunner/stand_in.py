@@ -7,15 +7,18 @@ from exegpt.models.device import PROCESSOR
 
 class StandIn:
     """Computes at once, and lets copies to the host, and those beside the computing, come late: until a moment is asked
-    for that lies behind them, their target holds rubbish. A graph calls the captured function again.
+    for that lies behind them, their target holds rubbish. A graph calls the captured function again, until it is
+    dropped; while it is captured, nobody may ask for a moment.
     """
 
     device = PROCESSOR
 
     def __init__(self):
         self.pins, self.queued, self.waited, self.begun, self.captured, self.replayed = {}, [], 0, 0, 0, 0
+        self.capturing, self.dropped = False, 0
 
     def pinned(self, count):
+        assert not self.capturing, "to look for memory that is free again, torch asks for moments"
         host = torch.empty(count, dtype=torch.uint8)
         self.pins[host.data_ptr()] = host  # kept, so that no other tensor gets its address
         return host
@@ -40,13 +43,22 @@ class StandIn:
     def capture(self, compute):
         assert self.begun, "graphs need memory that they share"
         self.captured += 1
-        compute()
+        self.capturing = True
+        try:
+            compute()
+        finally:
+            self.capturing = False
+        made_at = self.dropped
 
         def replay():
+            assert made_at == self.dropped, "the graph has been dropped"
             self.replayed += 1
             compute()
 
         return replay
+
+    def drop_graphs(self):
+        self.dropped += 1
 
     def _later(self, target, source):
         taken = source.clone()
@@ -57,10 +69,12 @@ class StandIn:
 
 class Moment:
     def __init__(self, gpu, behind):
+        assert not gpu.capturing, "a moment within a graph is no moment"
         self.gpu, self.behind, self.asked = gpu, behind, False
 
     def query(self):
         """Not yet when first asked."""
+        assert not self.gpu.capturing, "to ask for a moment ends a capture"
         if not self.asked:
             self.asked = True
             return False

@@ -35,6 +35,13 @@ def said(monkeypatch):
         def record(self):
             said.append(f"moment on {streams[-1]}")
 
+    class Graph:
+        def replay(self):
+            said.append("replay")
+
+        def reset(self):
+            said.append("reset")
+
     @contextlib.contextmanager
     def on(stream):
         streams.append(stream.name)
@@ -66,7 +73,7 @@ def said(monkeypatch):
         "stream": on,
         "graph": graph,
         "current_stream": current,
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: said.append("replay")),
+        "CUDAGraph": Graph,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -124,3 +131,26 @@ def test_graphs_share_no_memory_with_those_before_a_new_beginning(said):
             gpu.capture(lambda: None)
     first, *others = said.into
     assert others[:2] == [first] * 2 and others[2:] == [others[2]] * 3 and others[2] != first
+
+
+def test_all_graphs_that_are_left_are_dropped(said):
+    gpu = Gpu(CUDA)
+    kept, gone = (gpu.capture(lambda: None) for _ in range(2))
+    del gone
+    for _ in range(2):
+        gpu.drop_graphs()
+    assert said.said.count("reset") == 1 and kept
+
+
+def test_it_is_known_while_a_graph_is_captured(said):
+    gpu, seen = Gpu(CUDA), []
+    gpu.capture(lambda: seen.append((said.streams[-1], gpu.capturing)))
+    assert seen == [("computing", False)] * 2 + [("graph", True)] and not gpu.capturing
+
+    def broken():
+        if said.streams[-1] == "graph":
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        gpu.capture(broken)
+    assert not gpu.capturing

@@ -1,7 +1,10 @@
 """The runner on a GPU, without one: its copies, graphs and scratch block over the processor's tensors."""
 
 import gc
+import itertools
+import time
 import weakref
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from exegpt.kernels import device
-from exegpt.models import load_model
+from exegpt.models import Shard, load_model
 from exegpt.models.create import create_model
-from xrunner.decode_graphs import SIZES
+from xrunner.decode_graphs import SIZES, DecodeGraphs
+from xrunner.direct import DirectTransport
 from xrunner.engine import Engine
 from xrunner.packing import send
+from xrunner.place import Place
+from xrunner.staged import StagedTransport
+from xrunner.transport import STATES
+from xrunner.worker import Worker
 
 from ..kernels.gpu import DEVICE, needs_triton
 from . import cells
@@ -61,16 +69,19 @@ def test_graphs_give_what_the_processor_gives(models, arch, policy):
     want, _ = run(model, plan, requests())
     assert got == want
     decoded = sum(span.phase == "decode" for span in engine.worker.spans)
-    assert gpu.replayed == decoded > 0
+    assert gpu.replayed == 2 * decoded > 0  # layers, and the choice behind them
     most = plan.max_num_seqs or len(LENGTHS)
-    assert gpu.captured == len([size for size in SIZES if size < most]) + 1  # the next one holds all
+    assert gpu.captured == 2 * (len([size for size in SIZES if size < most]) + 1)  # the next one holds all
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_sampled_tokens_are_the_same(models, arch):
     todo = requests(temperature=0.9, top_k=7, repetition_penalty=1.2, seed=3)
     plan = cells.schedule(models[arch].spec, "rra")
-    assert run(models[arch], plan, todo, StandIn())[0] == run(models[arch], plan, todo)[0]
+    gpu = StandIn()
+    got, engine = run(models[arch], plan, todo, gpu)
+    assert got == run(models[arch], plan, todo)[0]
+    assert gpu.replayed == sum(span.phase == "decode" for span in engine.worker.spans)  # no greedy choice
 
 
 def test_rows_that_fill_up_touch_nothing_but_the_scratch_block(models):
@@ -90,11 +101,45 @@ def test_graphs_are_made_anew_for_longer_sequences(models):
     model, gpu = models["llama"], StandIn()
     plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
     engine = Engine(model, plan, gpu=gpu)
-    for lengths, made, begun in (([(5, 4)] * 2, 2, 1), ([(5, 4)], 2, 1), ([(60, 4)] * 2, 4, 2), ([(5, 4)] * 2, 4, 2)):
+    for lengths, made, begun in (([(5, 4)] * 2, 4, 1), ([(5, 4)], 4, 1), ([(60, 4)] * 2, 8, 2), ([(5, 4)] * 2, 8, 2)):
         before = gpu.replayed
         want = run(model, plan, requests(lengths))[0]
         assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == want
-        assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 3)
+        assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 6)
+
+
+class Asked:
+    """A message on its way, of which nobody may ask while a graph is captured."""
+
+    def __init__(self, gpu):
+        self.gpu, self.asked = gpu, 0
+
+    def is_completed(self):
+        assert not self.gpu.capturing
+        self.asked += 1
+        return False
+
+
+@pytest.mark.parametrize("way", ["staged", "direct"])
+def test_nobody_asks_for_moments_while_a_graph_is_captured(directories, monkeypatch, way):
+    """What a layer's sum lets go on meanwhile: messages that are on their way, and what the driver looks after."""
+    gpu, seen = StandIn(), []
+    if way == "staged":
+        transport = StagedTransport(SimpleNamespace(world=None), (0,), (), gpu)
+        transport.send(torch.zeros(3), 1, STATES)  # its copy has not come
+        first = transport._leaving[0][0]
+    else:
+        transport = object.__new__(DirectTransport)
+        first = Asked(gpu)
+        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), _sums=None, gpu=gpu)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 1)
+    first.asked = 0
+    transport.meanwhile = lambda: seen.append(gpu.capturing)
+    model = load_model(directories["llama"], shard=Shard(0, 1, transport.all_reduce))
+    DecodeGraphs(model, model.new_cache(3, 16), gpu, samples=True, takes_states=False).capture(2, 2)
+    assert gpu.captured == 4 and not seen and not first.asked
+    transport.all_reduce(torch.zeros(1, 1))
+    assert seen == [False] and first.asked
 
 
 def test_the_warm_up_is_done_before_the_clock_starts(models):
@@ -102,6 +147,22 @@ def test_the_warm_up_is_done_before_the_clock_starts(models):
     engine = Engine(models["llama"], plan, gpu=gpu)
     engine.run([])
     assert gpu.waited == 1
+
+
+def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
+    """Layers work in place on what the stage before sent."""
+    plan = cells.schedule(models["llama"].spec, "orca", (1, 1, 1))
+    sent, numbers = [], itertools.count()
+    transport = SimpleNamespace(
+        receive=lambda x, source, tag: x.fill_(next(numbers)), send=lambda x, to, tag: sent.append(x)
+    )
+    worker = object.__new__(Worker)
+    vars(worker).update(model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], returning=None)
+    worker.now, worker.compute = time.perf_counter, lambda work, x: (x.add_(1), None)
+    work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
+    for _ in range(3):
+        worker.run(work)
+    assert [x.unique().tolist() for x in sent] == [[1], [2], [3]]
 
 
 def test_graphs_are_gone_before_what_the_ranks_have_together(models):

@@ -1,7 +1,7 @@
 """A job's tokens are the same by the transports of GPUs as by host memory alone; which transport is taken."""
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +21,7 @@ from xrunner.transport import CACHE, STATES
 
 from .cells import SIZES, apart, requests, schedule
 from .stand_in import StandIn
+from .ways import read_log
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,34 @@ def test_tokens_are_those_of_one_rank(job, paths, tmp_path, way, some):
         found = json.loads((tmp_path / f"{name}.json").read_text())["results"]
         want = {result.id: list(result.output_ids) for result in alone[arch]}
         assert {result["id"]: result["output_ids"] for result in found} == want, name
+    check_logs(tmp_path, direct=way == "direct")
+
+
+def check_logs(folder, direct):
+    """No receive is posted before its sender has begun, and no communicator ends before its graphs."""
+    logs = [read_log(folder, rank) for rank in range(2)]
+    pairs = 0
+    for me, other in ((0, 1), (1, 0)):
+        sent, received = defaultdict(list), defaultdict(list)
+        for rank, kind, moments in ((other, "isend", sent), (me, "irecv", received)):
+            for _, peer, group, moment in [line for line in logs[rank] if line[0] == kind]:
+                assert peer == (me if rank == other else other)
+                moments[group].append(moment)
+        assert {group: len(moments) for group, moments in sent.items()} == {g: len(m) for g, m in received.items()}
+        for group, moments in sent.items():
+            assert all(begun < posted for begun, posted in zip(moments, received[group], strict=True))
+            pairs += len(moments)
+    assert bool(pairs) == direct
+    for log in logs:
+        assert next(line[0] for line in log if line[0] in ("drop", "destroy")) == "drop"
+
+
+def test_graphs_end_before_communicators_when_a_run_is_refused(job, directories, tmp_path):
+    done = job(2, "-m", "mpi4py", "-m", "tests.xrunner.refusing", directories["llama"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        (drop, captured), *ends = (line for line in read_log(tmp_path, rank) if line[0] in ("drop", "destroy"))
+        assert drop == "drop" and captured and ends == [["destroy"]]
 
 
 class Together:
@@ -104,7 +133,7 @@ def test_devices_that_cannot_be_connected(monkeypatch):
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
     ranks = SimpleNamespace(rank=0, size=2, world=None)
     with pytest.raises(InputError, match=r"can't connect .*no route\).*EXEGPT_NCCL=0"):
-        direct.DirectTransport(ranks, schedule(spec, "rra", (1, 1)), spec, (), torch.device("cpu"))
+        direct.DirectTransport(ranks, schedule(spec, "rra", (1, 1)), spec, (), StandIn())
 
 
 def test_all_that_talk_meet_in_one_order():
@@ -115,6 +144,28 @@ def test_all_that_talk_meet_in_one_order():
     assert {(a, b) for tag, a, b in met if tag == STATES} == {(0, 1), (0, 2), (3, 5)}
     carried = {(a, b) for tag, a, b in met if tag == CACHE}
     assert carried and all(a < 3 <= b for a, b in carried)
+
+
+def test_receives_are_posted_in_order_once_their_senders_have_begun(monkeypatch):
+    posted, said = [], []
+
+    def said_by_mpi(data, source, tag):
+        said.append(SimpleNamespace(there=False, Test=lambda: said[place].there))
+        place = len(said) - 1
+        return said[place]
+
+    work = SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
+    monkeypatch.setattr(dist, "irecv", lambda tensor, source, group: posted.append((id(tensor), source, group)) or work)
+    transport = object.__new__(direct.DirectTransport)
+    vars(transport).update(_coming={}, _ways={CACHE: "cache"}, _world=SimpleNamespace(Irecv=said_by_mpi))
+    first, second = (torch.zeros(1) for _ in range(2))
+    pending = [transport.expect(tensor, 3, CACHE) for tensor in (first, second)]
+    assert not transport.arrived(pending[0]) and not transport.arrived(pending[1]) and not posted
+    said[0].there = True
+    assert not transport.arrived(pending[1]) and posted == [(id(first), 3, "cache")]
+    said[1].there = True
+    assert transport.arrived(pending[1]) and transport.arrived(pending[0])
+    assert posted == [(id(first), 3, "cache"), (id(second), 3, "cache")]
 
 
 def test_copies_leave_in_order():
@@ -139,11 +190,11 @@ def test_ways_end_in_one_order_on_every_rank(monkeypatch):
     monkeypatch.setattr(dist, "destroy_process_group", ended.append)
     transport = object.__new__(direct.DirectTransport)
     transport._sending, transport._leaving, transport._group = deque(), deque(), None
-    transport.meanwhile = None
+    transport.meanwhile, transport.gpu = None, SimpleNamespace(drop_graphs=lambda: ended.append("graphs"))
     sums, states, cache = (OfHash(number) for number in (1, 2, 0))  # a set has them in another order
     transport._sums, transport._ways = sums, {STATES: states, CACHE: cache}
     transport.close()
-    assert ended == [states, cache, sums]
+    assert ended == ["graphs", states, cache, sums]
 
 
 class OfHash:
