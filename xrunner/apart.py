@@ -17,7 +17,7 @@ import torch
 
 from exegpt.policies import Cut, Sequence, Step
 from exegpt.policies.waa import most_underway
-from xrunner.assembly import Running, assemble
+from xrunner.assembly import Running
 from xrunner.driver import Driver
 from xrunner.encoded import slots_in
 from xrunner.handover import Arrival, most_apart
@@ -120,7 +120,7 @@ class ApartDriver(Driver):
                 ours.append(np.array(one.sequence.blocks[:count], dtype=np.int64))
             taken += count
         (piece,) = Cut(1).pieces(step)
-        work, receivers = assemble(piece, self.running, pool.block_size)
+        work, receivers = self.assemble(piece)
         for one in running:
             one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
         self.ledger.advance(step)

@@ -1,5 +1,6 @@
 """Assembly: from a piece of a policy's step to the tensors of one iteration, without padding."""
 
+import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,7 @@ class Running:
         return self.start[beyond] if beyond < len(self.start) else self.output[beyond - len(self.start)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """The encoding or the decoding tokens of a piece, sequence after sequence."""
 
@@ -62,18 +63,38 @@ class _Part:
     """int64 [tokens]"""
     positions: Array
     """int64 [tokens]"""
-    counts: list[int]
-    """[sequences]: its tokens"""
-    contexts: list[int]
-    """[sequences]: tokens in the cache afterwards"""
-    tables: list[Array]
-    """[sequences]: its blocks"""
-    rows: list[int]
-    """Tokens that are followed by a new one: of prompts the last, but for an encoder-decoder's."""
+    slots: Array
+    """int64 [tokens]"""
+    attention: tuple[Array, ...]
+    """Tables, offsets and contexts, and in an encoder-decoder's decoding where their own tokens begin: see
+    `AttentionBatch`."""
+    rows: Array
+    """int64: tokens that are followed by a new one, of prompts the last, but for an encoder-decoder's."""
     receivers: list[Running]
     """Whose the new ones are."""
-    starts: list[int] | None = None
-    """[sequences]: where their own tokens begin in the cache, in an encoder-decoder."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoding:
+    """What stays as it is while the same sequences are decoded."""
+
+    sequences: tuple[Sequence, ...]
+    running: list[Running]
+    tables: Array
+    """int32 [sequences, most blocks]"""
+    offsets: Array
+    """int32 [sequences + 1]"""
+    rows: Array
+    """int64 [sequences]"""
+    starts: tuple[Array, ...]
+    """int32 [sequences], in an encoder-decoder"""
+
+    @staticmethod
+    def of(sequences: tuple[Sequence, ...], running: list[Running]) -> "_Decoding":
+        """That of these sequences, whose blocks are known."""
+        starts = [np.array([len(one.prompt) for one in running], dtype=np.int32)] if running[0].start else []
+        offsets = np.arange(len(running) + 1, dtype=np.int32)
+        return _Decoding(sequences, running, _tables(running), offsets, np.arange(len(running)), tuple(starts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,76 +182,96 @@ class Work:
         )
 
 
-def assemble(piece: Piece, running: Mapping[int, Running], block_size: int) -> tuple[Work, list[Running]]:
-    """The work of a piece, and the requests that it gives a token, in order.
+class Assembler:
+    """Makes work of pieces. A decoding batch's tables are made when somebody joins or leaves it.
 
     `running` is by `Sequence.index`. A finished sequence of a static batch computes its last cached token again, in
     place: its row costs what it costs, and changes nothing.
     """
-    parts = [_encoding(piece, running)] if piece.encode else []
-    if piece.decode:
-        parts.append(_decoding(piece, running))
-    begin = 0
-    attention, rows, slots = [], [], []
-    for part in parts:
-        tables = _tables(part)
-        attention.append(_attention(begin, part, tables))
-        slots.append(_slots(part, tables, block_size))
-        rows += [begin + row for row in part.rows]
-        begin += len(part.tokens)
-    fill = np.zeros(computed_rows(begin) - begin, dtype=np.int64)
-    receivers = [one for part in parts for one in part.receivers]
-    work = Work(
-        phase=piece.phase,
-        micro_batch=piece.micro_batch,
-        sequences=piece.sequences,
-        computed=begin,
-        tokens=np.concatenate([*(part.tokens for part in parts), fill]),
-        positions=np.concatenate([*(part.positions for part in parts), fill]),
-        slots=np.concatenate(slots),
-        attention=tuple(attention),
-        rows=None if len(rows) == begin + len(fill) else np.array(rows, dtype=np.int64),
-        gives=len(rows),
-        sampling=_sampling(receivers),
-    )
-    return work, receivers
+
+    def __init__(self, running: Mapping[int, Running], block_size: int):
+        self._running, self._block_size = running, block_size
+        self._batches: dict[int, _Decoding] = {}
+        """What each micro-batch decoded last."""
+
+    def __call__(self, piece: Piece) -> tuple[Work, list[Running]]:
+        """The work of a piece, and the requests that it gives a token, in order."""
+        parts = [self._encoding(piece)] if piece.encode else []
+        if piece.decode:
+            parts.append(self._decoding(piece))
+        begins = [0, *itertools.accumulate(len(part.tokens) for part in parts)]
+        computed = begins.pop()
+        fill = np.zeros(computed_rows(computed) - computed, dtype=np.int64)
+        receivers = [one for part in parts for one in part.receivers]
+        rows = np.concatenate([part.rows + begin for part, begin in zip(parts, begins, strict=True)])
+        work = Work(
+            phase=piece.phase,
+            micro_batch=piece.micro_batch,
+            sequences=piece.sequences,
+            computed=computed,
+            tokens=np.concatenate([*(part.tokens for part in parts), fill]),
+            positions=np.concatenate([*(part.positions for part in parts), fill]),
+            slots=np.concatenate([part.slots for part in parts]),
+            attention=tuple(
+                (begin, begin + len(part.tokens), *part.attention) for part, begin in zip(parts, begins, strict=True)
+            ),
+            rows=None if len(rows) == computed + len(fill) else rows,
+            gives=len(rows),
+            sampling=_sampling(receivers),
+        )
+        return work, receivers
+
+    def _encoding(self, piece: Piece) -> _Part:
+        encoding = [self._running[sequence.index] for sequence, _ in piece.encode]
+        counts = np.array([count for _, count in piece.encode])
+        begins = [sequence.cached for sequence, _ in piece.encode]
+        contexts = (counts + begins).tolist()
+        for one in encoding:
+            if one.table is None:
+                one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
+        spans = list(zip(encoding, begins, contexts, strict=True))
+        positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
+        tables, offsets = _tables(encoding), np.array([0, *counts.cumsum()], dtype=np.int32)
+        whole = [end == len(one.prompt) and not one.start for one, _, end in spans]
+        return _Part(
+            tokens=np.concatenate([one.prompt[begin:end] for one, begin, end in spans]),
+            positions=positions,
+            slots=self._slots(np.repeat(np.arange(len(counts)), counts), positions, tables),
+            attention=(tables, offsets, np.array(contexts, dtype=np.int32)),
+            rows=(offsets[1:] - 1)[whole].astype(np.int64),
+            receivers=[one for one, done in zip(encoding, whole, strict=True) if done],
+        )
+
+    def _decoding(self, piece: Piece) -> _Part:
+        batch, sequences = self._batches.get(piece.micro_batch), tuple(piece.decode)
+        if batch is None or batch.sequences != sequences:
+            running = [self._running[sequence.index] for sequence in sequences]
+            batch = self._batches[piece.micro_batch] = _Decoding.of(sequences, running)
+        places = [sequence.cached - sequence.finished for sequence in sequences]
+        positions = np.array(places)
+        contexts = (positions + 1).astype(np.int32)
+        return _Part(
+            tokens=np.array([one.token(place) for one, place in zip(batch.running, places, strict=True)]),
+            positions=positions,
+            slots=self._slots(batch.rows, positions, batch.tables),
+            attention=(batch.tables, batch.offsets, contexts, *batch.starts),
+            rows=batch.rows,
+            receivers=batch.running,
+        )
+
+    def _slots(self, sequences: Array, positions: Array, tables: Array) -> Array:
+        """Every token's place in the cache: its sequence's block, then the offset in it. int64 [tokens]."""
+        blocks, offsets = np.divmod(positions, self._block_size)
+        return tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
 
 
-def _encoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
-    encoding = [running[sequence.index] for sequence, _ in piece.encode]
-    counts = [count for _, count in piece.encode]
-    begins = [sequence.cached for sequence, _ in piece.encode]
-    contexts = [begin + count for begin, count in zip(begins, counts, strict=True)]
-    for one in encoding:
-        if one.table is None:
-            one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
-    whole = [context == len(one.prompt) and not one.start for one, context in zip(encoding, contexts, strict=True)]
-    last = (np.cumsum(counts) - 1).tolist()
-    spans = list(zip(encoding, begins, contexts, strict=True))
-    return _Part(
-        tokens=np.concatenate([one.prompt[begin:end] for one, begin, end in spans]),
-        positions=np.concatenate([np.arange(begin, end) for _, begin, end in spans]),
-        counts=counts,
-        contexts=contexts,
-        tables=[one.table for one in encoding if one.table is not None],
-        rows=[row for row, done in zip(last, whole, strict=True) if done],
-        receivers=[one for one, done in zip(encoding, whole, strict=True) if done],
-    )
-
-
-def _decoding(piece: Piece, running: Mapping[int, Running]) -> _Part:
-    decoding = [running[sequence.index] for sequence in piece.decode]
-    places = [one.sequence.cached - one.sequence.finished for one in decoding]
-    return _Part(
-        tokens=np.array([one.token(place) for one, place in zip(decoding, places, strict=True)], dtype=np.int64),
-        positions=np.array(places, dtype=np.int64),
-        counts=[1] * len(decoding),
-        contexts=[place + 1 for place in places],
-        tables=[one.table for one in decoding if one.table is not None],
-        rows=list(range(len(decoding))),
-        receivers=decoding,
-        starts=[len(one.prompt) for one in decoding] if decoding[0].start else None,
-    )
+def _tables(running: list[Running]) -> Array:
+    """The sequences' blocks, then zeros: int32 [sequences, most blocks]."""
+    tables = [one.table for one in running if one.table is not None]
+    wide = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for row, table in zip(wide, tables, strict=True):
+        row[: len(table)] = table
+    return wide
 
 
 def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
@@ -256,24 +297,3 @@ def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
 def _filled(array: Array, count: int, value: int) -> Array:
     """The array, filled up with a value to so many elements."""
     return np.concatenate([array, np.full(count - len(array), value, dtype=array.dtype)])
-
-
-def _tables(part: _Part) -> Array:
-    """The sequences' blocks, then zeros: int32 [sequences, most blocks]."""
-    lengths = np.fromiter(map(len, part.tables), dtype=np.int64, count=len(part.tables))
-    wide = np.zeros((len(lengths), lengths.max()), dtype=np.int32)
-    wide[np.arange(wide.shape[1]) < lengths[:, None]] = np.concatenate(part.tables)
-    return wide
-
-
-def _attention(begin: int, part: _Part, tables: Array) -> tuple[Any, ...]:
-    offsets = np.cumsum([0, *part.counts], dtype=np.int32)
-    places = [np.array(of, dtype=np.int32) for of in (part.contexts, part.starts) if of is not None]
-    return begin, begin + len(part.tokens), tables, offsets, *places
-
-
-def _slots(part: _Part, tables: Array, block_size: int) -> Array:
-    """Every token's place in the cache: its sequence's block, then the offset in it. int64 [tokens]."""
-    sequences = np.repeat(np.arange(len(part.counts)), part.counts)
-    blocks = tables[sequences, part.positions // block_size].astype(np.int64)
-    return blocks * block_size + part.positions % block_size

@@ -21,7 +21,7 @@ from exegpt.request import FinishReason, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from xrunner.adaptation import Change, takes_over_in_place
-from xrunner.assembly import Running, Work, assemble
+from xrunner.assembly import Assembler, Running, Work
 from xrunner.drift import Drift
 from xrunner.transport import TOKENS
 from xrunner.worker import END, Worker, read_made
@@ -60,6 +60,7 @@ class Driver:
         self.worker = worker
         self.ledger = ledger
         self.running = running
+        self.assemble = Assembler(running, ledger.pool.block_size)
         self.cut = cut
         self.cancelled = cancelled
         self.on_finish = on_finish
@@ -129,7 +130,7 @@ class Driver:
             self._await_tokens(piece)
             # Alone, deciding is a part of the iteration, as it was when profiled; else waiting isn't.
             start = self.now() if number or self.worker.transport else now
-            self._order(*assemble(piece, self.running, self.ledger.pool.block_size), start)
+            self._order(*self.assemble(piece), start)
         self.ledger.advance(step)
         self._book_stops()
 

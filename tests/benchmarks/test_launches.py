@@ -17,8 +17,14 @@ def sizes(architecture, **more):
 
 @pytest.mark.parametrize(
     ("architecture", "most", "more"),
-    [("llama", 9, {}), ("qwen2", 9, {}), ("qwen3", 11, {}), ("gpt2", 10, {}), ("opt", 10, {})]
-    + [("t5", 13, {"encoder_layers": 1})],
+    [
+        ("llama", 9, {}),
+        ("qwen2", 9, {}),
+        ("qwen3", 11, {}),
+        ("gpt2", 10, {}),
+        ("opt", 10, {}),
+        ("t5", 13, {"encoder_layers": 1}),
+    ],
 )
 def test_a_decoding_layer_launches_no_more(architecture, most, more):
     names = launches(sizes(architecture, **more), 3, 40)

@@ -13,7 +13,7 @@ from exegpt.kernels import device
 from exegpt.models import load_model
 from exegpt.models.create import create_model
 from exegpt.policies import Piece, Sequence
-from xrunner.assembly import Running, assemble
+from xrunner.assembly import Assembler, Running
 from xrunner.compute import Compute
 
 from . import cells
@@ -91,15 +91,15 @@ def work(model, encode, decode, **options):
         sequence.blocks = list(range(6 * index, 6 * index + 6))
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         running[index] = Running(request, sequence, prompt, start=model.start)
-    ordered = [one.sequence for one in running.values()]
+    ordered, assemble = [one.sequence for one in running.values()], Assembler(running, 16)
     begun = ordered[len(encode) :]
     if begun:
-        assemble(Piece(0, [(sequence, sequence.input_tokens) for sequence in begun], ()), running, 16)
+        assemble(Piece(0, [(sequence, sequence.input_tokens) for sequence in begun], ()))
     for sequence in begun:
         sequence.cached, sequence.generated = sequence.input_tokens, 1
         running[sequence.index].output.append(5)
     piece = Piece(0, [(sequence, sequence.input_tokens) for sequence in ordered[: len(encode)]], begun)
-    return assemble(piece, running, 16)[0]
+    return assemble(piece)[0]
 
 
 HOW = ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3})

@@ -1,0 +1,127 @@
+"""What the host takes for one decoding iteration, beside its device: `python -m benchmarks.host_step`.
+
+The engine decodes 64 sequences of about 1,024 tokens with 32 layers, by graphs. Its device is a stand-in: tensors have
+no data, and nothing that is queued is done. What is left is deciding, packing and bookkeeping, from one decision to the
+next: as elapsed time, and as this process's own processor time, which other processes leave alone. A minute, no GPU.
+"""
+
+import argparse
+import cProfile
+import itertools
+import pstats
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import launches
+from benchmarks.launches import META, on_no_device
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.models import Model, random_model
+from exegpt.request import Request
+from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from exegpt.workload import Workload
+from xrunner.engine import Engine
+from xrunner.ranks import Ranks
+
+BATCH, PROMPT, OUTPUT = 64, 512, 1025
+POLICIES: dict[str, dict[str, Any]] = {
+    "orca": {"max_num_seqs": BATCH, "prefills_per_step": 4},
+    "rra": {"encode_batch": BATCH // 4, "decode_batch": BATCH, "decode_iterations": OUTPUT // 4},
+}
+WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "repetition penalty": {"repetition_penalty": 1.1}}
+
+
+class Absent:
+    """A GPU whose copies and graphs take no time and do nothing."""
+
+    device, capturing = META, False
+
+    def pinned(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Tokens that come back are all 0."""
+
+    def moment(self) -> "Absent":
+        return self
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def begin_graphs(self) -> None:
+        """Graphs share no memory."""
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        compute()
+        return lambda: None
+
+
+class OwnTime(Ranks):
+    """A rank alone, whose clock is the processor time of its process."""
+
+    def clock(self) -> Callable[[], float]:
+        return time.process_time
+
+
+def requests(policy: str, **way: Any) -> list[Request]:
+    """So many that the batch is full most of the time: under RRA a quarter of it leaves and joins at a time."""
+    rng = np.random.default_rng(0)
+    lengths = (
+        [OUTPUT] * 3 * BATCH if policy == "rra" else rng.integers(OUTPUT // 2, 3 * OUTPUT // 2, 3 * BATCH).tolist()
+    )
+    prompts = rng.integers(1000, size=(len(lengths), PROMPT)).tolist()
+    given = enumerate(zip(prompts, lengths, strict=True))
+    return [Request(str(i), tuple(prompt), length, ignore_eos=True, **way) for i, (prompt, length) in given]
+
+
+def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.ndarray:
+    """Microseconds by the ranks' clock from a decision to decode a full batch to the next one: float [iterations]."""
+    spec = model.spec
+    schedule = Schedule(
+        version=Schedule.VERSION,
+        policy=policy,  # type: ignore[arg-type]
+        model=ModelReference(spec, spec.fingerprint),
+        cluster=parse_cluster("1xH100-SXM"),
+        workload=Workload.fixed(PROMPT, OUTPUT),
+        profile=ProfileReference("roofline", "0"),
+        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        kv_blocks=BATCH * -(-(PROMPT + 2 * OUTPUT) // BLOCK_SIZE),
+        dtype="bf16",
+        kv_dtype="bf16",
+        **POLICIES[policy],
+    )
+    engine = Engine(model, schedule, ranks, gpu=Absent())  # type: ignore[arg-type]
+    spans = engine.run(requests(policy, **way)).timeline.spans
+    full = [b.start_s - a.start_s for a, b in itertools.pairwise(spans) if (a.phase, a.sequences) == ("decode", BATCH)]
+    return 1e6 * np.array(full)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the host's time by policy and way of sampling, then each architecture's launches."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_step", description=__doc__)
+    parser.add_argument("--profile", action="store_true", help="say where the time goes (cProfile, which adds its own)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    spec = replace(builtin_model("llama-3.1-8b"), hidden=64, heads=4, kv_heads=1, head_size=16, ffn=96, context=8192)
+    print("Microseconds of the host for one decoding iteration, median (95th percentile)")
+    with on_no_device():
+        model = random_model(spec, dtype="bf16", device=META)
+        for policy, (name, way) in itertools.product(POLICIES, WAYS.items()):
+            elapsed, own = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
+            said = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, own)]
+            print(f"{policy:4}, {name}: elapsed {said[0]}, processor {said[1]}, {len(own):,} iterations", flush=True)
+            if options.profile:
+                with cProfile.Profile() as profile:
+                    steps(model, policy, way, Ranks())
+                pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    return launches.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
