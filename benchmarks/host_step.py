@@ -2,14 +2,13 @@
 
 The engine decodes 64 sequences of about 1,024 tokens with 32 layers, by graphs. Its device is a stand-in: tensors have
 no data, and nothing that is queued is done. What is left is deciding, packing and bookkeeping, from one decision to the
-next: as elapsed time, and as this process's own processor time, which other processes leave alone. A minute, no GPU.
+next: as elapsed time, and as this process's own processor time, which other processes leave alone.
 """
 
 import argparse
 import cProfile
 import itertools
 import pstats
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,8 +53,7 @@ class Absent:
     def synchronize(self) -> None:
         """All is done."""
 
-    def begin_graphs(self) -> None:
-        """Graphs share no memory."""
+    begin_graphs = synchronize
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
@@ -72,25 +70,22 @@ class OwnTime(Ranks):
 def requests(policy: str, **way: Any) -> list[Request]:
     """So many that the batch is full most of the time: under RRA a quarter of it leaves and joins at a time."""
     rng = np.random.default_rng(0)
-    lengths = (
-        [OUTPUT] * 3 * BATCH if policy == "rra" else rng.integers(OUTPUT // 2, 3 * OUTPUT // 2, 3 * BATCH).tolist()
-    )
-    prompts = rng.integers(1000, size=(len(lengths), PROMPT)).tolist()
-    given = enumerate(zip(prompts, lengths, strict=True))
-    return [Request(str(i), tuple(prompt), length, ignore_eos=True, **way) for i, (prompt, length) in given]
+    varied = rng.integers(OUTPUT // 2, 3 * OUTPUT // 2, 3 * BATCH).tolist()
+    lengths = [OUTPUT] * len(varied) if policy == "rra" else varied
+    given = zip(rng.integers(1000, size=(len(lengths), PROMPT)).tolist(), lengths, strict=True)
+    return [Request(str(i), tuple(prompt), n, ignore_eos=True, **way) for i, (prompt, n) in enumerate(given)]
 
 
 def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.ndarray:
     """Microseconds by the ranks' clock from a decision to decode a full batch to the next one: float [iterations]."""
-    spec = model.spec
     schedule = Schedule(
-        version=Schedule.VERSION,
-        policy=policy,  # type: ignore[arg-type]
-        model=ModelReference(spec, spec.fingerprint),
+        Schedule.VERSION,
+        policy,  # type: ignore[arg-type]
+        model=ModelReference(model.spec, model.spec.fingerprint),
         cluster=parse_cluster("1xH100-SXM"),
         workload=Workload.fixed(PROMPT, OUTPUT),
         profile=ProfileReference("roofline", "0"),
-        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        stages=(Stage((0,), 1, "both", None, (0, model.spec.layers)),),
         kv_blocks=BATCH * -(-(PROMPT + 2 * OUTPUT) // BLOCK_SIZE),
         dtype="bf16",
         kv_dtype="bf16",
@@ -98,16 +93,15 @@ def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.nd
     )
     engine = Engine(model, schedule, ranks, gpu=Absent())  # type: ignore[arg-type]
     spans = engine.run(requests(policy, **way)).timeline.spans
-    full = [b.start_s - a.start_s for a, b in itertools.pairwise(spans) if (a.phase, a.sequences) == ("decode", BATCH)]
-    return 1e6 * np.array(full)
+    full = (b.start_s - a.start_s for a, b in itertools.pairwise(spans) if (a.phase, a.sequences) == ("decode", BATCH))
+    return 1e6 * np.fromiter(full, dtype=float)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the host's time by policy and way of sampling, then each architecture's launches."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_step", description=__doc__)
     parser.add_argument("--profile", action="store_true", help="say where the time goes (cProfile, which adds its own)")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    profiled = parser.parse_args(arguments).profile
     spec = replace(builtin_model("llama-3.1-8b"), hidden=64, heads=4, kv_heads=1, head_size=16, ffn=96, context=8192)
     print("Microseconds of the host for one decoding iteration, median (95th percentile)")
     with on_no_device():
@@ -116,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
             elapsed, own = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
             said = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, own)]
             print(f"{policy:4}, {name}: elapsed {said[0]}, processor {said[1]}, {len(own):,} iterations", flush=True)
-            if options.profile:
+            if profiled:
                 with cProfile.Profile() as profile:
                     steps(model, policy, way, Ranks())
                 pstats.Stats(profile).sort_stats("tottime").print_stats(25)
@@ -124,4 +118,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
