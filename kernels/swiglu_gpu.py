@@ -4,26 +4,45 @@ import torch
 import triton
 import triton.language as tl
 
-_COLUMNS = 1024
+_BLOCK_SIZE = 1024
+"""Columns that one program takes at most."""
 
 
 def gated_gpu(x: torch.Tensor, slope: float, bend: float) -> torch.Tensor:
     """g · sigmoid(slope · (g + bend · g³)) · up by Triton, for gates g and up in x [tokens, 2·width]."""
-    tokens, width = x.shape[0], x.shape[1] // 2
-    out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    columns = min(_COLUMNS, triton.next_power_of_2(width))
-    _gate[(tokens, triton.cdiv(width, columns))](x, out, slope, bend, width, x.stride(0), COLUMNS=columns, num_warps=4)
+    n_rows, n_cols = x.shape[0], x.shape[1] // 2
+    out = torch.empty(n_rows, n_cols, dtype=x.dtype, device=x.device)
+    block_size = min(_BLOCK_SIZE, triton.next_power_of_2(n_cols))
+    _gate[(n_rows, triton.cdiv(n_cols, block_size))](
+        x_ptr=x,
+        out_ptr=out,
+        slope=slope,
+        bend=bend,
+        n_cols=n_cols,
+        x_stride=x.stride(0),
+        BLOCK_SIZE=block_size,
+        num_warps=4,
+    )
     return out
 
 
 @triton.jit
-def _gate(x, out, slope, bend, width, x_row, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(  # type: ignore[no-untyped-def]
+    x_ptr,  # [n_rows, 2 * n_cols], the gates first
+    out_ptr,  # [n_rows, n_cols], contiguous
+    slope,
+    bend,
+    n_cols,
+    x_stride,  # elements from one row to the next
+    BLOCK_SIZE: tl.constexpr,
+):
     """Some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = i < width
-    gate = tl.load(x + row * x_row + i, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(x + row * x_row + width + i, mask=there, other=0.0).to(tl.float32)
+    cols = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = cols < n_cols
+    x_ptr += row * x_stride
+    gate = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + n_cols + cols, mask=mask, other=0.0).to(tl.float32)
     inner = slope * (gate + bend * gate * gate * gate)
-    result = gate / (1 + tl.exp2(inner * -1.4426950408889634)) * up
-    tl.store(out + row * width + i, result.to(out.dtype.element_ty), mask=there)
+    y = gate / (1 + tl.exp2(inner * -1.4426950408889634)) * up
+    tl.store(out_ptr + row * n_cols + cols, y.to(out_ptr.dtype.element_ty), mask=mask)
