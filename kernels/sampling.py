@@ -18,7 +18,7 @@ from exegpt.kernels.threads import follow_torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each row's token is chosen: tensors of one element per row, on the logits' device."""
+    """How each row's token is chosen: tensors of one element per row but `seen`, on the logits' device."""
 
     temperature: torch.Tensor
     """float32: logits are divided by it; 0 takes the greatest, the first of equals."""
@@ -27,14 +27,16 @@ class Sampling:
     top_p: torch.Tensor
     """float32: of those, only the likeliest that together have this share of their probability; 1 for all."""
     penalty: torch.Tensor
-    """float32: repetition penalty, which positive logits of tokens in `history` are divided by and negative ones
-    multiplied; 1 for none."""
+    """float32: repetition penalty, which positive logits of tokens that its sequence has are divided by and negative
+    ones multiplied; 1 for none."""
     seed: torch.Tensor
     """int64"""
     position: torch.Tensor
     """int64: the place of the token to come in its sequence, modulo 2^32: another one at another place."""
-    history: torch.Tensor
-    """int64 [rows, most]: the row's tokens so far, filled up with -1."""
+    slot: torch.Tensor
+    """int64: its sequence's row of `seen`; any row of it where there is no penalty."""
+    seen: torch.Tensor
+    """uint8 [slots, vocab], one slot at least: whether a token is in a sequence's prompt or output so far."""
 
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -46,19 +48,18 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     out = torch.empty(len(logits), dtype=torch.int64)
     follow_torch()
     s = sampling
-    rows = (s.temperature, s.top_k, s.top_p, s.penalty, s.seed, s.position, s.history)
+    rows = (s.temperature, s.top_k, s.top_p, s.penalty, s.seed, s.position, s.slot, s.seen)
     sample_rows(logits.float().contiguous().numpy(), *(t.contiguous().numpy() for t in rows), out.numpy())
     return out
 
 
 def sample_reference(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """`sample` in plain PyTorch, by sorting."""
-    rows, vocab = logits.shape
+    vocab = logits.shape[1]
     x = logits.float()
-    held = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=x.device)
-    held.scatter_(1, sampling.history.where(sampling.history >= 0, vocab), True)
     penalty = sampling.penalty.unsqueeze(1)
-    x = torch.where(held[:, :vocab], torch.where(x < 0, x * penalty, x / penalty), x)
+    repeated = (sampling.seen[sampling.slot] > 0) & (penalty != 1)
+    x = torch.where(repeated, torch.where(x < 0, x * penalty, x / penalty), x)
     greedy = sampling.temperature == 0
     x = x / sampling.temperature.where(~greedy, 1).unsqueeze(1)
 

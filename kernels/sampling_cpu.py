@@ -161,23 +161,23 @@ def _mass(values, top):  # type: ignore[no-untyped-def]
 @njit(
     [
         "void(float32[:, ::1], float32[::1], int32[::1], float32[::1], float32[::1], int64[::1], int64[::1],"
-        " int64[:, ::1], int64[::1])"
+        " int64[::1], uint8[:, ::1], int64[::1])"
     ],
     parallel=True,
     cache=True,
     error_model="numpy",
 )
-def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, history, out):  # type: ignore[no-untyped-def]
+def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
     """out[row] ← the next token of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays."""
     vocab = logits.shape[1]
     for row in prange(len(logits)):
         x = logits[row]
         if penalty[row] != 1:
             x = x.copy()
-            for token in history[row]:
-                if token >= 0:
-                    value = logits[row, token]
-                    x[token] = value * penalty[row] if value < 0 else value / penalty[row]
+            has = seen[slot[row]]
+            for token in range(vocab):
+                if has[token]:
+                    x[token] = x[token] * penalty[row] if x[token] < 0 else x[token] / penalty[row]
         if temperature[row] == 0:
             out[row] = place_of_greatest(x)
             continue

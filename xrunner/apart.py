@@ -123,6 +123,7 @@ class ApartDriver(Driver):
         work, receivers = self.assemble(piece)
         for one in running:
             one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
+            one.entered = 0  # the decoding side has a sampling state of its own
         self.ledger.advance(step)
         sent = np.concatenate(theirs).astype(np.int64) if theirs else None
         self._transport.post(replace(work, handed=sent), *self._encoder.followers)

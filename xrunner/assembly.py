@@ -4,18 +4,19 @@ import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from exegpt.kernels.sampling import Sampling
 from exegpt.models import AttentionBatch, Batch, computed_rows
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
 from exegpt.timeline import Phase
 from xrunner.gpu import Gpu
 from xrunner.packing import send
+from xrunner.sampling_state import SamplingState
 
 Array = np.ndarray
 
@@ -40,6 +41,23 @@ class Running:
     """Whether its last token is there, or it was cancelled: what else comes for it is ignored."""
     start: tuple[int, ...] = ()
     """What an encoder-decoder caches before its output; see `Model.start`."""
+    slot: int | None = None
+    """Its row of the sampling state, while it runs and where it has a repetition penalty."""
+    entered: int = 0
+    """Tokens of its prompt and output that are in that row."""
+
+    @cached_property
+    def sampling(self) -> tuple[float, int, float, float, int]:
+        """Temperature, top-k, top-p, repetition penalty and seed."""
+        request = self.request
+        return request.temperature, request.top_k, request.top_p, request.repetition_penalty, request.own_seed
+
+    def enter(self) -> list[int]:
+        """The tokens of prompt and output that the sampling state lacks: from now on it has them."""
+        begin, self.entered = self.entered, len(self.prompt) + len(self.output)
+        if begin >= len(self.prompt):
+            return self.output[begin - len(self.prompt) :]
+        return [*self.request.prompt_ids[begin:], *self.output]
 
     @property
     def short_of(self) -> bool:
@@ -117,7 +135,8 @@ class Work:
     handed: Array | None = None
     """Blocks whose keys and values are sent to the decoding side afterwards, where that is another: int64 [n]"""
     sampling: tuple[Array, ...] | None = None
-    """The arrays of a `Sampling`; None: all tokens are chosen greedily."""
+    """How its tokens are chosen: the arrays of a `Sampling` but the last, then the slots of the sampling state that
+    begin anew, int64 [n], and the slots and tokens that are entered there, int64 [2, n]. None: all greedily."""
 
     @property
     def prompts(self) -> int:
@@ -138,11 +157,11 @@ class Work:
         rows = [] if self.rows is None else [self.rows]
         return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ())]
 
-    def batch(self, gpu: Gpu | None = None) -> Batch:
-        """Its tensors, on a GPU or on the processor."""
-        return self.batch_of(send(self.arrays, gpu))
+    def batch(self, gpu: Gpu | None = None, state: SamplingState | None = None) -> Batch:
+        """Its tensors, on a GPU or on the processor; with the sampling state where its tokens are chosen."""
+        return self.batch_of(send(self.arrays, gpu), state)
 
-    def batch_of(self, tensors: Items[torch.Tensor]) -> Batch:
+    def batch_of(self, tensors: Items[torch.Tensor], state: SamplingState | None = None) -> Batch:
         """The batch of tensors that are like `arrays`."""
         left = iter(tensors)
         return Batch(
@@ -153,7 +172,7 @@ class Work:
                 AttentionBatch(begin, end, *(next(left) for _ in arrays)) for begin, end, *arrays in self.attention
             ),
             rows=None if self.rows is None else next(left),
-            sampling=None if self.sampling is None else Sampling(*left),
+            sampling=state.sampling(self.sampling, list(left)) if state and self.sampling else None,
         )
 
     def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "Work":
@@ -275,22 +294,31 @@ def _tables(running: list[Running]) -> Array:
 
 
 def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
-    """How the receivers' tokens are chosen; None: all greedily."""
-    requests = [one.request for one in receivers]
-    if all(request.greedy for request in requests):
+    """How the receivers' tokens are chosen, as `Work.sampling`; None: all greedily."""
+    if all(one.request.greedy for one in receivers):
         return None
-    told = [[*one.prompt, *one.output] if one.request.repetition_penalty != 1 else [] for one in receivers]
-    history = np.full((len(told), max(1, *map(len, told))), -1, dtype=np.int64)
-    for row, tokens in zip(history, told, strict=True):
-        row[: len(tokens)] = tokens
+    temperature, top_k, top_p, penalty, seed = zip(*(one.sampling for one in receivers), strict=True)
+    cleared: list[int] = []
+    slots: list[int] = []
+    tokens: list[int] = []
+    for one in receivers:
+        if one.slot is not None:
+            cleared += [] if one.entered else [one.slot]
+            new = one.enter()
+            slots += [one.slot] * len(new)
+            tokens += new
+        else:
+            assert one.ended or one.request.repetition_penalty == 1, "a sequence with a penalty has a slot"
     return (
-        np.array([request.temperature for request in requests], dtype=np.float32),
-        np.array([request.top_k for request in requests], dtype=np.int32),
-        np.array([request.top_p for request in requests], dtype=np.float32),
-        np.array([request.repetition_penalty for request in requests], dtype=np.float32),
-        np.array([request.own_seed for request in requests], dtype=np.int64),
+        np.array(temperature, dtype=np.float32),
+        np.array(top_k, dtype=np.int32),
+        np.array(top_p, dtype=np.float32),
+        np.array(penalty, dtype=np.float32),
+        np.array(seed, dtype=np.int64),
         np.array([len(one.prompt) + len(one.output) for one in receivers], dtype=np.int64),
-        history,
+        np.array([one.slot or 0 for one in receivers], dtype=np.int64),
+        np.array(cleared, dtype=np.int64),
+        np.array([slots, tokens], dtype=np.int64),
     )
 
 

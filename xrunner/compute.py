@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from exegpt.kernels.sampling import Sampling
 from exegpt.models import KVCache, Model
 from xrunner.assembly import Work
 from xrunner.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.gpu import Gpu, Moment
 from xrunner.packing import send
+from xrunner.sampling_state import SamplingState
 
 
 class Compute:
@@ -31,6 +31,7 @@ class Compute:
     ):
         self._model, self._cache, self._samples = model, cache, samples
         self._gpu, self._wait = gpu, wait
+        self.state = SamplingState(model.spec.vocab, model.device) if samples else None
         self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states) if gpu and graphs else None
 
     def __call__(self, work: Work, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -39,7 +40,7 @@ class Compute:
         """
         graph = self.graphs.replay(work, x) if self.graphs else None
         if graph is None:
-            batch = work.batch(self._gpu)
+            batch = work.batch(self._gpu, self.state)
             states = self._model.forward(batch, self._cache, x)
             tokens = self._model.next_tokens(states, batch) if self._samples else None
         elif self._samples:
@@ -50,9 +51,10 @@ class Compute:
 
     def _chosen(self, graph: DecodeGraph, work: Work) -> torch.Tensor:
         """The token after each of a decoding piece's rows, by the graph where all are chosen greedily."""
-        if work.sampling is None:
+        if work.sampling is None or self.state is None:
             return graph.greedy_tokens()[: work.computed]
-        return self._model.sample(graph.states[: work.computed], Sampling(*send(work.sampling, self._gpu)))
+        sampling = self.state.sampling(work.sampling, send(work.sampling, self._gpu))
+        return self._model.sample(graph.states[: work.computed], sampling)
 
     def _done(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Wait until everything is done, and the tokens are on the host."""

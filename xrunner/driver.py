@@ -23,6 +23,7 @@ from exegpt.served import Served
 from xrunner.adaptation import Change, takes_over_in_place
 from xrunner.assembly import Assembler, Running, Work
 from xrunner.drift import Drift
+from xrunner.sampling_state import Slots
 from xrunner.transport import TOKENS
 from xrunner.worker import END, Worker, read_made
 
@@ -78,6 +79,7 @@ class Driver:
         """Places of the requests that are left to another engine."""
         self.moving: Change | None = None
         """To which schedule."""
+        self._slots = Slots()
         self._flying: deque[_Flight] = deque()
         self._stopped: list[Running] = []
         """Whose stop token has come, and whom the ledger doesn't know of yet."""
@@ -138,6 +140,8 @@ class Driver:
         """A request's encoding begins, unless it had begun."""
         if one.start_s is None:
             one.start_s = now
+            if one.request.repetition_penalty != 1:
+                one.slot = self._slots.allocate()
             if self.drift:
                 self.drift.begin(one.sequence.index)
 
@@ -198,6 +202,9 @@ class Driver:
 
     def _report(self, one: Running, reason: FinishReason, moment: float) -> None:
         one.ended = True
+        if one.slot is not None:
+            self._slots.free(one.slot)
+            one.slot = None
         request = one.request
         if self.drift and one.start_s is not None:
             made = None if reason == "cancelled" else len(one.output)

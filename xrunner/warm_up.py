@@ -119,7 +119,7 @@ def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int
     x = model.forward(batch, cache, _states(model, sequences * new))
     if model.head:
         model.sample(x[:1])
-        model.sample(x[:1], _by_chance(model.device))
+        model.sample(x[:1], _by_chance(model))
 
 
 def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
@@ -150,13 +150,15 @@ def alike(
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 
 
-def _by_chance(device: torch.device) -> Sampling:
+def _by_chance(model: Model) -> Sampling:
     """One row's, which uses all there is."""
+    device = model.device
     floats = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1))
     temperature, top_p, penalty = floats
     top_k = torch.ones(1, dtype=torch.int32, device=device)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    return Sampling(temperature, top_k, top_p, penalty, zero, zero, zero.unsqueeze(1))
+    seen = torch.zeros(1, model.spec.vocab, dtype=torch.uint8, device=device)
+    return Sampling(temperature, top_k, top_p, penalty, zero, zero, zero, seen)
 
 
 @torch.inference_mode()

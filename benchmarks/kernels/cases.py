@@ -381,7 +381,8 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
     """Greedy choice, plain sampling, top-k and top-p, a repetition penalty."""
     rows = sizes.rows
     logits = (torch.randn(rows, sizes.vocab, device=device) * 3).to(dtype)
-    history = torch.randint(0, sizes.vocab, (rows, 64), device=device)
+    seen = torch.zeros(rows, sizes.vocab, dtype=torch.uint8, device=device)
+    seen.scatter_(1, torch.randint(0, sizes.vocab, (rows, 64), device=device), 1)
     settings = {
         "greedy": (0.0, 0, 1.0, 1.0),
         "temperature": (0.8, 0, 1.0, 1.0),
@@ -396,7 +397,8 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
             torch.full((rows,), penalty, device=device),
             torch.arange(rows, device=device),
             torch.full((rows,), 7, device=device),
-            history if penalty != 1 else history[:, :0],
+            torch.arange(rows, device=device),
+            seen,
         )
 
         def run(how: sampling.Sampling = how) -> torch.Tensor:

@@ -12,7 +12,15 @@ from exegpt.kernels.sampling import Sampling, sample, sample_reference
 from .gpu import needs_triton, there
 
 
-def sampling(rows, temperature=1.0, top_k=0, top_p=1.0, penalty=1.0, seed=0, history=None):
+def state(history, vocab):
+    """The slots and the sampling state of rows whose sequences have these tokens, int64 [rows, most]; -1 is none."""
+    slots = torch.arange(len(history)).flip(0)
+    seen = torch.zeros(len(history), vocab + 1, dtype=torch.uint8)
+    seen[slots] = torch.zeros_like(seen).scatter(1, history.where(history >= 0, vocab), 1)
+    return slots, seen[:, :vocab].contiguous()
+
+
+def sampling(rows, temperature=1.0, top_k=0, top_p=1.0, penalty=1.0, seed=0, seen=None):
     """The same for all rows, which are one sequence's places."""
     return Sampling(
         torch.full((rows,), float(temperature)),
@@ -21,7 +29,7 @@ def sampling(rows, temperature=1.0, top_k=0, top_p=1.0, penalty=1.0, seed=0, his
         torch.full((rows,), float(penalty)),
         torch.full((rows,), seed),
         torch.arange(rows),
-        torch.empty(rows, 0, dtype=torch.int64) if history is None else history,
+        *(seen or (torch.zeros(rows, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.uint8))),
     )
 
 
@@ -40,8 +48,13 @@ def mixed(rows, vocab, seed=0):
         any_of(0.5, 1.0, 1.3),
         torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g),
         torch.randint(0, 10**6, (rows,), generator=g),
-        torch.randint(-1, vocab, (rows, 6), generator=g),
+        *state(torch.randint(-1, vocab, (rows, 6), generator=g), vocab),
     )
+
+
+def only(how, rows):
+    """The sampling of some rows."""
+    return Sampling(*(value if name == "seen" else value[rows] for name, value in vars(how).items()))
 
 
 @pytest.mark.parametrize(
@@ -108,15 +121,49 @@ def test_the_triton_kernel_with_many_pieces_of_a_row(vocab, seed):
 
     logits, how = mixed(3, vocab, seed)
     on_gpu = Sampling(*there(*vars(how).values()))
-    assert sample_gpu(there(logits), on_gpu, columns=64).tolist() == sample_reference(logits, how).tolist()
+    assert sample_gpu(there(logits), on_gpu, block_size=64).tolist() == sample_reference(logits, how).tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@needs_triton
+def test_the_triton_kernel_with_equal_and_with_ruled_out_logits(seed):
+    """Steps of a quarter, both zeros among them: many are equal to the k-th, and shares are met at the same place."""
+    from exegpt.kernels.sampling_gpu import sample_gpu
+
+    logits, how = mixed(8, 1003, seed)
+    logits = (logits * 4).round() / 4
+    logits[:, torch.randperm(1003, generator=torch.Generator().manual_seed(seed))[:400]] = -torch.inf
+    logits[0] = -torch.inf
+    logits[1, ::2] = 0.0
+    logits[1, 1::2] = -0.0
+    got = sample_gpu(there(logits), Sampling(*there(*vars(how).values())), block_size=256)
+    assert got.tolist() == sample_reference(logits, how).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 49, 50, 99])
+@needs_triton
+def test_the_triton_kernel_finds_the_kth_greatest(k):
+    """Rows of logits that differ by one bit, of both signs, and one with both zeros in the middle."""
+    from exegpt.kernels.sampling_gpu import sample_gpu
+
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(k))
+    steps = (0x3F800000 + torch.arange(100, dtype=torch.int32)).view(torch.float32)
+    rows = [steps, -steps]
+    rows.append(torch.cat((torch.linspace(-1, -0.1, 49), torch.tensor([-0.0, 0.0]), torch.linspace(0.1, 1, 49))))
+    logits = torch.stack([row.sort().values[order] for row in rows])
+    how = sampling(len(rows) * 8, top_k=k, seed=11)
+    wide = logits.repeat(8, 1)
+    got = sample_gpu(there(wide), Sampling(*there(*vars(how).values())), block_size=32)
+    assert got.tolist() == sample_reference(wide, how).tolist()
 
 
 @needs_triton
-def test_the_triton_kernel_without_a_history():
+def test_the_triton_kernel_without_a_penalty_and_with_a_view():
     from exegpt.kernels.sampling_gpu import sample_gpu
 
-    logits, how = torch.randn(2, 50), sampling(2)
-    assert sample_gpu(there(logits), Sampling(*there(*vars(how).values()))).tolist() == sample(logits, how).tolist()
+    logits, how = torch.randn(2, 70)[:, 10:60], sampling(2)
+    on_gpu = Sampling(*there(*vars(how).values()))
+    assert sample_gpu(there(logits), on_gpu).tolist() == sample(logits, how).tolist()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +192,7 @@ def test_transformers_keeps_the_same_tokens(options):
     scores = logits.clone()
     for step in steps:
         scores = step(history, scores)
-    how = sampling(rows, seed=5, history=history, **options)
+    how = sampling(rows, seed=5, seen=state(history, vocab), **options)
     want = (scores - arrival_times(how.seed, how.position, vocab).log()).argmax(1)
     assert sample(logits, how).tolist() == want.tolist()
 
@@ -168,7 +215,7 @@ def test_tokens_come_as_often_as_they_should(options):
 def test_a_rows_token_does_not_depend_on_its_batch():
     logits, how = mixed(12, 300)
     together = sample(logits, how).tolist()
-    alone = [sample(logits[i : i + 1], Sampling(*(t[i : i + 1] for t in vars(how).values()))).item() for i in range(12)]
+    alone = [sample(logits[i : i + 1], only(how, [i])).item() for i in range(12)]
     assert together == alone
     assert sample(logits, how).tolist() == together
 
@@ -184,8 +231,7 @@ def test_places_and_seeds_draw_anew():
 def test_greedy_takes_the_first_of_equals_and_knows_the_penalty():
     logits = torch.zeros(2, 1200)
     logits[:, [700, 40, 1100]] = 2.0
-    history = torch.tensor([[-1, -1], [40, 40]])
-    how = sampling(2, temperature=0, penalty=1.5, history=history)
+    how = sampling(2, temperature=0, penalty=1.5, seen=state(torch.tensor([[-1, -1], [40, 40]]), 1200))
     for choose in (sample, sample_reference):
         assert choose(logits, how).tolist() == [40, 700]
 

@@ -11,9 +11,11 @@ import torch
 from exegpt.cluster import local_cluster
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
+from exegpt.models import load_model
 from exegpt.policies import deal
 from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
+from xrunner.engine import Engine
 from xrunner.handover import most_apart
 from xsimulator.replay import replay
 
@@ -183,6 +185,17 @@ def check_all(found, cells, theirs):
             check_order(found[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
+
+
+def test_repetition_penalties_over_two_ranks(job, tmp_path, directories):
+    """The sampling state is on the last stage's rank, with WAA on both sides': the tokens of one rank alone."""
+    todo = requests(temperature=0.9, top_p=0.9, repetition_penalty=1.3)
+    model = load_model(directories["llama"])
+    want = {result.id: list(result.output_ids) for result in Engine(model, schedule(model.spec)).run(todo).results}
+    cells = matrix(directories, 2, ["llama"], ["rra", "static"], [((1, 1), 1)]) | sides(directories, 2, ["llama"], (2,))
+    found = run_cells(job, tmp_path, directories, 2, cells, todo=todo)
+    for name in cells:
+        assert {result["id"]: result["output_ids"] for result in found[name]["results"]} == want, name
 
 
 def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(job, tmp_path, directories, theirs):

@@ -91,6 +91,8 @@ def work(model, encode, decode, **options):
         sequence.blocks = list(range(6 * index, 6 * index + 6))
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         running[index] = Running(request, sequence, prompt, start=model.start)
+        if request.repetition_penalty != 1:
+            running[index].slot = index
     ordered, assemble = [one.sequence for one in running.values()], Assembler(running, 16)
     begun = ordered[len(encode) :]
     if begun:
@@ -123,7 +125,7 @@ def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decod
     replayed = graphs and piece.phase == "decode"
     assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(piece.gives)
     assert {"_attend", "_norm", "_prepare"} <= set(launched)
-    assert ("_choose" in launched) == bool(how and piece.gives)
+    assert ("_sample" in launched) == bool(how and piece.gives)
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu, bool])

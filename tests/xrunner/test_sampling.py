@@ -33,6 +33,8 @@ def drawn(model, request):
     tokens = list(request.prompt_ids)
     for _ in range(request.max_tokens):
         logits = model(torch.tensor([tokens])).logits[:, -1]
+        seen = torch.zeros(1, logits.shape[1], dtype=torch.uint8)
+        seen[0, tokens] = 1
         how = Sampling(
             torch.tensor([request.temperature]),
             torch.tensor([request.top_k], dtype=torch.int32),
@@ -40,7 +42,8 @@ def drawn(model, request):
             torch.tensor([request.repetition_penalty]),
             torch.tensor([request.own_seed]),
             torch.tensor([len(tokens)]),
-            torch.tensor([tokens]),
+            torch.zeros(1, dtype=torch.int64),
+            seen,
         )
         tokens.append(int(sample_reference(logits, how)))
     return tuple(tokens[len(request.prompt_ids) :])

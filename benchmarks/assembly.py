@@ -1,0 +1,80 @@
+"""Host time of assembling a decoding iteration: what Python does each time before the device gets anything.
+
+python -m benchmarks.assembly
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from exegpt.cli import output
+from exegpt.policies import Piece, Sequence
+from exegpt.request import Request
+from exegpt.schedule import BLOCK_SIZE
+from xrunner.assembly import Running, assemble
+from xrunner.sampling_state import SamplingState
+
+WAYS = {
+    "greedy": {},
+    "temperature, top-p": {"temperature": 0.8, "top_p": 0.9},
+    "temperature, repetition penalty": {"temperature": 0.8, "repetition_penalty": 1.2},
+}
+_STEPS = 200
+_VOCAB = 128_256
+
+
+def decoding(batch: int, context: int, **options: float) -> dict[int, Running]:
+    """Sequences in the midst of their outputs, with `context` tokens each, of which half are their prompts'."""
+    rng, blocks = np.random.default_rng(0), -(-(context + _STEPS) // BLOCK_SIZE)
+    running = {}
+    for index in range(batch):
+        prompt, produced = rng.integers(_VOCAB, size=(2, context // 2))
+        request = Request(str(index), tuple(prompt.tolist()), context + _STEPS, **options)
+        sequence = Sequence(index, len(prompt), request.max_tokens)
+        sequence.blocks = list(range(index * blocks, (index + 1) * blocks))
+        sequence.cached, sequence.generated = context - 1, len(produced)
+        table = np.array(sequence.blocks, dtype=np.int32)
+        running[index] = Running(request, sequence, prompt, produced.tolist(), table)
+        if request.repetition_penalty != 1:
+            running[index].slot = index
+    return running
+
+
+def step_seconds(batch: int, context: int, **options: float) -> tuple[float, float]:
+    """Median seconds of assembling an iteration, and of entering its tokens into the sampling state on the CPU; not of
+    the first, with which prompts are entered."""
+    running, state = decoding(batch, context, **options), SamplingState(_VOCAB, torch.device("cpu"))
+    sequences = tuple(one.sequence for one in running.values())
+    times = []
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        work, receivers = assemble(Piece(0, (), sequences), running, BLOCK_SIZE)
+        assembled = time.perf_counter()
+        if work.sampling:
+            state.sampling(work.sampling, [torch.from_numpy(array) for array in work.sampling])
+        times.append((assembled - began, time.perf_counter() - assembled))
+        for one in receivers:
+            one.output.append(7)
+            one.sequence.cached += 1
+    return tuple(statistics.median(part) for part in zip(*times[1:], strict=True))  # type: ignore[return-value]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1024)
+    args = parser.parse_args()
+    rows = []
+    for name, options in WAYS.items():
+        assembling, entering = step_seconds(args.batch, args.context, **options)
+        rows.append([name, output.seconds(assembling), output.seconds(entering)])
+    title = f"{args.batch} sequences of {args.context} tokens, a vocabulary of {_VOCAB:,}"
+    output.table(["tokens chosen", "assembling", "sampling state"], rows, title)
+
+
+if __name__ == "__main__":
+    main()
