@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.kernels import peers
-from exegpt.kernels import attention, kv_blocks, norm, rotary, sampling, swiglu
+from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
+from exegpt.kernels import attention, kv_blocks, kv_write, norm, rotary, sampling, swiglu
 from exegpt.models.cache import scattered_zeros
 
 Make = Callable[[], Any]
@@ -29,7 +30,7 @@ class Case:
     run: Make
     """The kernel; gives the tensors that it wrote."""
     reference: Make
-    """The same in plain PyTorch."""
+    """The same in plain PyTorch, in float32 where that is wider."""
     bytes: int
     """That must be read and written at least."""
     flops: int = 0
@@ -40,6 +41,8 @@ class Case:
     """Makes the tensors that are written in place what they were."""
     exact: bool = False
     """Whether the reference's result is to be met exactly."""
+    reads: bool = False
+    """Whether nearly all of its bytes are read: what it can reach is then the bandwidth of reading."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def _attention(
     flex: bool,
 ) -> Case:
     sequences, tokens = len(news), sum(news)
-    q = torch.randn(tokens, heads.query, heads.size, dtype=dtype, device=device)
+    q = torch.empty(tokens, heads.query, heads.size, dtype=dtype, device=device)
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
     shapes = (heads.size, BLOCK_SIZE), (BLOCK_SIZE, heads.size)
     keys, values = (scattered_zeros((sum(needed), heads.kv, *shape), dtype, device).normal_() for shape in shapes)
@@ -194,6 +197,7 @@ def _attention(
     tables = torch.nn.utils.rnn.pad_sequence(order.split(needed), batch_first=True).to(device)
     offsets = torch.tensor([0, *news]).cumsum(0).int().to(device)
     batch = (q, keys, values, tables, offsets, torch.tensor(contexts, dtype=torch.int32, device=device))
+    _fill(*batch[:4], news, contexts, options.get("scale") or heads.size**-0.5)
     out = torch.empty_like(q)
     alike = len({*zip(news, contexts, strict=True)}) == 1
 
@@ -216,11 +220,32 @@ def _attention(
         f"{shape}, {heads}",
         str(dtype),
         lambda: attention.attention(*batch, out, **options),
-        lambda: attention.attention_reference(*batch, **options),
+        lambda: attention.attention_reference(q.float(), *batch[1:], **options),
         2 * q.element_size() * heads.size * (heads.query * tokens + heads.kv * read),
         4 * heads.query * heads.size * pairs,
         others,
+        reads=tokens == sequences,
     )
+
+
+def _fill(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    news: tuple[int, ...],
+    contexts: tuple[int, ...],
+    scale: float,
+) -> None:
+    """Write sequences' queries, keys and values in which mistakes show; what lies behind a context stays as it is."""
+    (_, queries, size), kv_heads = q.shape, values.shape[1]
+    offset = torch.arange(BLOCK_SIZE, device=q.device)
+    parts = q.split(news)
+    for part, table, new, context in zip(parts, tables.long(), news, contexts, strict=True):
+        made, k, v = telling_attention(queries, kv_heads, size, new, context, scale, q.dtype, q.device)
+        part.copy_(made)
+        slots = (table[:, None] * BLOCK_SIZE + offset).flatten()[:context]
+        kv_write.kv_write_reference(k, v, keys, values, slots)
 
 
 def seen_pairs(new: int, context: int, window: int | None, causal: bool) -> int:
@@ -232,13 +257,14 @@ def seen_pairs(new: int, context: int, window: int | None, causal: bool) -> int:
 
 def row_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     """Norms and gates."""
-    x, before = (torch.randn(sizes.rows, sizes.hidden, dtype=dtype, device=device) for _ in range(2))
-    weight, bias = (torch.randn(sizes.hidden, dtype=dtype, device=device) for _ in range(2))
-    residual = before.clone()
+    # Rows from far below the norms' epsilon, where its absence shows, to far above.
+    height = torch.logspace(-3, 1, sizes.rows, device=device)[:, None]
+    x, before = ((height * torch.randn(sizes.rows, sizes.hidden, device=device)).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(sizes.hidden, device=device).to(dtype) for _ in range(2))
     rms, layer = (norm.rms_norm, norm.rms_norm_reference), (norm.layer_norm, norm.layer_norm_reference)
-    yield _norm("RMSNorm", rms, x, (weight,), None, before)
-    yield _norm("LayerNorm, residual", layer, x, (weight, bias), residual, before)
-    wide = torch.randn(sizes.rows, 2 * sizes.ffn, dtype=dtype, device=device)
+    yield _norm("RMSNorm", rms, x, (weight,), None)
+    yield _norm("LayerNorm, residual", layer, x, (weight, bias), before)
+    wide = torch.randn(sizes.rows, 2 * sizes.ffn, device=device).to(dtype)
     yield _gate("SwiGLU", swiglu.swiglu, swiglu.swiglu_reference, wide)
     yield _gate("GEGLU", swiglu.geglu, swiglu.geglu_reference, wide)
 
@@ -248,41 +274,42 @@ def _norm(
     functions: tuple[Callable[..., Any], Callable[..., Any]],
     x: torch.Tensor,
     weights: tuple[torch.Tensor, ...],
-    residual: torch.Tensor | None,
-    before: torch.Tensor,
+    before: torch.Tensor | None,
 ) -> Case:
+    """`before` is the residual's content."""
     kernel, plain = functions
+    residual = None if before is None else before.clone()
     added = () if residual is None else (residual,)
 
-    def run() -> Any:
-        return kernel(x, *weights, 1e-5, *added), residual
-
     def reference() -> Any:
-        return plain(x, *weights, 1e-5, *added), residual
+        wide = None if before is None else before.to(torch.float32, copy=True)
+        return plain(x.float(), *(w.float() for w in weights), 1e-5, *(() if wide is None else (wide,))), wide
 
     def prepare() -> None:
-        if residual is not None:
+        if residual is not None and before is not None:
             residual.copy_(before)
 
-    moved = (2 if residual is None else 4) * x.numel() * x.element_size()
-    shape = f"{x.shape[0]} × {x.shape[1]}"
-    return Case(name, shape, str(x.dtype), run, reference, moved, peers=lambda: peers.plain(reference), prepare=prepare)
+    return Case(
+        name,
+        f"{x.shape[0]} × {x.shape[1]}",
+        str(x.dtype),
+        lambda: (kernel(x, *weights, 1e-5, *added), residual),
+        reference,
+        (2 if residual is None else 4) * x.numel() * x.element_size(),
+        peers=lambda: peers.plain(lambda: plain(x, *weights, 1e-5, *added)),
+        prepare=prepare,
+    )
 
 
 def _gate(name: str, kernel: Callable[..., Any], plain: Callable[..., Any], wide: torch.Tensor) -> Case:
-    def reference() -> torch.Tensor:
-        return plain(wide)
-
-    moved = wide.numel() * wide.element_size() * 3 // 2
-    shape = f"{wide.shape[0]} × {wide.shape[1] // 2}"
     return Case(
         name,
-        shape,
+        f"{wide.shape[0]} × {wide.shape[1] // 2}",
         str(wide.dtype),
         lambda: kernel(wide),
-        reference,
-        moved,
-        peers=lambda: peers.plain(reference),
+        lambda: plain(wide.float()),
+        wide.numel() * wide.element_size() * 3 // 2,
+        peers=lambda: peers.plain(lambda: plain(wide)),
     )
 
 
@@ -378,42 +405,34 @@ def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iter
 
 
 def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
-    """Greedy choice, plain sampling, top-k and top-p, a repetition penalty."""
-    rows = sizes.rows
-    logits = (torch.randn(rows, sizes.vocab, device=device) * 3).to(dtype)
-    seen = torch.zeros(rows, sizes.vocab, dtype=torch.uint8, device=device)
-    seen.scatter_(1, torch.randint(0, sizes.vocab, (rows, 64), device=device), 1)
-    settings = {
-        "greedy": (0.0, 0, 1.0, 1.0),
-        "temperature": (0.8, 0, 1.0, 1.0),
-        "top-k 50, top-p 0.9": (0.8, 50, 0.9, 1.0),
-        "top-p 0.9, penalty 1.2": (1.0, 0, 0.9, 1.2),
+    """Greedy choice, plain sampling, top-k and top-p, a repetition penalty. Tokens are to be met exactly."""
+    rows, vocab = sizes.rows, sizes.vocab
+    most = min(200, vocab // 2)
+    choices = {
+        "greedy": Choice(temperature=0.0),
+        "temperature": Choice(0.8),
+        "top-k 50": Choice(0.8, 50),
+        f"top-k {most}, top-p 0.9": Choice(0.8, most, 0.9),
+        "top-p 0.9, penalty 1.2": Choice(1.0, 0, 0.9, 1.2),
     }
-    for name, (temperature, top_k, top_p, penalty) in settings.items():
-        how = sampling.Sampling(
-            torch.full((rows,), temperature, device=device),
-            torch.full((rows,), top_k, dtype=torch.int32, device=device),
-            torch.full((rows,), top_p, device=device),
-            torch.full((rows,), penalty, device=device),
-            torch.arange(rows, device=device),
-            torch.full((rows,), 7, device=device),
-            torch.arange(rows, device=device),
-            seen,
-        )
+    for name, choice in choices.items():
+        logits, how = telling_sampling(choice, rows, vocab, dtype, device)
 
-        def run(how: sampling.Sampling = how) -> torch.Tensor:
+        def run(logits: torch.Tensor = logits, how: sampling.Sampling = how) -> torch.Tensor:
             return sampling.sample(logits, how)
 
-        def reference(how: sampling.Sampling = how) -> torch.Tensor:
+        def reference(logits: torch.Tensor = logits, how: sampling.Sampling = how) -> torch.Tensor:
             return sampling.sample_reference(logits, how)
 
-        peer = peers.sorted_sampling(logits, temperature, top_k, top_p)
+        peer = peers.sorted_sampling(logits, choice.temperature, choice.top_k, choice.top_p)
         yield Case(
             f"sampling, {name}",
-            f"{rows} × {sizes.vocab}",
+            f"{rows} × {vocab}",
             str(dtype),
             run,
             reference,
-            logits.numel() * logits.element_size(),
+            logits.numel() * logits.element_size() + (how.seen.numel() if choice.penalty != 1 else 0),
             peers=lambda peer=peer: {"PyTorch, sorted": peer},
+            exact=True,
+            reads=True,
         )
