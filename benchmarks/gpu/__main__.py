@@ -155,11 +155,15 @@ def _check(sizes: Any, device: Any) -> list[dict[str, Any]]:
             except Exception as error:  # the others are still worth knowing
                 row["failed"] = _why(error)
             else:
-                row |= {"error": verdict.error if math.isfinite(verdict.error) else None, "allowed": verdict.allowed}
+                row |= {name: value if math.isfinite(value) else None for name, value in asdict(verdict).items()}
                 if not verdict.passed:
-                    row["failed"] = f"the error is {verdict.error:.1e} and {verdict.allowed:.1e} is allowed"
+                    row["failed"] = (
+                        f"the error is {verdict.error:.1e}, of the worst row {verdict.row_error:.1e}, and "
+                        f"{verdict.allowed:.1e} is allowed"
+                    )
             rows.append(row)
-            print(row.get("failed") or f"ok, error {row['error']:.1e}", f" {_title(row)}", flush=True)
+            said = row.get("failed") or f"ok, error {row['error']:.1e}, of the worst row {row['row_error']:.1e}"
+            print(said, f" {_title(row)}", flush=True)
     print(f"{len(rows)} comparisons, {sum('failed' in row for row in rows)} wrong.")
     return rows
 
@@ -218,7 +222,10 @@ def _roofline(device: Any) -> Any:
     from benchmarks.kernels.timing import measure_roofline
 
     roofline = measure_roofline(torch.bfloat16, device)
-    print(f"Roofline: {roofline.bandwidth / 1e9:.0f} GB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
+    said = ", ".join(f"{name} {bandwidth / 1e9:.0f} GB/s" for name, bandwidth in roofline.bandwidths.items())
+    print(f"Roofline: {said}; {roofline.rate / 1e12:.0f} TFLOP/s")
+    if not roofline.sheet_bandwidth:
+        print(f"No data sheet's bandwidth: '{torch.cuda.get_device_name(device)}' is none of exegpt's device kinds.")
     return roofline
 
 
@@ -305,7 +312,9 @@ def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[
             continue
         row |= asdict(timed)
         others = (f"{name} {_seconds(seconds)}" for name, seconds in timed.peers.items())
-        print(f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline  {_title(row)}:", *others, flush=True)
+        shares = ", ".join(f"{share:.1%} by {name}" for name, share in timed.shares.items())
+        said = f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline ({shares})"
+        print(f"{said}  {_title(row)}:", *others, flush=True)
     return rows
 
 

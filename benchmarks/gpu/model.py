@@ -74,7 +74,7 @@ def bound(spec: ModelSpec, dtype: str, batch: int, context: int, roofline: Roofl
     weights = spec.parameters - (0 if spec.tied_embeddings else spec.vocab * spec.hidden)
     moved = weights * BYTES[dtype] + batch * context * spec.layers * spec.kv_bytes(1, dtype)
     flops = batch * (2 * weights + 4 * context * spec.heads * spec.head_size * spec.layers)
-    return max(moved / roofline.bandwidth, flops / roofline.rate)
+    return max(moved / roofline.reading, flops / roofline.rate)
 
 
 def decoding(spec: ModelSpec, batch: int, context: int) -> Work:

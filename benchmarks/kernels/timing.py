@@ -1,16 +1,20 @@
-"""Seconds of device time, and what this device reaches at most: its copy bandwidth and its matrix rate."""
+"""Seconds of device time, and what this device reaches at most: its bandwidths and its matrix rate."""
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks.kernels.cases import Case, Make
+from exegpt.cluster import device_kind
+from exegpt.errors import InputError
 from xprofiler import machine
 
 _RUNS = 21
+_BYTES = 2**31
+"""That are copied and read to measure bandwidths."""
 _FLUSH_BYTES = 256 * 2**20
 """More than any cache: what a kernel reads lies in memory again before each run."""
 
@@ -21,12 +25,27 @@ Clock = Callable[[Make, Make], float]
 
 @dataclass(frozen=True)
 class Roofline:
-    """What was measured on this device."""
+    """What was measured on this device, and what its data sheet promises."""
 
     bandwidth: float
     """Bytes/s read and written by a large copy."""
     rate: float
     """FLOP/s of a large matrix product."""
+    read_bandwidth: float | None = None
+    """Bytes/s that reading alone reaches, which is more than a copy; None where it wasn't measured."""
+    sheet_bandwidth: float | None = None
+    """Bytes/s of the data sheet; None for a device that isn't known."""
+
+    @property
+    def reading(self) -> float:
+        """Bytes/s that a kernel can reach that writes next to nothing."""
+        return self.read_bandwidth or self.bandwidth
+
+    @property
+    def bandwidths(self) -> dict[str, float]:
+        """The bandwidths that are known, by name."""
+        named = {"copy": self.bandwidth, "read": self.read_bandwidth, "data sheet": self.sheet_bandwidth}
+        return {name: bandwidth for name, bandwidth in named.items() if bandwidth}
 
 
 @dataclass(frozen=True)
@@ -37,20 +56,39 @@ class Timed:
     peers: dict[str, float | str]
     """Seconds, or why there are none."""
     share: float
-    """Of the roofline: what it says for the least bytes and operations, over the kernel's time."""
+    """Of the roofline: what it says for the least bytes and operations, over the kernel's time. Its bandwidth is that
+    of reading for kernels that write next to nothing, that of a copy for others."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """The same by each of the roofline's bandwidths."""
 
 
 def measure_roofline(dtype: torch.dtype, device: torch.device) -> Roofline:
-    """Copy 2 GiB, and multiply square matrices of 8192; on the processor, what the profiler says of it in float32."""
+    """Copy 2 GiB, read them, and multiply square matrices of 8192; on the CPU, what the profiler says in float32."""
     if device.type == "cpu":
         return Roofline(machine.read_bandwidth_bytes_s(), machine.matrix_flops_s())
-    return Roofline(_bandwidth(device), _matrix_rate(dtype, device))
+    sheet = sheet_bandwidth(torch.cuda.get_device_name(device))
+    return Roofline(_copy_bandwidth(device), _matrix_rate(dtype, device), _read_bandwidth(device), sheet)
 
 
-def _bandwidth(device: torch.device) -> float:
-    source = torch.empty(2**31, dtype=torch.uint8, device=device)
+def sheet_bandwidth(name: str) -> float | None:
+    """The memory bandwidth of a GPU's data sheet, by torch's name for it, in bytes/s; None where it isn't built in."""
+    try:
+        return device_kind(name).bandwidth_bytes_s
+    except InputError:
+        return None
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    source = torch.empty(_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / device_seconds(lambda: target.copy_(source))
+
+
+def _read_bandwidth(device: torch.device) -> float:
+    from benchmarks.kernels.read import partial_sums
+
+    source = torch.zeros(_BYTES // 4, dtype=torch.int32, device=device)
+    return _BYTES / device_seconds(lambda: partial_sums(source))
 
 
 def _matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
@@ -71,8 +109,12 @@ def time_case(case: Case, roofline: Roofline, clock: Clock, twin: Case | None = 
             others[name] = clock(peer, twins[name])
         except Exception as error:  # a peer's, whatever it is: reported in its place
             others[name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"
-    bound = max(case.bytes / roofline.bandwidth, case.flops / roofline.rate)
-    return Timed(seconds, others, bound / seconds)
+
+    def share(bandwidth: float) -> float:
+        return max(case.bytes / bandwidth, case.flops / roofline.rate) / seconds
+
+    shares = {name: share(bandwidth) for name, bandwidth in roofline.bandwidths.items()}
+    return Timed(seconds, others, share(roofline.reading if case.reads else roofline.bandwidth), shares)
 
 
 def device_seconds(function: Make, alike: Make | None = None) -> float:

@@ -111,6 +111,57 @@ def test_a_peer_that_fails_says_why(monkeypatch):
     assert timed.peers == {"theirs": "ValueError: no such backend"} and timed.share == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("reads", "share"), [(False, 0.2), (True, 0.1)])
+def test_shares_are_told_by_every_bandwidth(reads, share):
+    case = Case("one", "1", "torch.float16", lambda: None, lambda: None, 10, reads=reads)
+    roofline = timing.Roofline(100.0, 1.0, read_bandwidth=200.0, sheet_bandwidth=250.0)
+    timed = timing.time_case(case, roofline, lambda function, alike: 0.5)
+    assert timed.share == pytest.approx(share)
+    assert timed.shares == pytest.approx({"copy": 0.2, "read": 0.1, "data sheet": 0.08})
+    assert list(timing.time_case(case, ROOFLINE, lambda function, alike: 0.5).shares) == ["copy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tb_s"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 1.555),
+        ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA H200", 4.8),
+        ("NVIDIA B200", 8.0),
+        ("NVIDIA L40S", 0.864),
+        ("NVIDIA A40", 0.696),
+        ("NVIDIA GeForce RTX 4090", 1.008),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 1.792),
+        ("NVIDIA A100 80GB PCIe", None),  # another memory than the SXM one's
+        ("NVIDIA H100 PCIe", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_data_sheet_is_found_by_torchs_name(name, tb_s):
+    found = timing.sheet_bandwidth(name)
+    assert found is None if tb_s is None else found == pytest.approx(tb_s * 1e12)
+
+
+@pytest.mark.parametrize(("sheet", "said"), [(4.8e12, "data sheet 4800 GB/s"), (None, "'Some GPU' is none of")])
+def test_the_roofline_is_printed(monkeypatch, capsys, sheet, said):
+    measured = timing.Roofline(3e12, 8e14, 4e12, sheet)
+    monkeypatch.setattr(timing, "measure_roofline", lambda dtype, device: measured)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    assert gpu._roofline(CPU) == measured
+    out = capsys.readouterr().out
+    assert "copy 3000 GB/s, read 4000 GB/s" in out and said in out
+
+
+@interpreted
+@pytest.mark.parametrize("count", [1, 8192, 20_001])
+def test_the_reading_kernel_reads_all(count):
+    from benchmarks.kernels.read import partial_sums
+
+    x = torch.randint(-1000, 1000, (count,), dtype=torch.int32)
+    assert partial_sums(x).tolist() == [part.sum().item() for part in x.split(8192)]
+
+
 def test_caches_that_do_not_fit_are_left_out():
     assert fitting(REAL, 10**15, 2) == REAL
     small = fitting(REAL, 24 * 2**30, 2).decoding
@@ -154,9 +205,7 @@ def test_every_kernel_compiles_for_a_gpu(capability, shared_kib, tmp_path):
     done = command("--compile", str(capability), "--out", str(tmp_path / "compiled.json"))
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "compiled.json").read_text())["compiled"]
-    assert {"_attend", "_combine", "_norm", "_gate", "_prepare", "_copy", "_sample"} == {
-        row["kernel"] for row in rows
-    }
+    assert {"_attend", "_combine", "_norm", "_gate", "_prepare", "_copy", "_sample"} == {row["kernel"] for row in rows}
     for row in rows:
         assert row["spilled_bytes"] <= (0 if capability >= 90 else 400), row
         assert row["shared_bytes"] <= shared_kib * 1024, row
