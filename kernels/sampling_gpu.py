@@ -1,10 +1,11 @@
 """Sampling on a GPU: one launch, one program per row, no sorting.
 
-Top-k: the k-th greatest logit is found by radix selection, eight bits at a time. Top-p: all tokens that top-k keeps race.
-The winner is the row's token if top-p keeps it, which it does where the tokens above it have less than the share asked
-for. Otherwise top-p drops it and everything that is no greater, and those above it race again, with the same times: in
-the end the winner is that of the race of the kept tokens alone. A race's winner is dropped with at most the probability
-1 - top_p, so 1 / top_p races are expected at most. FlashInfer's samplers reject likewise, with fresh random numbers.
+Top-k: the k-th greatest logit is found by radix selection, eight bits at a time. Top-p: all tokens that top-k keeps
+race. The winner is the row's token if top-p keeps it, which it does where the tokens above it have less than the share
+asked for. Otherwise top-p drops it and everything that is no greater, and those above it race again, with the same
+times: in the end the winner is that of the race of the kept tokens alone. A race's winner is dropped with at most the
+probability 1 - top_p, so 1 / top_p races are expected at most. FlashInfer's samplers reject likewise, with fresh random
+numbers.
 """
 
 import torch

@@ -1,8 +1,9 @@
 """Each kernel against its plain reference.
 
-The error of a row (the last dimension: of attention one head's output for one token) is the norm of its difference from
-what is wanted over the norm of that. It doesn't depend on how large the values are, and one wrong row among a million is
-found. Where a row of zeros is wanted, only zeros will do. If each row's error is allowed, so is that of all together.
+The error of a row (the last dimension: of attention one head's output for one token) is the norm of its difference
+from what is wanted over the norm of that. It doesn't depend on how large the values are, and one wrong row among a
+million is found. Where a row of zeros is wanted, only zeros will do. If each row's error is allowed, so is that of all
+together.
 
 The limits follow from a dtype's unit roundoff u, 2^-8 in bfloat16. What is wanted is computed in float32 at least and
 not rounded. Rounding the result moves an element by at most u of itself, and many elements by 0.4 u on average (root

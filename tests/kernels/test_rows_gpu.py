@@ -28,7 +28,7 @@ def assert_close(got, want):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 77), (2, 513)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 77), (2, 513), (5, 64)])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @needs_triton
@@ -44,6 +44,28 @@ def test_norms(dtype, rows, width, residual, bias):
     assert_close(got, want)
     if residual:
         assert_close(mine, plain)
+
+
+@needs_triton
+def test_rows_that_are_parts_of_wider_ones():
+    """Norms and gates of views; what lies beside the residual stays as it is."""
+    x, residual = torch.randn(2, 4, 50).unbind()
+    w, b = torch.randn(2, 30)
+    mine = there(residual.clone())
+    got = norm_gpu(there(x)[:, 7:37], there(w), there(b), 1e-5, mine[:, 3:33])
+    assert_close(got, layer_norm_reference(x[:, 7:37], w, b, 1e-5, residual[:, 3:33]))
+    assert_close(mine, residual)
+    assert_close(gated_gpu(there(x)[:, 7:37], 1.0, 0.0), swiglu_reference(x[:, 7:37]))
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 4), st.integers(1, 1100), st.floats(1e-4, 1e4))
+@needs_triton
+def test_norms_and_gates_of_any_size(rows, width, height):
+    x, w = torch.randn(rows, width) * height, torch.randn(width)
+    assert_close(norm_gpu(there(x), there(w), None, 1e-5, None), rms_norm_reference(x, w, 1e-5))
+    gates = torch.randn(rows, 2 * width)
+    assert_close(gated_gpu(there(gates), SLOPE, BEND), geglu_reference(gates.double()).float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
