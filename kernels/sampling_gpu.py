@@ -15,7 +15,7 @@ import triton.language as tl
 from exegpt.kernels.philox import ROUNDS
 from exegpt.kernels.sampling import Sampling
 
-_BLOCK_SIZE = 8192
+_BLOCK_SIZE = 4096
 """Logits of a row that are loaded together."""
 
 
@@ -39,7 +39,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOC
         logits_stride=logits.stride(0),
         BLOCK_SIZE=block_size,
         ROUNDS=ROUNDS,
-        num_warps=min(16, max(1, block_size // 512)),
+        num_warps=min(16, max(1, block_size // 256)),
     )
     return out
 
@@ -70,39 +70,20 @@ def _sample(  # type: ignore[no-untyped-def]
     k, p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     drawn = temperature > 0
     temperature = tl.where(drawn, temperature, 1.0)
-
     least = tl.full([], float("-inf"), tl.float32)  # of the logits that top-k keeps
     if drawn & (k > 0) & (k < n_cols):
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE)
-    top = tl.full([], float("inf"), tl.float32)  # the unit of masses is e^top: where none is asked for, all are 0
-    if drawn & (p < 1):
-        top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE)
-    above = tl.full([], float("-inf"), tl.float32)
-    token, mass = _race(
-        logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, drawn, least, above, top, BLOCK_SIZE, ROUNDS
-    )
-    if drawn & (p < 1):
-        wanted = p * mass
-        rejected = mass > 0
-        while rejected:
-            above = _scaled(logits_ptr, seen_ptr, token, n_cols, temperature, penalty)
-            rival, mass = _race(
-                logits_ptr,
-                seen_ptr,
-                n_cols,
-                temperature,
-                penalty,
-                seed,
-                position,
-                drawn,
-                least,
-                above,
-                top,
-                BLOCK_SIZE,
-                ROUNDS,
-            )
-            rejected = (mass > 0) & (mass >= wanted)
-            token = tl.where(rejected, rival, token)
+    token = tl.zeros([], tl.int32)
+    above = tl.full([], float("-inf"), tl.float32)  # the token's logit, once there is one
+    racing = n_cols > 0
+    while racing:
+        winner, greater, total = _race(
+            logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, drawn, least, above, BLOCK_SIZE, ROUNDS
+        )
+        dropped = (above == float("-inf")) | ((greater > 0) & (greater >= p * total))
+        token = tl.where(dropped, winner, token)
+        above = _scaled(logits_ptr, seen_ptr, token, n_cols, temperature, penalty)
+        racing = dropped & drawn & (p < 1) & (above > float("-inf"))
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
@@ -122,16 +103,6 @@ def _scaled(  # type: ignore[no-untyped-def]
         seen = tl.load(seen_ptr + cols, mask=mask, other=0) != 0
         x = tl.where(seen, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty + tl.zeros_like(x))), x)
     return tl.div_rn(x, temperature + tl.zeros_like(x))
-
-
-@triton.jit
-def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The greatest of a row's scaled logits."""
-    greatest = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
-    for start in range(0, n_cols, BLOCK_SIZE):
-        cols = start + tl.arange(0, BLOCK_SIZE)
-        greatest = tl.maximum(greatest, _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty))
-    return tl.max(greatest, 0)
 
 
 @triton.jit
@@ -175,30 +146,37 @@ def _race(  # type: ignore[no-untyped-def]
     seed,
     position,
     drawn,  # whether tokens arrive at random times; otherwise the greatest logit wins
-    least,
-    above,
-    top,
+    least,  # the scaled logits that count begin here
+    above,  # those of the tokens that race are greater; -inf for all
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
-    """(the winner of the tokens whose scaled logits are at least `least` and greater than `above`, the first of equals;
-    their mass in units of e^top)"""
+    """(the token that arrives first, the lowest of equals; the mass of the tokens that race; that of all that count).
+
+    Masses are in units of e^above, zero for all: a race's winner is no further below the greatest logit than times lie
+    apart in their logarithms, so they don't overflow.
+    """
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     token = tl.zeros([BLOCK_SIZE], tl.int32)
-    mass = tl.zeros([BLOCK_SIZE], tl.float32)
+    greater = tl.zeros([BLOCK_SIZE], tl.float32)
+    total = tl.zeros([BLOCK_SIZE], tl.float32)
+    unit = tl.where(above > float("-inf"), above, float("inf"))
     for start in range(0, n_cols, BLOCK_SIZE):
         cols = start + tl.arange(0, BLOCK_SIZE)
         x = _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)
-        runs = (x >= least) & (x > above)
-        if tl.max(runs.to(tl.int32), 0) > 0:  # the times are what takes long, and few blocks have great logits
+        mass = tl.where(x >= least, tl.exp(x - unit), 0.0)
+        total += mass
+        races = (x >= least) & (x > above)
+        if tl.max(races.to(tl.int32), 0) > 0:  # the times are what takes long, and few blocks have great logits
             score = x
             if drawn:
                 score -= tl.log(_arrival_times(seed, position, start, BLOCK_SIZE, ROUNDS))
-            better = runs & (score > best)
+            better = races & (score > best)
             best = tl.where(better, score, best)
             token = tl.where(better, cols, token)
-            mass += tl.where(runs, tl.exp(x - top), 0.0)
-    return tl.min(tl.where(best == tl.max(best, 0), token, n_cols), 0), tl.sum(mass, 0)
+            greater += tl.where(races, mass, 0.0)
+    winner = tl.min(tl.where(best == tl.max(best, 0), token, n_cols), 0)
+    return winner, tl.sum(greater, 0), tl.sum(total, 0)
 
 
 @triton.jit
