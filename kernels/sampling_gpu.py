@@ -75,7 +75,7 @@ def _sample(  # type: ignore[no-untyped-def]
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE)
     token = tl.zeros([], tl.int32)
     above = tl.full([], float("-inf"), tl.float32)  # the token's logit, once there is one
-    racing = n_cols > 0
+    racing = above == float("-inf")
     while racing:
         winner, greater, total = _race(
             logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, drawn, least, above, BLOCK_SIZE, ROUNDS

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton.language as tl
 from triton.runtime.jit import KernelInterface
 
 from exegpt.kernels import device
@@ -33,21 +34,25 @@ def forms(monkeypatch):
     seen = set()
 
     def launch(self, grid):
-        return lambda *args, **options: seen.add((self.__name__, *kinds(self, args), repr(sorted(options.items()))))
+        return lambda *args, **options: seen.add((self.__name__, *kinds(self, args, options)))
 
     monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
     monkeypatch.setattr(KernelInterface, "__getitem__", launch)
     return seen
 
 
-def kinds(kernel, args):
-    """What Triton tells arguments apart by: tensors by their dtype and by whether they begin at a multiple of 16 bytes,
-    integers by their width and by whether they are 1 or a multiple of 16, unless the kernel forbids it.
+def kinds(kernel, args, options):
+    """What Triton tells a launch's arguments apart by: tensors by their dtype and by whether they begin at a multiple
+    of 16 bytes, integers by their width and by whether they are 1 or a multiple of 16, unless the kernel forbids it;
+    constants and options by their values.
     """
     told = {**vars(kernel), **vars(kernel).get("kwargs", {})}  # where it is interpreted, and where not
     any_integer, anywhere = (told.get(f"do_not_specialize{what}") or () for what in ("", "_on_alignment"))
+    parameters = inspect.signature(kernel.fn).parameters
 
     def kind(name, value):
+        if name not in parameters or parameters[name].annotation is tl.constexpr:
+            return repr(value)
         if isinstance(value, torch.Tensor):
             begins = value.storage_offset() * value.element_size()
             return value.dtype, name in anywhere or begins % 16 == 0
@@ -55,8 +60,8 @@ def kinds(kernel, args):
             return value >= 2**31, name in any_integer or (value == 1, value % 16 == 0)
         return type(value)
 
-    names = inspect.signature(kernel.fn).parameters  # the last ones' values are options
-    return [kind(name, value) for name, value in zip(names, args, strict=False)]
+    given = dict(zip(parameters, args, strict=False)) | options
+    return [(name, kind(name, value)) for name, value in sorted(given.items())]
 
 
 @pytest.fixture(scope="module")
