@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
 import torch
 
 from exegpt.kernels import device
+from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.threads import compiled
+from exegpt.kernels.work_list import WorkList, deal
 
 _UNBOUNDED = 2**31 - 1
 """A window that nothing is outside of."""
@@ -25,11 +28,12 @@ def attention(
     causal: bool = True,
     starts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    work: WorkList | None = None,
 ) -> torch.Tensor:
     """Attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
     q         [tokens, heads, head_size], the sequences' new tokens one after the other
-    keys      [blocks, kv_heads, head_size, block_size]; the new tokens are already in it
+    keys      of the shape that `kv_layout.key_shape` tells; the new tokens are already in it
     values    [blocks, kv_heads, block_size, head_size]
     tables    int32 [sequences, most blocks]: the blocks of each sequence in order, then anything valid
     offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], at least one
@@ -41,6 +45,7 @@ def attention(
     starts    int32 [sequences]: the first token that is seen, below every new token's place; the cache's first if None
     bias      float32 [heads, 2 · D + 1], added to the scores: bias[h, D + d] for a key d tokens after the query, those
               further than D away as at D; None for none
+    work      how decoding's keys are dealt to a GPU's programs, made of these `contexts`; None: each sequence's alike
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -48,7 +53,7 @@ def attention(
     if device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
-        return attention_gpu(q, keys, values, tables, offsets, contexts, out, **options)
+        return attention_gpu(q, keys, values, tables, offsets, contexts, out, work=work, **options)
     if not compiled(q):
         return attention_reference(q, keys, values, tables, offsets, contexts, out, **options)
     from exegpt.kernels.attention_cpu import kernel
@@ -60,6 +65,28 @@ def attention(
     arrays = (t.numpy() for t in (q, keys, values, tables, offsets, contexts, starts, bias))
     attend(*arrays, scale or 1 / math.sqrt(q.shape[2]), window or _UNBOUNDED, causal, out.numpy())
     return out
+
+
+def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
+    """Programs for each KV head to which `work_list.deal` deals decoding's keys, for `heads` query heads over a cache's
+    values; None on the CPU, which takes no work list.
+    """
+    if not device.on_gpu(values):
+        return None
+    from exegpt.kernels import attention_gpu
+
+    return attention_gpu.programs_of_decoding(heads, values)
+
+
+def make_work_list(
+    seq_lens: np.ndarray, heads: int, values: torch.Tensor, window: int | None = None
+) -> WorkList | None:
+    """A work list on the cache's device for one new token of each of these sequences; None on the CPU."""
+    programs = programs_of_decoding(heads, values)
+    if programs is None:
+        return None
+    arrays = deal(seq_lens, programs, values.shape[1], window)
+    return WorkList(*(torch.from_numpy(array).to(values.device) for array in arrays))
 
 
 def attention_reference(
@@ -80,13 +107,16 @@ def attention_reference(
     """`attention` in plain PyTorch, one sequence after the other, in float32."""
     out = torch.empty_like(q) if out is None else out
     scale = scale or 1 / math.sqrt(q.shape[2])
-    group, block_size = q.shape[1] // keys.shape[1], keys.shape[3]
+    group, block_size = q.shape[1] // values.shape[1], values.shape[2]
+    keys = keys_like_values(keys)
     for i, context in enumerate(contexts.tolist()):
         begin, end = int(offsets[i]), int(offsets[i + 1])
         blocks = tables[i, : -(-context // block_size)].long()
-        k = keys[blocks].float().permute(1, 2, 0, 3).flatten(2)[:, :, :context].repeat_interleave(group, 0)
-        v = values[blocks].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)
-        scores = q[begin:end].float().transpose(0, 1) @ k * scale
+        k, v = (
+            cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)
+            for cache in (keys, values)
+        )
+        scores = q[begin:end].float().transpose(0, 1) @ k.mT * scale
         places = torch.arange(context, device=q.device)
         distance = places - places[context - (end - begin) :].unsqueeze(1)  # of every key from every query
         if bias is not None:

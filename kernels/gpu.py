@@ -1,6 +1,7 @@
 """What the Triton kernels share. Imported only where one is launched: importing Triton takes a while."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +18,6 @@ def _probe():  # type: ignore[no-untyped-def]
 INTERPRETED = isinstance(_probe, InterpretedFunction)
 """Whether kernels run in Triton's interpreter, on the processor: TRITON_INTERPRET was 1 when Triton was imported."""
 
-_H100_MULTIPROCESSORS, _H100_SHARED_BYTES = 132, 227 * 1024
-"""What is assumed where kernels are interpreted, or compiled for a GPU that isn't there."""
-
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -29,18 +27,26 @@ def operand(dtype: torch.dtype) -> Any:
     return tl.float32 if INTERPRETED else _DTYPES[dtype]
 
 
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU."""
-    if device.type != "cuda":
-        return _H100_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+@dataclass(frozen=True)
+class Architecture:
+    """What a kernel's tile and grid are chosen by."""
+
+    capability: int
+    """Compute capability: 90 for 9.0"""
+    multiprocessors: int
+    shared_bytes: int
+    """Shared memory that one program may use."""
+
+
+H100 = Architecture(90, 132, 227 * 1024)
+"""What is assumed where kernels are interpreted."""
 
 
 @functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may use."""
+def architecture(device: torch.device) -> Architecture:
+    """The architecture of a GPU."""
     if device.type != "cuda":
-        return _H100_SHARED_BYTES
+        return H100
     properties: Any = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return Architecture(10 * properties.major + properties.minor, properties.multi_processor_count, shared_bytes)

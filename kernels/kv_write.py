@@ -4,17 +4,18 @@ import torch
 from numba import njit, prange
 
 from exegpt.kernels import device
+from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.threads import compiled
 
 
 def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
     """Store k and v, each [tokens, kv_heads, head_size], at their tokens' slots, int64 [tokens].
 
-    Slot s is place s mod block_size of block s // block_size. `keys` is [blocks, kv_heads, head_size, block_size],
-    `values` [blocks, kv_heads, block_size, head_size].
+    Slot s is place s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size],
+    `keys` of the shape that `kv_layout.key_shape` tells.
     """
     if device.on_gpu(k):
-        from exegpt.kernels.rotary_gpu import kv_write_gpu
+        from exegpt.kernels.kv_write_gpu import kv_write_gpu
 
         kv_write_gpu(k, v, keys, values, slots)
         return
@@ -30,7 +31,7 @@ def kv_write_reference(
     """`kv_write` in plain PyTorch."""
     block_size = values.shape[2]
     block, place = slots // block_size, slots % block_size
-    keys[block, :, :, place] = k.to(keys.dtype)
+    keys_like_values(keys)[block, :, place] = k.to(keys.dtype)
     values[block, :, place] = v.to(values.dtype)
 
 

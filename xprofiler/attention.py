@@ -4,9 +4,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from exegpt.kernels.attention import attention
+from exegpt.kernels.attention import attention, make_work_list
 from exegpt.model import ModelSpec
 from exegpt.models.cache import KVCache
 from exegpt.models.device import PROCESSOR
@@ -57,9 +58,13 @@ class AttentionProbe:
         layers = itertools.cycle((rows[:, : self._heads], out) for rows, out in zip(qkv, outs, strict=True))
         offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32, device=device)
         contexts = torch.full((batch,), past + new, dtype=torch.int32, device=device)
+        work = None
+        if new == 1 and options.get("causal", True) and "bias" not in options:  # a decoder-only model's, as in a run
+            seq_lens = np.full(batch, past + new, dtype=np.int32)
+            work = make_work_list(seq_lens, self._heads, self._values, options.get("window"))
 
         def attend() -> torch.Tensor:
             table, (q, out) = next(tables).view(batch, width), next(layers)
-            return attention(q, self._keys, self._values, table, offsets, contexts, out, **options)
+            return attention(q, self._keys, self._values, table, offsets, contexts, out, work=work, **options)
 
         return attend

@@ -1,7 +1,7 @@
 """Assembly: from a piece of a policy's step to the tensors of one iteration, without padding."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.models import AttentionBatch, Batch, computed_rows
+from exegpt.kernels.work_list import WorkList
+from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
 from exegpt.timeline import Phase
@@ -137,6 +138,8 @@ class Work:
     sampling: tuple[Array, ...] | None = None
     """How its tokens are chosen: the arrays of a `Sampling` but the last, then the slots of the sampling state that
     begin anew, int64 [n], and the slots and tokens that are entered there, int64 [2, n]. None: all greedily."""
+    work_lists: tuple[tuple[Array, ...], ...] = ()
+    """For each part of the attention the arrays of a `WorkList`, none where it has none; see `dealt`."""
 
     @property
     def prompts(self) -> int:
@@ -153,9 +156,22 @@ class Work:
     @property
     def arrays(self) -> list[Array]:
         """Everything that computing it takes, in order."""
-        parts = [array for _, _, *arrays in self.attention for array in arrays]
+        parts = [array for (_, _, *arrays), lists in self._parts for array in (*arrays, *lists)]
         rows = [] if self.rows is None else [self.rows]
         return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ())]
+
+    @property
+    def _parts(self) -> Iterator[tuple[Any, tuple[Array, ...]]]:
+        """The attention's parts, each with its work list's arrays."""
+        return itertools.zip_longest(self.attention, self.work_lists, fillvalue=())
+
+    def dealt(self, dealing: Dealing | None) -> "Work":
+        """The same with a work list for each part in which every sequence has one token; None: with none."""
+        if dealing is None:
+            return self
+        parts = ((end - begin, contexts) for begin, end, _, _, contexts, *_ in self.attention)
+        lists = tuple(dealing.deal(contexts) if tokens == len(contexts) else () for tokens, contexts in parts)
+        return replace(self, work_lists=lists)
 
     def batch(self, gpu: Gpu | None = None, state: SamplingState | None = None) -> Batch:
         """Its tensors, on a GPU or on the processor; with the sampling state where its tokens are chosen."""
@@ -169,7 +185,11 @@ class Work:
             positions=next(left),
             slots=next(left),
             attention=tuple(
-                AttentionBatch(begin, end, *(next(left) for _ in arrays)) for begin, end, *arrays in self.attention
+                AttentionBatch(
+                    *(begin, end, *(next(left) for _ in arrays)),
+                    work=WorkList(*(next(left) for _ in lists)) if lists else None,
+                )
+                for (begin, end, *arrays), lists in self._parts
             ),
             rows=None if self.rows is None else next(left),
             sampling=state.sampling(self.sampling, list(left)) if state and self.sampling else None,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from exegpt.models import KVCache, Model
+from exegpt.models import Dealing, KVCache, Model
 from xrunner.assembly import Work
 from xrunner.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.gpu import Gpu, Moment
@@ -32,6 +32,7 @@ class Compute:
         self._model, self._cache, self._samples = model, cache, samples
         self._gpu, self._wait = gpu, wait
         self.state = SamplingState(model.spec.vocab, model.device) if samples else None
+        self._dealing = Dealing.of(model, cache)
         self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states) if gpu and graphs else None
 
     def __call__(self, work: Work, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -40,7 +41,7 @@ class Compute:
         """
         graph = self.graphs.replay(work, x) if self.graphs else None
         if graph is None:
-            batch = work.batch(self._gpu, self.state)
+            batch = work.dealt(self._dealing).batch(self._gpu, self.state)
             states = self._model.forward(batch, self._cache, x)
             tokens = self._model.next_tokens(states, batch) if self._samples else None
         elif self._samples:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from exegpt.models import KVCache, Model
+from exegpt.models import Dealing, KVCache, Model
 from exegpt.models.weights import torch_dtype
 from xrunner.assembly import Work
 from xrunner.gpu import Gpu
@@ -34,6 +34,7 @@ class DecodeGraphs:
         self._samples, self._takes_states = samples, takes_states
         blocks, _, self._block_size, _ = cache.values[0].shape
         self._scratch = blocks - 1
+        self._dealing = Dealing.of(model, cache)
         self._width = 0
         self._graphs: dict[int, DecodeGraph] = {}
 
@@ -60,7 +61,7 @@ class DecodeGraphs:
         return graph
 
     def _padded(self, work: Work, size: int) -> Work:
-        return work.padded(size, self._width, self._scratch, self._block_size)
+        return work.padded(size, self._width, self._scratch, self._block_size).dealt(self._dealing)
 
 
 class DecodeGraph:

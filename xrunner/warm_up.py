@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from exegpt.kernels.sampling import Sampling
-from exegpt.models import AttentionBatch, Batch, EncoderDecoder, KVCache, Model, computed_rows
+from exegpt.kernels.work_list import WorkList
+from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, computed_rows
 from exegpt.models.weights import torch_dtype
 from exegpt.policies import BlockPool
 from exegpt.schedule import Schedule
@@ -89,19 +91,19 @@ def warm_up(
         if not running:
             _see_rows(model, cache, extent)
     else:
-        for sequences, new, width in _forms(extent, cache.values[0].shape[2]):
+        for sequences, new, width in _forms(extent):
             _run_once(model, cache, sequences, new, width)
     cache.touch(1)
     if gpu:
         gpu.moment().synchronize()  # or the first iteration would wait for all of this
 
 
-def _forms(extent: Extent, block_size: int) -> Iterator[tuple[int, int, int]]:
+def _forms(extent: Extent) -> Iterator[tuple[int, int, int]]:
     """(sequences, new tokens of each, blocks of a table) for which a GPU has kernels of their own."""
     many = {2**i + 1 for i in range(6, (extent.prompts - 1).bit_length())}  # up to the next power of two; 1 up to 64
-    widths = {1, extent.longest} | {2**i // block_size for i in range(10, 32) if 2**i < extent.longest * block_size}
-    yield from ((1, 1, width) for width in sorted(widths))  # a long table is dealt to several programs
-    for sequences, new, width in itertools.product(sorted({1} | many), _PROMPTS, sorted({1, extent.longest})):
+    widths = sorted({1, extent.longest})  # the keys of a long table are shared by several programs
+    yield from ((1, 1, width) for width in widths)
+    for sequences, new, width in itertools.product(sorted({1} | many), _PROMPTS, widths):
         if sequences * (new // 2 + 1) <= max(extent.tokens, _PROMPTS[0]):  # what so many tokens each can round up to
             yield sequences, new, width
     if extent.tokens >= _MOST_ROWS:
@@ -115,7 +117,7 @@ def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int
     if context > min(block_size * blocks, model.spec.context):
         return
     start = 1 if new == 1 and model.start and model.layers else None
-    batch = alike(sequences, new, context, block_size, start, width, model.device)
+    batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
     x = model.forward(batch, cache, _states(model, sequences * new))
     if model.head:
         model.sample(x[:1])
@@ -136,7 +138,14 @@ def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
 
 
 def alike(
-    sequences: int, new: int, context: int, block_size: int, start: int | None, width: int, device: torch.device
+    sequences: int,
+    new: int,
+    context: int,
+    block_size: int,
+    start: int | None,
+    width: int,
+    device: torch.device,
+    dealing: Dealing | None = None,
 ) -> Batch:
     """A batch of sequences that all lie in block 0 and following, whose last `new` of `context` tokens are computed,
     with tables of `width` blocks at least. Where an encoder-decoder decodes, those of its output begin at `start`.
@@ -145,7 +154,12 @@ def alike(
     tables = [[*range(blocks), *[0] * (width - blocks)]] * sequences
     arrays = [tables, [*range(0, tokens + 1, new)], [context] * sequences]
     arrays += [[start] * sequences] if start is not None else []
-    attention = AttentionBatch(0, tokens, *(torch.tensor(a, dtype=torch.int32, device=device) for a in arrays))
+    work = None
+    if dealing and new == 1:
+        lists = dealing.deal(np.full(sequences, context, dtype=np.int32))
+        work = WorkList(*(torch.from_numpy(array).to(device) for array in lists))
+    given = (torch.tensor(a, dtype=torch.int32, device=device) for a in arrays)
+    attention = AttentionBatch(0, tokens, *given, work=work)
     positions = torch.arange(context - new, context, device=device).repeat(sequences)
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 

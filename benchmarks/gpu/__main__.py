@@ -53,11 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     report: dict[str, Any] = {"provenance": _provenance()}
     if capabilities:
-        from benchmarks.gpu.compiled import SHARED_KIB
+        from benchmarks.gpu.compiled import LIMITS
 
-        unknown = [cc for cc in capabilities if cc not in SHARED_KIB]
+        unknown = [cc for cc in capabilities if cc not in LIMITS]
         if unknown:
-            return _refuse(f"--compile {unknown[0]} isn't known: {', '.join(map(str, SHARED_KIB))} are.")
+            return _refuse(f"--compile {unknown[0]} isn't known: {', '.join(map(str, LIMITS))} are.")
         report["compiled"] = _compile(capabilities)
     elif options.interpret:
         from benchmarks.kernels.cases import TINY
@@ -334,14 +334,36 @@ def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
                     seen.add(kernel.hash)
                     one = examine(kernel, capability)
                     rows.append(_row(case) | {"capability": capability, **asdict(one)})
+                    ahead = "" if one.buffers is None else f", {one.buffers} buffers, wait_group {one.wait_group}"
                     print(
-                        f"sm_{capability} {one.kernel:9} {one.warps:2} warps, {one.registers:3} registers, "
-                        f"{one.spilled_bytes:4} B spilled, {one.shared_bytes:6} B shared, {one.matrix_instructions:3} "
-                        f"matrix instructions, {one.async_copies:3} copies ahead  {_title(rows[-1])}",
+                        f"sm_{capability} {one.kernel:15} {one.warps:2} warps, {one.registers:3} registers, "
+                        f"{one.spilled_bytes:4} B spilled, {one.shared_bytes:6} B shared, {one.resident:2} resident, "
+                        f"{one.matrix_instructions:3} matrix instructions{ahead}  {_title(rows[-1])}",
                         flush=True,
                     )
                 made.clear()
+            _print_balance(capability)
     return rows
+
+
+def _print_balance(capability: int) -> None:
+    """How evenly a work list deals sequences of unlike lengths."""
+    import numpy as np
+    import torch
+
+    from benchmarks.kernels.cases import BLOCK_SIZE, REAL
+    from exegpt.kernels.attention import programs_of_decoding
+    from exegpt.kernels.work_list import balance, deal
+
+    heads, contexts = REAL.heads, REAL.ragged
+    values = torch.empty(0, heads.kv, BLOCK_SIZE, heads.size, dtype=torch.bfloat16)
+    programs = programs_of_decoding(heads.query, values)
+    assert programs
+    first_items, items, _, _ = deal(np.array(contexts), programs, heads.kv)
+    print(
+        f"sm_{capability} decoding, {contexts[0]} tokens beside {len(contexts) - 1} × {contexts[-1]}: {programs} programs "
+        f"for each of {heads.kv} KV heads, the greatest share is {balance(first_items, items):.3f} times the mean"
+    )
 
 
 def _row(case: Any) -> dict[str, Any]:

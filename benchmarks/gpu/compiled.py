@@ -20,9 +20,31 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from exegpt.kernels import attention_gpu
+from exegpt.kernels.gpu import Architecture
 
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""Shared memory that one program may use, by compute capability (A100, A40, L40S, H100, B200, RTX PRO 6000)."""
+@dataclass(frozen=True)
+class Limits:
+    """What a multiprocessor of a compute capability has for its programs (CUDA C++ Programming Guide, table of technical
+    specifications per compute capability)."""
+
+    multiprocessors: int
+    """Of the GPU that stands for it."""
+    shared_kib: int
+    """Of which every program takes 1 KiB more than it uses."""
+    warps: int
+    programs: int
+
+
+LIMITS = {
+    80: Limits(108, 164, 64, 32),  # A100
+    86: Limits(84, 100, 48, 16),  # A40
+    89: Limits(142, 100, 48, 24),  # L40S
+    90: Limits(132, 228, 64, 32),  # H100
+    100: Limits(148, 228, 64, 32),  # B200
+    120: Limits(188, 100, 48, 32),  # RTX PRO 6000
+}
+_REGISTERS = 65536
+"""Of a multiprocessor; a warp gets a multiple of 256, and they go to four warps at a time."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +58,14 @@ class Compiled:
     spilled_bytes: int
     """Per thread, stored to memory for lack of registers."""
     shared_bytes: int
+    resident: int
+    """Programs that a multiprocessor runs at a time, as far as registers, shared memory and warps go."""
     matrix_instructions: int
     async_copies: int
+    buffers: int | None
+    """Tiles that loops keep of what they read ahead, the fewest of any; None: no loop reads ahead."""
+    wait_group: int | None
+    """Groups of copies that loops leave under way where they wait for one, the fewest of any; None: no loop waits."""
 
 
 class _Absent:
@@ -58,17 +86,19 @@ class _Absent:
 
 @contextmanager
 def compiling_only(capability: int) -> Iterator[list[Any]]:
-    """Within it, launches compile for a compute capability of SHARED_KIB and append what they made."""
+    """Within it, launches compile for a compute capability of LIMITS and append what they made."""
     made: list[Any] = []
     launch = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         made.append(launch(kernel, *args, grid=grid, warmup=True, **kwargs))
 
+    limits = LIMITS[capability]
+    gpu = Architecture(capability, limits.multiprocessors, (limits.shared_kib - 1) * 1024)
     driver.set_active(_Absent(capability))
     with (
         mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(attention_gpu, "shared_memory", lambda device: SHARED_KIB[capability] * 1024),
+        mock.patch.object(attention_gpu, "architecture", lambda device: gpu),
     ):
         yield made
 
@@ -87,12 +117,49 @@ def examine(kernel: Any, capability: int) -> Compiled:
     found = re.search(r"Used (\d+) registers", said)
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert found and spilled, said
+    registers, warps, shared = int(found[1]), kernel.metadata.num_warps, kernel.metadata.shared
     return Compiled(
-        kernel.metadata.name,
-        kernel.metadata.num_warps,
-        int(found[1]),
-        int(spilled[1]),
-        kernel.metadata.shared,
-        len(re.findall(r"\bwgmma\.mma_async|\bmma\.sync|\btcgen05\.mma", ptx)),
-        len(re.findall(r"\bcp\.async\.c[ag]\.", ptx)),
+        kernel=kernel.metadata.name,
+        warps=warps,
+        registers=registers,
+        spilled_bytes=int(spilled[1]),
+        shared_bytes=shared,
+        resident=resident(capability, warps, registers, shared),
+        matrix_instructions=len(re.findall(r"\bwgmma\.mma_async|\bmma\.sync|\btcgen05\.mma", ptx)),
+        async_copies=len(re.findall(r"\bcp\.async\.c[ag]\.", ptx)),
+        buffers=min(buffers(kernel.asm["ttgir"]), default=None),
+        wait_group=min(waits(ptx), default=None),
     )
+
+
+def resident(capability: int, warps: int, registers: int, shared_bytes: int) -> int:
+    """Programs of so many warps, registers per thread and bytes of shared memory that a multiprocessor runs at a time."""
+    limits = LIMITS[capability]
+    of_warp = -(-registers * 32 // 256) * 256
+    by_registers = _REGISTERS // of_warp // 4 * 4 // warps
+    by_shared = limits.shared_kib * 1024 // (shared_bytes + 1024)
+    return min(limits.programs, limits.warps // warps, by_registers, by_shared)
+
+
+def buffers(ttgir: str) -> list[int]:
+    """How many tiles each array in shared memory has that a loop reads ahead into: [buffers, rows, columns]."""
+    return [int(count) for count in re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x[a-z]", ttgir)]
+
+
+def waits(ptx: str) -> list[int]:
+    """For each wait for asynchronous copies in an innermost loop, how many groups of them it leaves under way."""
+    labels: dict[str, int] = {}
+    loops, found = [], []
+    for number, line in enumerate(ptx.splitlines()):
+        if label := re.match(r"(\$\w+):", line):
+            labels[label[1]] = number
+        elif (branch := re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)) and branch[1] in labels:
+            loops.append((labels[branch[1]], number))
+        elif wait := re.search(r"cp\.async\.wait_group\s+(\d+)", line):
+            found.append((number, int(wait[1])))
+    innermost = [one for one in loops if not any(other != one and _within(other, one) for other in loops)]
+    return [count for number, count in found if any(begin < number < end for begin, end in innermost)]
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]

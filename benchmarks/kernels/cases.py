@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.kernels import peers
 from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
 from exegpt.kernels import attention, kv_blocks, kv_write, norm, rotary, sampling, swiglu
+from exegpt.kernels.kv_layout import key_shape
 from exegpt.models.cache import scattered_zeros
 
 Make = Callable[[], Any]
@@ -70,6 +72,8 @@ class Sizes:
     """New tokens and contexts of sequences whose prompts come in pieces, some decoding beside them."""
     decoding: tuple[tuple[int, int], ...]
     """Sequences, context of each."""
+    ragged: tuple[int, ...]
+    """Contexts of sequences that decode together."""
     window: int
     hidden: int
     ffn: int
@@ -98,6 +102,7 @@ REAL = Sizes(
         (64, 32768),
         (256, 1024),
     ),
+    ragged=(32768, *[1024] * 63),
     window=1024,
     hidden=4096,
     ffn=14336,
@@ -106,7 +111,7 @@ REAL = Sizes(
     layers=32,
     blocks=64,
 )
-SMALL = replace(REAL, prompts=(2, 600), decoding=((1, 1100),), window=64, rows=2, layers=2, blocks=2)
+SMALL = replace(REAL, prompts=(2, 600), decoding=((1, 1100),), ragged=(2000, 100), window=64, rows=2, layers=2, blocks=2)
 """With the heads and widths of REAL: the same kernels are compiled for it."""
 TINY = Sizes(
     heads=Heads(4, 2, 16),
@@ -114,6 +119,7 @@ TINY = Sizes(
     prompts=(2, 19),
     pieces=((5, 1), (20, 37)),
     decoding=((2, 40),),
+    ragged=(150, 3),
     window=7,
     hidden=40,
     ffn=24,
@@ -129,6 +135,7 @@ PROCESSOR = Sizes(
     prompts=(4, 256),
     pieces=((128, 37, 1, 1, 1, 60), (512, 37, 300, 700, 3, 222)),
     decoding=((1, 1024), (16, 256), (64, 512)),
+    ragged=(4096, *[256] * 15),
     window=128,
     hidden=512,
     ffn=1408,
@@ -170,6 +177,7 @@ def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> I
     yield case("encoder, bias", heads, prompts, prompts, causal=False, bias=bias, scale=1 / heads.size)
     for number, context in sizes.decoding:
         yield case("decoding", heads, (1,) * number, (context,) * number)
+    yield case("decoding, ragged", heads, (1,) * len(sizes.ragged), sizes.ragged)
     number, context = sizes.decoding[-1]
     yield case("decoding, window", heads, (1,) * number, (context,) * number, **window)
     few = prompts[: max(1, sequences // 4)]
@@ -191,14 +199,16 @@ def _attention(
     sequences, tokens = len(news), sum(news)
     q = torch.empty(tokens, heads.query, heads.size, dtype=dtype, device=device)
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
-    shapes = (heads.size, BLOCK_SIZE), (BLOCK_SIZE, heads.size)
-    keys, values = (scattered_zeros((sum(needed), heads.kv, *shape), dtype, device).normal_() for shape in shapes)
+    values = scattered_zeros((sum(needed), heads.kv, BLOCK_SIZE, heads.size), dtype, device).normal_()
+    keys = scattered_zeros(key_shape(values), dtype, device).normal_()
     order = torch.randperm(sum(needed)).int()
     tables = torch.nn.utils.rnn.pad_sequence(order.split(needed), batch_first=True).to(device)
     offsets = torch.tensor([0, *news]).cumsum(0).int().to(device)
     batch = (q, keys, values, tables, offsets, torch.tensor(contexts, dtype=torch.int32, device=device))
     _fill(*batch[:4], news, contexts, options.get("scale") or heads.size**-0.5)
-    out = torch.empty_like(q)
+    out, work = torch.empty_like(q), None
+    if tokens == sequences:
+        work = attention.make_work_list(np.array(contexts), heads.query, values, options.get("window"))
     alike = len({*zip(news, contexts, strict=True)}) == 1
 
     def others() -> dict[str, Make]:
@@ -219,7 +229,7 @@ def _attention(
         name,
         f"{shape}, {heads}",
         str(dtype),
-        lambda: attention.attention(*batch, out, **options),
+        lambda: attention.attention(*batch, out, work=work, **options),
         lambda: attention.attention_reference(q.float(), *batch[1:], **options),
         2 * q.element_size() * heads.size * (heads.query * tokens + heads.kv * read),
         4 * heads.query * heads.size * pairs,
@@ -325,8 +335,8 @@ def _rotation(heads: Heads, tokens: int, dtype: torch.dtype, device: torch.devic
     before = torch.randn(tokens, both + heads.kv, heads.size, dtype=dtype, device=device)
     qkv = before.clone()
     blocks = -(-tokens // BLOCK_SIZE)
-    keys = torch.zeros(blocks, heads.kv, heads.size, BLOCK_SIZE, dtype=dtype, device=device)
     values = torch.zeros(blocks, heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
+    keys = torch.zeros(key_shape(values), dtype=dtype, device=device)
     positions = torch.arange(tokens, device=device) % 2048
     angles = torch.outer(torch.arange(2048.0), 10000.0 ** -torch.linspace(0, 1, heads.size // 2)).to(device)
     # One sequence's tokens side by side, its blocks anywhere.
@@ -357,8 +367,8 @@ def _rotation(heads: Heads, tokens: int, dtype: torch.dtype, device: torch.devic
 
 def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     heads, count = sizes.heads, sizes.blocks
-    shapes = ((heads.size, BLOCK_SIZE), (BLOCK_SIZE, heads.size)) * sizes.layers
-    before = [torch.randn(3 * count, heads.kv, *shape, dtype=dtype, device=device) for shape in shapes]
+    values = torch.empty(3 * count, heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
+    before = [torch.randn(shape, dtype=dtype, device=device) for shape in (key_shape(values), values.shape) * sizes.layers]
     cache = [tensor.clone() for tensor in before]
     order = torch.randperm(3 * count, device=device)
     sources, targets = order[:count], order[count : 2 * count]

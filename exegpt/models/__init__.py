@@ -2,6 +2,7 @@
 
 from exegpt.models.batch import AttentionBatch, Batch, computed_rows
 from exegpt.models.cache import KVCache
+from exegpt.models.dealing import Dealing
 from exegpt.models.decoder import Model
 from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.load import load_model, random_model
@@ -10,6 +11,7 @@ from exegpt.models.shard import Shard
 __all__ = [
     "AttentionBatch",
     "Batch",
+    "Dealing",
     "EncoderDecoder",
     "KVCache",
     "Model",

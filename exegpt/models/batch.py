@@ -7,6 +7,7 @@ import torch
 
 from exegpt.kernels.attention import attention
 from exegpt.kernels.sampling import Sampling
+from exegpt.kernels.work_list import WorkList
 
 _EXACT_ROWS = 128
 _ROWS_STEP = 8
@@ -37,6 +38,9 @@ class AttentionBatch:
     starts: torch.Tensor | None = None
     """int32 [sequences]: of an encoder-decoder's decoding sequences, where their own tokens begin in the cache, after
     their input's; None for prompts, and in a decoder-only model."""
+    work: WorkList | None = None
+    """Of a part in which every sequence has one token, how a GPU's programs share its keys; None: see
+    `kernels/attention.py`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,6 @@ def attend(
     for part in parts:
         own = slice(part.begin, part.end)
         arrays = part.tables, part.offsets, part.contexts
-        attention(q[own], keys, values, *arrays, attended[own], starts=part.starts, **options)
+        attention(q[own], keys, values, *arrays, attended[own], starts=part.starts, work=part.work, **options)
     attended[parts[-1].end :].zero_()  # `= 0` would launch a kernel for the zero, even where there is no such row
     return attended

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from exegpt.errors import InputError
+from exegpt.kernels.kv_layout import key_shape
 from exegpt.model import ModelSpec
 from exegpt.models.device import PROCESSOR, free_memory
 from exegpt.models.weights import torch_dtype
@@ -17,8 +18,7 @@ from exegpt.models.weights import torch_dtype
 class KVCache:
     """Keys and values of every layer.
 
-    Keys are stored transposed within a block, [blocks, kv_heads, head_size, block_size], values as
-    [blocks, kv_heads, block_size, head_size]: see `kernels/attention_cpu.py` for why.
+    Values are [blocks, kv_heads, block_size, head_size]; keys lie as `kernels/kv_layout.py` tells for the device.
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -43,12 +43,9 @@ class KVCache:
                 f"{free / 2**30:.1f} GiB are available: use a schedule with fewer blocks."
             )
         kind = torch_dtype(dtype)
-        shapes = (spec.head_size, block_size), (block_size, spec.head_size)
-        keys, values = (
-            tuple(scattered_zeros((blocks, spec.kv_heads, *shape), kind, device) for _ in range(layers))
-            for shape in shapes
-        )
-        return cls(keys, values)
+        shape = blocks, spec.kv_heads, block_size, spec.head_size
+        values = tuple(scattered_zeros(shape, kind, device) for _ in range(layers))
+        return cls(tuple(scattered_zeros(key_shape(layer), kind, device) for layer in values), values)
 
     @property
     def bytes(self) -> int:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from exegpt.kernels.kv_layout import keys_like_values
+
 try:
     from exegpt.kernels.gpu import INTERPRETED
 except ModuleNotFoundError:
@@ -22,3 +24,8 @@ def there(*tensors):
         [one.to(DEVICE) for one in t] if isinstance(t, list) else t if t is None else t.to(DEVICE) for t in tensors
     ]
     return moved[0] if len(moved) == 1 else moved
+
+
+def cache_there(keys, values, *others):
+    """A cache, and what else is given, on the device of the tests, its keys laid out as a GPU's."""
+    return [keys_like_values(keys).contiguous().to(DEVICE), *(t.to(DEVICE) for t in (values, *others))]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.kernels.attention import attention, attention_reference
+from exegpt.kernels.kv_layout import key_shape
 from exegpt.kernels.kv_write import kv_write, kv_write_reference
 
 
@@ -15,8 +16,8 @@ def paged(news, contexts, heads, kv_heads, head_size, block_size, seed=0, dtype=
     g = torch.Generator().manual_seed(seed)
     blocks = [-(-c // block_size) for c in contexts]
     order = torch.randperm(sum(blocks) + 2, generator=g).tolist()
-    keys = torch.zeros(len(order), kv_heads, head_size, block_size, dtype=dtype)
     values = torch.zeros(len(order), kv_heads, block_size, head_size, dtype=dtype)
+    keys = torch.zeros(key_shape(values), dtype=dtype)
     tables = torch.zeros(len(contexts), max(blocks), dtype=torch.int32)
     plain = []
     for i, context in enumerate(contexts):

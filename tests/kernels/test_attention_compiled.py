@@ -1,4 +1,4 @@
-"""What the attention kernel is compiled to for a GPU that isn't there."""
+"""What the attention kernels are compiled to for GPUs that aren't there."""
 
 import json
 import os
@@ -13,28 +13,63 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
 COMPILE = """
 import json, sys
+from dataclasses import asdict
 import torch
 from benchmarks.gpu.compiled import compiling_only, examine
-from exegpt.kernels.attention_gpu import attention_gpu
+from exegpt.kernels import attention_gpu
+from exegpt.kernels.attention_tiles import choose_tile, shared_bytes
+from exegpt.kernels.work_list import WorkList
 
-spilled, there = {}, {"device": "meta", "dtype": torch.int32}
-with compiling_only(90) as made:
-    for size in (64, 128, 256):
-        q = torch.zeros(256, 8, size, device="meta")
-        keys = torch.zeros(9, 4, size, 16, device="meta")
-        arrays = torch.zeros(2, 8, **there), torch.zeros(3, **there), torch.zeros(2, **there)
-        attention_gpu(q, keys, keys.mT.contiguous(), *arrays, torch.empty_like(q))
-        spilled[size] = [examine(kernel, 90).spilled_bytes for kernel in made]
-        made.clear()
-json.dump(spilled, sys.stdout)
+rows, there = [], {"device": "meta", "dtype": torch.int32}
+for capability, phase, size, kind in json.loads(sys.argv[1]):
+    dtype = getattr(torch, kind)
+    with compiling_only(capability) as made:
+        sequences, tokens = (2, 2) if phase == "decode" else (2, 1024)
+        q = torch.zeros(tokens, 8, size, device="meta", dtype=dtype)
+        cache = torch.zeros(9, 2, 16, size, device="meta", dtype=dtype)
+        arrays = (torch.zeros(n, **there) for n in ((sequences, 4), sequences + 1, sequences))
+        lists = (torch.zeros(n, **there) for n in (8, (9, 4), sequences + 1, (sequences, 2)))
+        work = WorkList(*lists) if phase == "decode" else None
+        attention_gpu.attention_gpu(q, cache, cache.clone(), *arrays, torch.empty_like(q), work=work, splits=1)
+        (kernel,) = made
+        gpu = attention_gpu.architecture(q.device)
+        tile = choose_tile(gpu, phase, tokens // sequences, 4, size, dtype.itemsize, False)
+        modelled = shared_bytes(tile, size, dtype.itemsize)
+        rows.append(asdict(examine(kernel, capability)) | {"modelled": modelled, "expected": asdict(tile)})
+json.dump(rows, sys.stdout)
 """
 
 
-@pytest.mark.slow
-def test_float32_spills_nothing():
+def compiled(*shapes):
+    """What is known of the kernel for each (capability, phase, head size, dtype), in a process without interpreter."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=110
-    )
+    command = [sys.executable, "-c", COMPILE, json.dumps(shapes)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"64": [0], "128": [0], "256": [0]}
+    return json.loads(done.stdout)
+
+
+def test_decoding_reads_ahead():
+    for row in compiled(*((capability, "decode", 128, "bfloat16") for capability in (80, 90, 100))):
+        assert row["buffers"] > 1 and row["wait_group"] > 0, row
+        assert row["spilled_bytes"] == 0 and row["matrix_instructions"], row
+        assert row["shared_bytes"] == row["modelled"] and row["resident"] >= row["expected"]["resident"], row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+@pytest.mark.timeout(600)
+def test_every_row_of_the_table(capability):
+    shapes = [(capability, phase, size, "bfloat16") for phase in ("prefill", "decode") for size in (64, 128, 256)]
+    for row, (_, phase, _, _) in zip(compiled(*shapes), shapes, strict=True):
+        assert row["resident"] >= row["expected"]["resident"], row
+        assert row["warps"] == row["expected"]["num_warps"] and row["shared_bytes"] <= row["modelled"], row
+        if phase == "decode":
+            assert row["spilled_bytes"] == 0 and row["buffers"] > 1 and row["wait_group"] > 0, row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_float32_spills_nothing():
+    shapes = [(90, phase, size, "float32") for phase in ("prefill", "decode") for size in (64, 128, 256)]
+    assert [row["spilled_bytes"] for row in compiled(*shapes)] == [0] * 6

@@ -1,5 +1,6 @@
 """The Triton attention kernel against PyTorch's attention with the mask written out."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +9,10 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from exegpt.kernels.attention import attention_reference
-from exegpt.kernels.attention_gpu import Tile, attention_gpu, choose_splits, choose_tile, padded
+from exegpt.kernels.attention_gpu import attention_gpu
+from exegpt.kernels.work_list import WorkList, deal
 
-from .gpu import DEVICE, needs_triton, there
+from .gpu import DEVICE, cache_there, needs_triton, there
 from .test_attention import paged
 from .test_attention_variants import BIAS, masked
 
@@ -22,19 +24,24 @@ PIECES = ((7, 80), (20, 36))
 DECODING = ((1, 1), (1, 137))
 
 
-def assert_equal(sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.float32, splits=None, **options):
+def a_work_list(contexts, programs, kv_heads, window=None):
+    arrays = deal(np.array(contexts, dtype=np.int32), programs, kv_heads, window)
+    return WorkList(*(there(torch.from_numpy(array)) for array in arrays))
+
+
+def assert_equal(sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.float32, splits=None, work=None, **options):
     news, contexts = zip(*sizes, strict=True)
     q, plain, cache = paged(news, contexts, heads, kv_heads, head_size, block_size, dtype=dtype)
     want = masked(q.float(), [(k.float(), v.float()) for k, v in plain], news, contexts, **options)
     moved = {k: there(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-    q, cache = there(q), there(list(cache))
-    got = attention_gpu(q, *cache, torch.full_like(q, float("nan")), splits=splits, **moved)
+    q, cache = there(q), cache_there(*cache)
+    got = attention_gpu(q, *cache, torch.full_like(q, float("nan")), splits=splits, work=work, **moved)
     torch.testing.assert_close(got.float().cpu(), want, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 @pytest.mark.parametrize("sizes", [PROMPTS, PIECES, DECODING])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size", "block_size"), [(8, 2, 64, 16), (3, 3, 80, 16), (20, 1, 96, 8), (4, 2, 12, 3)]
+    ("heads", "kv_heads", "head_size", "block_size"), [(8, 2, 64, 16), (3, 3, 80, 16), (20, 1, 96, 8), (14, 2, 24, 16), (4, 2, 12, 3)]
 )
 def test_heads_and_blocks(sizes, heads, kv_heads, head_size, block_size):
     assert_equal(sizes, heads, kv_heads, head_size, block_size)
@@ -84,7 +91,7 @@ def test_more_splits_than_there_are_keys():
 def test_no_tokens_at_all():
     q, _, cache = paged((1,), (20,), 4, 2, 16, 16)
     cache = (*cache[:2], cache[2][:0], cache[3][:1], cache[4][:0])
-    assert attention_gpu(there(q[:0]), *there(list(cache)), there(q[:0])).shape == (0, 4, 16)
+    assert attention_gpu(there(q[:0]), *cache_there(*cache), there(q[:0])).shape == (0, 4, 16)
 
 
 def test_a_view_of_the_queries_and_a_place_for_the_result():
@@ -93,7 +100,7 @@ def test_a_view_of_the_queries_and_a_place_for_the_result():
     wide = torch.zeros(5, 7, 16)
     wide[:, 1:5] = q
     out = torch.zeros(9, 4, 16, device=DEVICE)
-    attention_gpu(there(wide)[:, 1:5], *there(list(cache)), out[2:7], splits=2)
+    attention_gpu(there(wide)[:, 1:5], *cache_there(*cache), out[2:7], splits=2)
     torch.testing.assert_close(out[2:7].cpu(), want, atol=2e-6, rtol=1e-5)
     assert not out[:2].any() and not out[7:].any()
 
@@ -108,7 +115,7 @@ def test_what_lies_outside_the_context_has_no_influence():
         keys[block, :, :, place:] = float("nan")
         values[block, :, place:] = float("nan")
     keys[tables[1, 0]] = float("nan")  # before the first token that is seen
-    q, cache = there(q), there(list(cache))
+    q, cache = there(q), cache_there(*cache)
     got = attention_gpu(q, *cache, torch.empty_like(q), starts=there(starts))
     torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=1e-5)
 
@@ -116,38 +123,55 @@ def test_what_lies_outside_the_context_has_no_influence():
 def test_scores_far_apart_stay_finite():
     q, _, cache = paged((1, 4), (50, 30), 4, 2, 16, 16)
     want = attention_reference(q * 300, *cache)
-    q, cache = there(q * 300), there(list(cache))
+    q, cache = there(q * 300), cache_there(*cache)
     got = attention_gpu(q, *cache, torch.empty_like(q), splits=2)
     torch.testing.assert_close(got.cpu(), want, atol=2e-4, rtol=1e-4)
 
 
-@given(
-    st.integers(1, 4096),
-    st.integers(1, 64),
-    st.integers(1, 71),
-    st.integers(1, 256),
-    st.sampled_from([2, 4]),
-    st.booleans(),
-)
-def test_tiles_hold_whole_tokens(tokens, sequences, group, head_size, itemsize, biased):
-    tokens = max(tokens, sequences)
-    tile = choose_tile(tokens, sequences, group, head_size, itemsize, biased, 101_376)
-    assert 1 <= tile.queries <= tile.rows // group
-    assert tile.rows >= 16 and tile.keys >= 16 and tile.rows & (tile.rows - 1) == 0
-    width = padded(head_size)
-    if group <= 16:  # what two stages take is within a small GPU's memory
-        assert (tile.rows + 4 * tile.keys) * width * itemsize <= 101_376
+UNEVEN = (1, 700, 40, 129, 256)
 
 
-@given(
-    st.integers(1, 10_000),
-    st.integers(1, 1_000_000),
-    st.sampled_from([16, 128]),
-    st.sampled_from([32, 64]),
-    st.integers(1, 160),
+@pytest.mark.parametrize("programs", [1, 2, 7, 30])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size", "block_size"), [(6, 2, 24, 16), (7, 1, 80, 16), (3, 3, 96, 8), (4, 2, 12, 3)]
 )
-def test_splits_cover_the_keys_and_fill_the_device(programs, most_keys, rows, keys, processors):
-    splits, each = choose_splits(programs, most_keys, Tile(rows, 1, keys, 4, 3), processors)
-    assert splits >= 1 and each >= 1
-    assert (splits - 1) * each * keys < most_keys <= splits * each * keys
-    assert splits == 1 or programs * (splits - 1) < 4 * processors
+def test_work_lists(programs, heads, kv_heads, head_size, block_size):
+    work = a_work_list(UNEVEN, programs, kv_heads)
+    assert_equal([(1, context) for context in UNEVEN], heads, kv_heads, head_size, block_size, work=work)
+    assert not work.arrived.any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 140, "scale": 0.3},
+        {"bias": BIAS, "causal": False, "scale": 1.0},
+        {"bias": BIAS, "window": 12},
+        {"starts": torch.tensor([0, 600, 1, 128, 255], dtype=torch.int32)},
+    ],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_work_lists_of_more_keys_than_are_seen(options, dtype):
+    """A list is dealt by one attention's keys; others see fewer, some programs then none."""
+    sizes = [(1, context) for context in UNEVEN]
+    assert_equal(sizes, 6, 2, 24, work=a_work_list(UNEVEN, 5, 2), dtype=dtype, **options)
+    if "window" in options:
+        assert_equal(sizes, 6, 2, 24, work=a_work_list(UNEVEN, 5, 2, options["window"]), dtype=dtype, **options)
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 3, 7]))
+def test_any_work_list(contexts, programs, group):
+    work = a_work_list(contexts, programs, 2)
+    assert_equal([(1, context) for context in contexts], 2 * group, 2, 16, work=work)
+    assert not work.arrived.any()
+
+
+def test_every_layer_takes_the_same_work_list():
+    """And gives the same, whatever the layer before left in the counts and partial results."""
+    q, _, cache = paged((1,) * len(UNEVEN), UNEVEN, 4, 2, 16, 16)
+    q, cache, work = there(q), cache_there(*cache), a_work_list(UNEVEN, 6, 2)
+    first, second = (attention_gpu(q, *cache, torch.empty_like(q), work=work) for _ in range(2))
+    assert torch.equal(first, second)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from exegpt.kernels.attention import attention_reference
 from exegpt.kernels.attention_gpu import attention_gpu
 from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
-from exegpt.kernels.rotary_gpu import kv_write_gpu
+from exegpt.kernels.kv_write_gpu import kv_write_gpu
 
 from .gpu import DEVICE, needs_triton, there
 

@@ -8,6 +8,7 @@ from numba import njit
 from exegpt.kernels.argmax import argmax, argmax_reference
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.kv_layout import key_shape
 from exegpt.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from exegpt.kernels.rotary import rotate, rotate_and_write, rotate_and_write_reference, rotate_reference
 from exegpt.kernels.swiglu import geglu, geglu_reference, swiglu, swiglu_reference
@@ -108,8 +109,8 @@ def new_tokens(tokens, heads, kv_heads, head_size, block_size, dtype=torch.float
     blocks = -(-tokens // block_size) + 2
     where = torch.randint(0, 50, (tokens,), generator=g), angles.cos(), angles.sin()
     slots = torch.randperm(blocks * block_size, generator=g)[:tokens]
-    keys = torch.zeros(blocks, kv_heads, head_size, block_size, dtype=dtype)
-    return qkv, where, slots, [keys, torch.zeros(blocks, kv_heads, block_size, head_size, dtype=dtype)]
+    values = torch.zeros(blocks, kv_heads, block_size, head_size, dtype=dtype)
+    return qkv, where, slots, [torch.zeros(key_shape(values), dtype=dtype), values]
 
 
 def test_rotate_and_write_on_the_processor():

@@ -7,15 +7,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.kv_write import kv_write_reference
+from exegpt.kernels.kv_write_gpu import kv_write_gpu
 from exegpt.kernels.norm import layer_norm_reference, rms_norm_reference
 from exegpt.kernels.norm_gpu import norm_gpu
 from exegpt.kernels.rotary import rotate_and_write_reference, rotate_reference
-from exegpt.kernels.rotary_gpu import kv_write_gpu, rotate_and_write_gpu, rotate_gpu
+from exegpt.kernels.rotary_gpu import rotate_and_write_gpu, rotate_gpu
 from exegpt.kernels.swiglu import BEND, SLOPE, geglu_reference, swiglu_reference
 from exegpt.kernels.swiglu_gpu import gated_gpu
 
-from .gpu import needs_triton, there
+from .gpu import cache_there, needs_triton, there
 from .test_rows import new_tokens
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -82,18 +84,18 @@ def test_gates(dtype, rows, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "head_size", "block_size"),
-    [(1, 1, 1, 2, 16), (7, 3, 2, 80, 16), (1030, 1, 1, 8, 3)],
+    [(1, 1, 1, 2, 16), (7, 3, 2, 80, 16), (5, 7, 1, 24, 4), (1, 3, 3, 96, 16), (1030, 1, 1, 8, 3)],
 )
 @needs_triton
 def test_rotate_and_write(dtype, tokens, heads, kv_heads, head_size, block_size):
     qkv, where, slots, cache = new_tokens(tokens, heads, kv_heads, head_size, block_size, dtype)
-    mine, my_cache, both = there(qkv.clone()), there([t.clone() for t in cache]), heads + kv_heads
+    mine, my_cache, both = there(qkv.clone()), cache_there(*cache), heads + kv_heads
     parts = [mine[:, :heads], mine[:, heads:both], mine[:, both:]]
     rotate_and_write_gpu(*parts, *there(*where), *my_cache, there(slots))
     rotate_and_write_reference(qkv[:, :heads], qkv[:, heads:both], qkv[:, both:], *where, *cache, slots)
     assert_close(mine[:, :heads], qkv[:, :heads])
     assert torch.equal(mine[:, both:].cpu(), qkv[:, both:])
-    for got, want in zip(my_cache, cache, strict=True):
+    for got, want in zip(my_cache, (keys_like_values(cache[0]), cache[1]), strict=True):
         assert_close(got, want)
         assert got.count_nonzero() == want.count_nonzero()
 
@@ -108,10 +110,10 @@ def test_any_write_and_any_rotation(tokens, heads, half, block_size):
         torch.zeros(len(cache[0]), heads, 2 * half - 1, block_size),
         torch.zeros(len(cache[0]), heads, block_size, 2 * half - 1),
     ]
-    mine = there([t.clone() for t in cache])
+    mine = cache_there(*cache)
     kv_write_gpu(there(qkv)[:, :heads, 1:], there(qkv)[:, heads : 2 * heads, :-1], *mine, there(slots))
     kv_write_reference(k, v, *cache, slots)
-    assert all(torch.equal(got.cpu(), want) for got, want in zip(mine, cache, strict=True))
+    assert torch.equal(mine[0].cpu(), keys_like_values(cache[0])) and torch.equal(mine[1].cpu(), cache[1])
     rotated = there(qkv.clone())
     rotate_gpu(rotated, *there(*where))
     rotate_reference(qkv, *where)

@@ -124,7 +124,8 @@ def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decod
     assert gpu.waited == 1 and tokens.shape == (piece.gives,) and tokens.dtype == torch.int64
     replayed = graphs and piece.phase == "decode"
     assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(piece.gives)
-    assert {"_attend", "_norm", "_prepare"} <= set(launched)
+    attended = {name for phase, name in ((encode, "_attend_prefill"), (decode, "_attend_decode")) if phase}
+    assert attended | {"_norm"} <= set(launched) and {"_rotate", "_write"} & set(launched)
     assert ("_sample" in launched) == bool(how and piece.gives)
 
 

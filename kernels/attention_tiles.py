@@ -1,0 +1,119 @@
+"""The tiles of attention on a GPU, and the splits of its keys where there are too few programs."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from exegpt.kernels.gpu import Architecture
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes at a time."""
+
+    block_m: int
+    """Rows: tokens of a sequence times the query heads of a KV head, then rows that only fill up."""
+    block_n: int
+    """Columns: keys."""
+    num_warps: int
+    num_stages: int
+    """Triton's: of K and V there are `num_stages` - 1 buffers."""
+    resident: int
+    """Programs that a multiprocessor runs at a time."""
+
+
+TILES: dict[tuple[int, int, str], Tile] = {
+    (80, 64, "prefill"): Tile(64, 64, 4, 3, 2),
+    (80, 128, "prefill"): Tile(64, 64, 4, 3, 2),
+    (80, 256, "prefill"): Tile(64, 32, 8, 2, 1),
+    (80, 64, "decode"): Tile(16, 64, 4, 3, 4),
+    (80, 128, "decode"): Tile(16, 64, 4, 3, 2),
+    (80, 256, "decode"): Tile(16, 32, 4, 3, 2),
+    (86, 64, "prefill"): Tile(64, 64, 4, 3, 2),
+    (86, 128, "prefill"): Tile(64, 64, 4, 2, 2),
+    (86, 256, "prefill"): Tile(64, 32, 8, 2, 1),
+    (86, 64, "decode"): Tile(16, 64, 4, 3, 2),
+    (86, 128, "decode"): Tile(16, 32, 4, 3, 2),
+    (86, 256, "decode"): Tile(16, 32, 4, 2, 2),
+    (90, 64, "prefill"): Tile(64, 64, 4, 3, 3),
+    (90, 128, "prefill"): Tile(64, 64, 4, 3, 2),
+    (90, 256, "prefill"): Tile(64, 32, 8, 3, 1),
+    (90, 64, "decode"): Tile(16, 64, 4, 3, 4),
+    (90, 128, "decode"): Tile(16, 64, 4, 3, 3),
+    (90, 256, "decode"): Tile(16, 32, 4, 3, 3),
+    (100, 64, "prefill"): Tile(64, 64, 4, 3, 3),
+    (100, 128, "prefill"): Tile(64, 64, 4, 3, 2),
+    (100, 256, "prefill"): Tile(64, 32, 8, 3, 1),
+    (100, 64, "decode"): Tile(16, 64, 4, 3, 4),
+    (100, 128, "decode"): Tile(16, 64, 4, 3, 3),
+    (100, 256, "decode"): Tile(16, 32, 4, 3, 3),
+}
+"""16-bit elements, by (architecture, columns of a head at most, "prefill" or "decode")."""
+
+_FLOAT32 = {64: Tile(32, 32, 4, 3, 2), 256: Tile(16, 16, 4, 3, 2)}
+"""32-bit elements, which no matrix unit multiplies: both tiles are in registers."""
+
+
+def family(capability: int) -> int:
+    """The architecture whose rows of `TILES` a compute capability takes: 86 stands for all with 99 KiB of shared memory
+    for a program (86, 89, 120), and for what isn't known.
+    """
+    return capability // 10 * 10 if capability in (80, 87, 90, 100, 103) else 86
+
+
+def head_dim(head_size: int) -> int:
+    """Columns that a tile has for a head: a power of two, and no fewer than matrix units take."""
+    return max(16, _next_power_of_2(head_size))
+
+
+def shared_bytes(tile: Tile, head_size: int, itemsize: int) -> int:
+    """Shared memory of a program: its buffers of K and V, and Q on its way into the matrix units' registers."""
+    buffered = 2 * (tile.num_stages - 1) * tile.block_n
+    return (tile.block_m + buffered) * head_dim(head_size) * itemsize
+
+
+def choose_tile(
+    gpu: Architecture, phase: str, tokens: int, group: int, head_size: int, itemsize: int, biased: bool
+) -> Tile:
+    """The tile for sequences of about `tokens` new tokens and `group` query heads per KV head, elements of `itemsize`
+    bytes, with or without a position bias.
+    """
+    width = head_dim(head_size)
+    if itemsize == 4:
+        tile = _FLOAT32[64 if width <= 64 else 256]
+    else:
+        tile = TILES[family(gpu.capability), min(size for size in (64, 128, 256) if width <= size), phase]
+    if biased:  # the addresses of the bias take registers, too
+        tile = replace(tile, block_n=max(16, tile.block_n // 2))
+    block_m = max(16, _next_power_of_2(group), min(tile.block_m, _next_power_of_2(group * tokens)))
+    num_warps = max(tile.num_warps, min(8, block_m * width // 2048))
+    tile = replace(tile, block_m=block_m, num_warps=num_warps)
+    while tile.num_stages > 2 and shared_bytes(tile, head_size, itemsize) > gpu.shared_bytes:
+        tile = replace(tile, num_stages=tile.num_stages - 1)
+    return tile
+
+
+@functools.lru_cache(maxsize=1024)
+def num_splits(programs: int, slots: int, most_tiles: int) -> int:
+    """How many programs share the keys of each of `programs` tiles of rows, where the device runs `slots` programs at a
+    time and there are up to `most_tiles` tiles of keys.
+
+    FlashAttention's rule (`num_splits_heuristic` in flash_api.cpp): one where the programs fill 0.8 of the slots; else
+    the fewest whose waves are 85 % as full as the fullest, of the numbers that change the greatest share.
+    """
+    if programs >= 0.8 * slots:
+        return 1
+
+    def share(splits: int) -> int:
+        return -(-most_tiles // splits)
+
+    fullness = {}
+    for splits in range(1, min(128, slots, most_tiles) + 1):
+        if splits == 1 or share(splits) != share(splits - 1):
+            waves = programs * splits / slots
+            fullness[splits] = waves / math.ceil(waves)
+    return min(splits for splits, full in fullness.items() if full >= 0.85 * max(fullness.values()))
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,20 @@
+"""How keys and values lie in the paged cache; the one place that tells the devices' layouts apart.
+
+Values are [blocks, kv_heads, block_size, head_size] everywhere, and on a GPU keys are like them: a token's key is
+written as one row, and other libraries read it (FlashInfer's `HND` layout). The CPU's kernel multiplies by a block of
+keys as a matrix, and takes [blocks, kv_heads, head_size, block_size]; see `attention_cpu.py`.
+"""
+
+import torch
+
+from exegpt.kernels import device
+
+
+def key_shape(values: torch.Tensor) -> torch.Size:
+    """The shape of a cache's keys on the device where its values [blocks, kv_heads, block_size, head_size] are."""
+    return values.shape if device.on_gpu(values) else values.mT.shape
+
+
+def keys_like_values(keys: torch.Tensor) -> torch.Tensor:
+    """A view of a cache's keys as [blocks, kv_heads, block_size, head_size], on any device."""
+    return keys if device.on_gpu(keys) else keys.mT
