@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from exegpt.kernels.attention_tiles import Tile, choose_tile, head_dim, num_splits
-from exegpt.kernels.gpu import architecture, operand
+from exegpt.kernels.device import architecture
+from exegpt.kernels.gpu import operand
 from exegpt.kernels.work_list import TILE, WorkList, most_slots
 
 
@@ -83,7 +84,12 @@ def attention_gpu(
 
 
 def _sizes(
-    q: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, tile: Tile
+    q: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    tile: Tile,
 ) -> dict[str, Any]:
     """The sizes that both kernels take."""
     return {
@@ -211,10 +217,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     if items is not None:
         first_item, end_item = tl.load(first_items + pid), tl.load(first_items + pid + 1)
     for item in range(first_item, end_item):
-        if items is not None:
-            sequence = tl.load(items + 4 * item)
-        else:
-            sequence = pid // splits
+        sequence = tl.load(items + 4 * item) if items is not None else pid // splits
         seq_len = tl.load(seq_lens + sequence)
         start = 0
         if starts is not None:
@@ -337,9 +340,9 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     token, head = first + rows // GROUP, kv_head * GROUP + rows % GROUP
     real = (rows < BLOCK_Q * GROUP) & (token < last)
     q_at = q + token.to(tl.int64) * q_stride_token + head * q_stride_head
-    tile_q = tl.load(
-        q_at[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d < HEAD_SIZE)[None, :], other=0.0
-    ).to(DTYPE)
+    tile_q = tl.load(q_at[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d < HEAD_SIZE)[None, :], other=0.0).to(
+        DTYPE
+    )
 
     seq_len = tl.load(seq_lens + sequence)
     shift = seq_len - tl.load(cu_seqlens_q + sequence + 1)  # from a token's place in the batch to its position
@@ -478,10 +481,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
 
         # K needs no mask along the keys, scores have one; V does: what lies behind the last token might be no number.
         k_at, v_at = k_cache + row[:, None] + offs_d[None, :], v_cache + row[:, None] + offs_d[None, :]
-        if HEAD_SIZE == q.shape[1]:
-            k = tl.load(k_at).to(DTYPE)
-        else:
-            k = tl.load(k_at, mask=in_head, other=0.0).to(DTYPE)
+        k = (tl.load(k_at) if q.shape[1] == HEAD_SIZE else tl.load(k_at, mask=in_head, other=0.0)).to(DTYPE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * sm_scale
         distance = key[None, :] - position[:, None]
         if bias is not None:
@@ -502,7 +502,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         l_i = l_i * alpha + tl.sum(p, 1)
         if MASKED:
             v = tl.load(v_at, mask=(key < seen_end)[:, None] & in_head, other=0.0).to(DTYPE)
-        elif HEAD_SIZE == q.shape[1]:
+        elif q.shape[1] == HEAD_SIZE:
             v = tl.load(v_at).to(DTYPE)
         else:
             v = tl.load(v_at, mask=in_head, other=0.0).to(DTYPE)

@@ -4,7 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from exegpt.kernels.gpu import Architecture
+from exegpt.kernels.device import Architecture
 
 
 @dataclass(frozen=True)
@@ -17,38 +17,40 @@ class Tile:
     """Columns: keys."""
     num_warps: int
     num_stages: int
-    """Triton's: of K and V there are `num_stages` - 1 buffers."""
+    """Triton's: K and V are read `num_stages` - 1 tiles ahead."""
     resident: int
     """Programs that a multiprocessor runs at a time."""
 
 
 TILES: dict[tuple[int, int, str], Tile] = {
-    (80, 64, "prefill"): Tile(64, 64, 4, 3, 2),
-    (80, 128, "prefill"): Tile(64, 64, 4, 3, 2),
-    (80, 256, "prefill"): Tile(64, 32, 8, 2, 1),
-    (80, 64, "decode"): Tile(16, 64, 4, 3, 4),
-    (80, 128, "decode"): Tile(16, 64, 4, 3, 2),
-    (80, 256, "decode"): Tile(16, 32, 4, 3, 2),
-    (86, 64, "prefill"): Tile(64, 64, 4, 3, 2),
-    (86, 128, "prefill"): Tile(64, 64, 4, 2, 2),
-    (86, 256, "prefill"): Tile(64, 32, 8, 2, 1),
-    (86, 64, "decode"): Tile(16, 64, 4, 3, 2),
-    (86, 128, "decode"): Tile(16, 32, 4, 3, 2),
-    (86, 256, "decode"): Tile(16, 32, 4, 2, 2),
-    (90, 64, "prefill"): Tile(64, 64, 4, 3, 3),
-    (90, 128, "prefill"): Tile(64, 64, 4, 3, 2),
-    (90, 256, "prefill"): Tile(64, 32, 8, 3, 1),
-    (90, 64, "decode"): Tile(16, 64, 4, 3, 4),
-    (90, 128, "decode"): Tile(16, 64, 4, 3, 3),
-    (90, 256, "decode"): Tile(16, 32, 4, 3, 3),
-    (100, 64, "prefill"): Tile(64, 64, 4, 3, 3),
-    (100, 128, "prefill"): Tile(64, 64, 4, 3, 2),
-    (100, 256, "prefill"): Tile(64, 32, 8, 3, 1),
-    (100, 64, "decode"): Tile(16, 64, 4, 3, 4),
-    (100, 128, "decode"): Tile(16, 64, 4, 3, 3),
-    (100, 256, "decode"): Tile(16, 32, 4, 3, 3),
+    (80, 64, "prefill"): Tile(64, 64, 4, 3, 2),  # 188 registers, 40 KiB
+    (80, 128, "prefill"): Tile(64, 32, 4, 3, 2),  # 233 registers, 52 KiB; with 64 keys 254, 88 KiB: one at a time
+    (80, 256, "prefill"): Tile(64, 32, 8, 3, 1),  # 225 registers, 100 KiB; with 4 warps 136 bytes spill
+    (80, 64, "decode"): Tile(16, 64, 4, 3, 4),  # 96 registers, 36 KiB
+    (80, 128, "decode"): Tile(16, 64, 4, 3, 2),  # 168 registers, 70 KiB
+    (80, 256, "decode"): Tile(16, 32, 4, 3, 2),  # 168 registers, 73 KiB
+    (86, 64, "prefill"): Tile(64, 64, 4, 3, 2),  # 188 registers, 40 KiB
+    (86, 128, "prefill"): Tile(128, 32, 8, 3, 1),  # 187 registers, 64 KiB; 64 rows of 4 warps are alone, too
+    (86, 256, "prefill"): Tile(64, 16, 8, 3, 1),  # 173 registers, 66 KiB
+    (86, 64, "decode"): Tile(16, 64, 4, 3, 2),  # 116 registers, 36 KiB
+    (86, 128, "decode"): Tile(16, 32, 4, 3, 2),  # 128 registers, 37 KiB
+    (86, 256, "decode"): Tile(16, 16, 4, 3, 2),  # 128 registers, 41 KiB
+    (90, 64, "prefill"): Tile(64, 64, 4, 3, 3),  # 168 registers, 56 KiB
+    (90, 128, "prefill"): Tile(64, 64, 4, 3, 2),  # 234 registers, 112 KiB; 128 rows of 8 warps: 206, one at a time
+    (90, 256, "prefill"): Tile(64, 32, 8, 3, 1),  # 170 registers, 128 KiB
+    (90, 64, "decode"): Tile(16, 128, 4, 3, 3),  # 160 registers, 70 KiB
+    (90, 128, "decode"): Tile(16, 64, 4, 3, 3),  # 168 registers, 70 KiB; with 128 keys 8 bytes spill
+    (90, 256, "decode"): Tile(16, 32, 4, 3, 2),  # 204 registers, 73 KiB
+    (100, 64, "prefill"): Tile(64, 64, 4, 3, 3),  # 165 registers, 57 KiB
+    (100, 128, "prefill"): Tile(64, 64, 4, 3, 2),  # 218 registers, 113 KiB
+    (100, 256, "prefill"): Tile(64, 32, 8, 3, 1),  # 147 registers, 129 KiB
+    (100, 64, "decode"): Tile(16, 128, 4, 3, 3),  # 163 registers, 70 KiB
+    (100, 128, "decode"): Tile(16, 64, 4, 3, 3),  # 128 registers, 70 KiB; with 128 keys 12 bytes spill
+    (100, 256, "decode"): Tile(16, 32, 4, 3, 2),  # 206 registers, 73 KiB
 }
-"""16-bit elements, by (architecture, columns of a head at most, "prefill" or "decode")."""
+"""16-bit elements, by (architecture, columns of a head at most, phase): of the tiles tried, those that spill nothing,
+read ahead, and fit most often on a multiprocessor; then those with more keys. The registers and shared memory beside
+them are what Triton 3.7 compiles them to; none has been timed."""
 
 _FLOAT32 = {64: Tile(32, 32, 4, 3, 2), 256: Tile(16, 16, 4, 3, 2)}
 """32-bit elements, which no matrix unit multiplies: both tiles are in registers."""
@@ -66,10 +68,19 @@ def head_dim(head_size: int) -> int:
     return max(16, _next_power_of_2(head_size))
 
 
-def shared_bytes(tile: Tile, head_size: int, itemsize: int) -> int:
-    """Shared memory of a program: its buffers of K and V, and Q on its way into the matrix units' registers."""
-    buffered = 2 * (tile.num_stages - 1) * tile.block_n
-    return (tile.block_m + buffered) * head_dim(head_size) * itemsize
+def shared_bytes(capability: int, tile: Tile, head_size: int, itemsize: int) -> int:
+    """Shared memory that Triton gives a program, 2 KiB too much at most.
+
+    Q, the buffers of K and V, and the weights of the values where warps that share rows exchange them. Matrix units
+    that read shared memory themselves (from compute capability 9.0 on, for 64 rows and more) have a buffer more, and
+    take the weights from registers.
+    """
+    width = head_dim(head_size)
+    by_themselves = capability in (90, 100, 103) and tile.block_m >= 64 and itemsize == 2
+    buffers = tile.num_stages if by_themselves else tile.num_stages - 1
+    weights = 0 if by_themselves or tile.block_m >= max(width, tile.block_n) else tile.block_m * tile.block_n
+    barriers = 2048 if by_themselves and capability >= 100 else 0
+    return ((tile.block_m + 2 * buffers * tile.block_n) * width + weights) * itemsize + barriers
 
 
 def choose_tile(
@@ -88,7 +99,7 @@ def choose_tile(
     block_m = max(16, _next_power_of_2(group), min(tile.block_m, _next_power_of_2(group * tokens)))
     num_warps = max(tile.num_warps, min(8, block_m * width // 2048))
     tile = replace(tile, block_m=block_m, num_warps=num_warps)
-    while tile.num_stages > 2 and shared_bytes(tile, head_size, itemsize) > gpu.shared_bytes:
+    while tile.num_stages > 2 and shared_bytes(gpu.capability, tile, head_size, itemsize) > gpu.shared_bytes:
         tile = replace(tile, num_stages=tile.num_stages - 1)
     return tile
 

@@ -1,4 +1,8 @@
-"""Which kernels take a tensor."""
+"""Which kernels take a tensor, and the architecture that a GPU's are cut for."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -6,3 +10,28 @@ import torch
 def on_gpu(x: torch.Tensor) -> bool:
     """Whether the Triton kernels take this tensor. Called as `device.on_gpu`, so that there is one place to ask."""
     return x.device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a kernel's tile and grid are chosen by."""
+
+    capability: int
+    """Compute capability: 90 for 9.0"""
+    multiprocessors: int
+    shared_bytes: int
+    """Shared memory that one program may use."""
+
+
+H100 = Architecture(90, 132, 227 * 1024)
+"""What is assumed where kernels are interpreted."""
+
+
+@functools.cache
+def architecture(device: torch.device) -> Architecture:
+    """The architecture of a GPU."""
+    if device.type != "cuda":
+        return H100
+    properties: Any = torch.cuda.get_device_properties(device)
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return Architecture(10 * properties.major + properties.minor, properties.multi_processor_count, shared_bytes)

@@ -55,12 +55,8 @@ def _write(  # type: ignore[no-untyped-def]
     real = token < tokens
     mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
     row = cache_rows(slots, token, real, kv_head, kv_heads, HEAD_SIZE, BLOCK_SIZE)
-    store_rows(
-        v + token.to(tl.int64) * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask
-    )
-    store_rows(
-        k + token.to(tl.int64) * k_stride_token + kv_head * k_stride_head, k_cache + row, offs_d, mask
-    )
+    store_rows(v + token.to(tl.int64) * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask)
+    store_rows(k + token.to(tl.int64) * k_stride_token + kv_head * k_stride_head, k_cache + row, offs_d, mask)
 
 
 @triton.jit
@@ -73,7 +69,7 @@ def cache_rows(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Where the tokens' rows of a KV head begin in a cache [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]: int64 [BLOCK_M]."""
+    """Where the tokens' rows of one KV head begin in a cache: int64 [BLOCK_M]."""
     slot = tl.load(slots + token, mask=real, other=0)
     return ((slot // BLOCK_SIZE * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_SIZE
 

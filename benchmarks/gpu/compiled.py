@@ -20,11 +20,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from exegpt.kernels import attention_gpu
-from exegpt.kernels.gpu import Architecture
+from exegpt.kernels.device import Architecture
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What a multiprocessor of a compute capability has for its programs (CUDA C++ Programming Guide, table of technical
+    """What a multiprocessor of a compute capability has for its programs (CUDA C++ Programming Guide, technical
     specifications per compute capability)."""
 
     multiprocessors: int
@@ -133,7 +134,7 @@ def examine(kernel: Any, capability: int) -> Compiled:
 
 
 def resident(capability: int, warps: int, registers: int, shared_bytes: int) -> int:
-    """Programs of so many warps, registers per thread and bytes of shared memory that a multiprocessor runs at a time."""
+    """Programs of so many warps, registers per thread and bytes that a multiprocessor runs at a time."""
     limits = LIMITS[capability]
     of_warp = -(-registers * 32 // 256) * 256
     by_registers = _REGISTERS // of_warp // 4 * 4 // warps

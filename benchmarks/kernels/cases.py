@@ -111,7 +111,9 @@ REAL = Sizes(
     layers=32,
     blocks=64,
 )
-SMALL = replace(REAL, prompts=(2, 600), decoding=((1, 1100),), ragged=(2000, 100), window=64, rows=2, layers=2, blocks=2)
+SMALL = replace(
+    REAL, prompts=(2, 600), decoding=((1, 1100),), ragged=(2000, 100), window=64, rows=2, layers=2, blocks=2
+)
 """With the heads and widths of REAL: the same kernels are compiled for it."""
 TINY = Sizes(
     heads=Heads(4, 2, 16),
@@ -368,7 +370,9 @@ def _rotation(heads: Heads, tokens: int, dtype: torch.dtype, device: torch.devic
 def _block_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     heads, count = sizes.heads, sizes.blocks
     values = torch.empty(3 * count, heads.kv, BLOCK_SIZE, heads.size, dtype=dtype, device=device)
-    before = [torch.randn(shape, dtype=dtype, device=device) for shape in (key_shape(values), values.shape) * sizes.layers]
+    before = [
+        torch.randn(shape, dtype=dtype, device=device) for shape in (key_shape(values), values.shape) * sizes.layers
+    ]
     cache = [tensor.clone() for tensor in before]
     order = torch.randperm(3 * count, device=device)
     sources, targets = order[:count], order[count : 2 * count]

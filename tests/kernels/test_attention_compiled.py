@@ -34,7 +34,7 @@ for capability, phase, size, kind in json.loads(sys.argv[1]):
         (kernel,) = made
         gpu = attention_gpu.architecture(q.device)
         tile = choose_tile(gpu, phase, tokens // sequences, 4, size, dtype.itemsize, False)
-        modelled = shared_bytes(tile, size, dtype.itemsize)
+        modelled = shared_bytes(capability, tile, size, dtype.itemsize)
         rows.append(asdict(examine(kernel, capability)) | {"modelled": modelled, "expected": asdict(tile)})
 json.dump(rows, sys.stdout)
 """
@@ -49,11 +49,18 @@ def compiled(*shapes):
     return json.loads(done.stdout)
 
 
+def fits(row):
+    """Whether as many run at a time as the table says, in the shared memory that the model says."""
+    tile = row["expected"]
+    assert row["warps"] == tile["num_warps"]
+    return row["resident"] == tile["resident"] and 0 <= row["modelled"] - row["shared_bytes"] <= 2048
+
+
 def test_decoding_reads_ahead():
     for row in compiled(*((capability, "decode", 128, "bfloat16") for capability in (80, 90, 100))):
         assert row["buffers"] > 1 and row["wait_group"] > 0, row
         assert row["spilled_bytes"] == 0 and row["matrix_instructions"], row
-        assert row["shared_bytes"] == row["modelled"] and row["resident"] >= row["expected"]["resident"], row
+        assert fits(row), row
 
 
 @pytest.mark.slow
@@ -61,11 +68,9 @@ def test_decoding_reads_ahead():
 @pytest.mark.timeout(600)
 def test_every_row_of_the_table(capability):
     shapes = [(capability, phase, size, "bfloat16") for phase in ("prefill", "decode") for size in (64, 128, 256)]
-    for row, (_, phase, _, _) in zip(compiled(*shapes), shapes, strict=True):
-        assert row["resident"] >= row["expected"]["resident"], row
-        assert row["warps"] == row["expected"]["num_warps"] and row["shared_bytes"] <= row["modelled"], row
-        if phase == "decode":
-            assert row["spilled_bytes"] == 0 and row["buffers"] > 1 and row["wait_group"] > 0, row
+    for row in compiled(*shapes):
+        assert fits(row) and row["buffers"] > 1 and row["wait_group"] > 0, row
+        assert row["spilled_bytes"] == 0, row
 
 
 @pytest.mark.slow

@@ -29,7 +29,9 @@ def a_work_list(contexts, programs, kv_heads, window=None):
     return WorkList(*(there(torch.from_numpy(array)) for array in arrays))
 
 
-def assert_equal(sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.float32, splits=None, work=None, **options):
+def assert_equal(
+    sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.float32, splits=None, work=None, **options
+):
     news, contexts = zip(*sizes, strict=True)
     q, plain, cache = paged(news, contexts, heads, kv_heads, head_size, block_size, dtype=dtype)
     want = masked(q.float(), [(k.float(), v.float()) for k, v in plain], news, contexts, **options)
@@ -41,7 +43,8 @@ def assert_equal(sizes, heads, kv_heads, head_size, block_size=16, dtype=torch.f
 
 @pytest.mark.parametrize("sizes", [PROMPTS, PIECES, DECODING])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size", "block_size"), [(8, 2, 64, 16), (3, 3, 80, 16), (20, 1, 96, 8), (14, 2, 24, 16), (4, 2, 12, 3)]
+    ("heads", "kv_heads", "head_size", "block_size"),
+    [(8, 2, 64, 16), (3, 3, 80, 16), (20, 1, 96, 8), (14, 2, 24, 16), (4, 2, 12, 3)],
 )
 def test_heads_and_blocks(sizes, heads, kv_heads, head_size, block_size):
     assert_equal(sizes, heads, kv_heads, head_size, block_size)

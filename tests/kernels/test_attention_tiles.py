@@ -2,14 +2,11 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("triton")
-
 from exegpt.kernels.attention_tiles import TILES, choose_tile, family, num_splits, shared_bytes
-from exegpt.kernels.gpu import Architecture
+from exegpt.kernels.device import Architecture
 from exegpt.kernels.work_list import TILE
 
 SMALL_GPU = Architecture(86, 84, 99 * 1024)
@@ -31,7 +28,7 @@ def test_tiles_hold_whole_tokens_and_fit(gpu, phase, tokens, group, head_size, i
     assert tile.block_n >= 16 and TILE % tile.block_n == 0  # which a work list's tiles are cut into
     assert tile.num_warps in (4, 8) and tile.num_stages >= 2 and tile.resident >= 1
     if group <= 16:
-        assert shared_bytes(tile, head_size, itemsize) <= gpu.shared_bytes
+        assert shared_bytes(gpu.capability, tile, head_size, itemsize) <= gpu.shared_bytes
 
 
 def test_every_architecture_has_every_row():
@@ -55,7 +52,7 @@ def test_splits_follow_the_rule(programs, slots, most_tiles):
     def fullness(n):
         return programs * n / slots / math.ceil(programs * n / slots)
 
-    tried = [n for n in range(1, min(slots, most_tiles, 128) + 1)]
+    tried = range(1, min(slots, most_tiles, 128) + 1)
     useful = [n for n in tried if n == 1 or math.ceil(most_tiles / n) < math.ceil(most_tiles / (n - 1))]
     best = max(map(fullness, useful))
     assert splits in useful and fullness(splits) >= 0.85 * best

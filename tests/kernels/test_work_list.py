@@ -1,5 +1,7 @@
 """Decoding's keys dealt to programs: every tile once, slots of their own, and as evenly as tiles allow."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,7 +39,7 @@ def test_slots_belong_to_split_sequences(lengths, programs):
 def test_no_program_has_more_than_its_share(lengths, programs):
     first_items, items, _, _ = deal(np.array(lengths), programs, 1)
     total = sum(-(-length // TILE) for length in lengths)
-    tiles = [items[a:b, 2].sum() for a, b in zip(first_items, first_items[1:], strict=False)]
+    tiles = [items[a:b, 2].sum() for a, b in pairwise(first_items)]
     assert sum(tiles) == total and max(tiles) == -(-total // programs)
     assert balance(first_items, items) == pytest.approx(max(tiles) / (total / programs))
 
