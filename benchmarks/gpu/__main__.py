@@ -362,7 +362,8 @@ def _print_balance(capability: int) -> None:
     first_items, items, _, _ = deal(np.array(contexts), programs, heads.kv)
     print(
         f"sm_{capability} decoding, {contexts[0]} tokens beside {len(contexts) - 1} × {contexts[-1]}: {programs} "
-        f"programs for each of {heads.kv} KV heads, the greatest share is {balance(first_items, items):.3f} times the mean"
+        f"programs for each of {heads.kv} KV heads, "
+        f"the greatest share is {balance(first_items, items):.3f} times the mean"
     )
 
 
