@@ -93,12 +93,14 @@ def choose_tile(
     if itemsize == 4:
         tile = _FLOAT32[64 if width <= 64 else 256]
     else:
-        tile = TILES[family(gpu.capability), min(size for size in (64, 128, 256) if width <= size), phase]
-    if biased:  # the addresses of the bias take registers, too
+        row = "prefill" if group > 16 else phase  # as many rows, even of one token
+        tile = TILES[family(gpu.capability), min(size for size in (64, 128, 256) if width <= size), row]
+    if biased or (phase == "decode" and group > 16):  # addresses of the bias, or masks, take registers, too
         tile = replace(tile, block_n=max(16, tile.block_n // 2))
     block_m = max(16, _next_power_of_2(group), min(tile.block_m, _next_power_of_2(group * tokens)))
-    num_warps = max(tile.num_warps, min(8, block_m * width // 2048))
-    tile = replace(tile, block_m=block_m, num_warps=num_warps)
+    if block_m > tile.block_m:
+        tile = replace(tile, num_warps=8, resident=1)
+    tile = replace(tile, block_m=block_m)
     while tile.num_stages > 2 and shared_bytes(gpu.capability, tile, head_size, itemsize) > gpu.shared_bytes:
         tile = replace(tile, num_stages=tile.num_stages - 1)
     return tile

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
 COMPILE = """
-import json, sys
+import json, re, sys
 from dataclasses import asdict
 import torch
 from benchmarks.gpu.compiled import compiling_only, examine
@@ -21,21 +21,25 @@ from exegpt.kernels.attention_tiles import choose_tile, shared_bytes
 from exegpt.kernels.work_list import WorkList
 
 rows, there = [], {"device": "meta", "dtype": torch.int32}
-for capability, phase, size, kind in json.loads(sys.argv[1]):
+counted = r"bar.sync[^;]*;(?:(?!bar.sync|st.global).)*atom.global.gpu.acq_rel.*bar.sync.*ld.global.cg"
+for capability, phase, size, kind, *heads in json.loads(sys.argv[1]):
+    heads, kv_heads = heads or (8, 2)
     dtype = getattr(torch, kind)
     with compiling_only(capability) as made:
         sequences, tokens = (2, 2) if phase == "decode" else (2, 1024)
-        q = torch.zeros(tokens, 8, size, device="meta", dtype=dtype)
-        cache = torch.zeros(9, 2, 16, size, device="meta", dtype=dtype)
+        q = torch.zeros(tokens, heads, size, device="meta", dtype=dtype)
+        cache = torch.zeros(9, kv_heads, 16, size, device="meta", dtype=dtype)
         arrays = (torch.zeros(n, **there) for n in ((sequences, 4), sequences + 1, sequences))
-        lists = (torch.zeros(n, **there) for n in (8, (9, 4), sequences + 1, (sequences, 2)))
+        lists = (torch.zeros(n, **there) for n in (8, (9, 4), sequences + 1, (sequences, kv_heads)))
         work = WorkList(*lists) if phase == "decode" else None
         attention_gpu.attention_gpu(q, cache, cache.clone(), *arrays, torch.empty_like(q), work=work, splits=1)
         (kernel,) = made
         gpu = attention_gpu.architecture(q.device)
-        tile = choose_tile(gpu, phase, tokens // sequences, 4, size, dtype.itemsize, False)
+        tile = choose_tile(gpu, phase, tokens // sequences, heads // kv_heads, size, dtype.itemsize, False)
         modelled = shared_bytes(capability, tile, size, dtype.itemsize)
-        rows.append(asdict(examine(kernel, capability)) | {"modelled": modelled, "expected": asdict(tile)})
+        more = {"modelled": modelled, "expected": asdict(tile)}
+        more["merges"] = bool(re.search(counted, kernel.asm["ptx"], re.S))
+        rows.append(asdict(examine(kernel, capability)) | more)
 json.dump(rows, sys.stdout)
 """
 
@@ -61,6 +65,8 @@ def test_decoding_reads_ahead():
         assert row["buffers"] > 1 and row["wait_group"] > 0, row
         assert row["spilled_bytes"] == 0 and row["matrix_instructions"], row
         assert fits(row), row
+        # Partial results are stored by all threads, then counted, then read again from the second cache.
+        assert row["merges"], row
 
 
 @pytest.mark.slow
@@ -71,6 +77,16 @@ def test_every_row_of_the_table(capability):
     for row in compiled(*shapes):
         assert fits(row) and row["buffers"] > 1 and row["wait_group"] > 0, row
         assert row["spilled_bytes"] == 0, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.timeout(600)
+def test_many_heads_of_one_kv_head(capability):
+    """Multi-query attention: more rows than decoding's tiles have."""
+    shapes = [(capability, "decode", size, "bfloat16", heads, 1) for size, heads in ((64, 71), (128, 48), (128, 20))]
+    for row in compiled(*shapes):
+        assert row["resident"] >= row["expected"]["resident"] and row["buffers"] > 1 and row["spilled_bytes"] == 0, row
 
 
 @pytest.mark.slow
