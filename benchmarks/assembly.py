@@ -14,7 +14,7 @@ from exegpt.cli import output
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
-from xrunner.assembly import Running, assemble
+from xrunner.assembly import Assembler, Running
 from xrunner.sampling_state import SamplingState
 
 WAYS = {
@@ -48,10 +48,10 @@ def step_seconds(batch: int, context: int, **options: float) -> tuple[float, flo
     the first, with which prompts are entered."""
     running, state = decoding(batch, context, **options), SamplingState(_VOCAB, torch.device("cpu"))
     sequences = tuple(one.sequence for one in running.values())
-    times = []
+    assemble, times = Assembler(running, BLOCK_SIZE), []
     for _ in range(_STEPS):
         began = time.perf_counter()
-        work, receivers = assemble(Piece(0, (), sequences), running, BLOCK_SIZE)
+        work, receivers = assemble(Piece(0, (), sequences))
         assembled = time.perf_counter()
         if work.sampling:
             state.sampling(work.sampling, [torch.from_numpy(array) for array in work.sampling])

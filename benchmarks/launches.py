@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from exegpt.builtin_models import builtin_model
 from exegpt.kernels import device
 from exegpt.model import ModelSpec
-from exegpt.models import load, random_model
+from exegpt.models import Dealing, load, random_model
 from exegpt.schedule import BLOCK_SIZE
 from xrunner.warm_up import alike
 
@@ -73,9 +73,9 @@ def launches(spec: ModelSpec, sequences: int, context: int) -> list[str]:
     with on_no_device() as names:
         model = random_model(spec, 1, "bf16", device=META)
         start = 1 if spec.encoder_layers else None
-        batch = alike(sequences, 1, context, BLOCK_SIZE, start, 0, META)
-        x = torch.empty(sequences, spec.hidden, dtype=torch.bfloat16, device=META)
         cache = model.new_cache(-(-context // BLOCK_SIZE), BLOCK_SIZE)
+        batch = alike(sequences, 1, context, BLOCK_SIZE, start, 0, META, Dealing.of(model, cache))
+        x = torch.empty(sequences, spec.hidden, dtype=torch.bfloat16, device=META)
         with _Operators(names):
             model.forward(batch, cache, x)
         return names

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exegpt.models import load_model
 from exegpt.policies import Piece, Sequence
-from xrunner.assembly import Running, assemble
+from xrunner.assembly import Assembler, Running
 from xrunner.engine import Engine
 from xrunner.packing import send
 from xrunner.sampling_state import SamplingState, Slots
@@ -48,11 +48,12 @@ def assert_entered(how, receivers):
 def test_the_state_is_what_sequences_have(gpu, plan):
     """One sequence after the other begins; each ends after a few tokens, and its slot goes to the next."""
     slots, state, running, chance = Slots(), SamplingState(VOCAB, torch.device("cpu")), {}, np.random.default_rng(0)
+    assemble = Assembler(running, 16)
     for index, (prompt, penalised, tokens) in enumerate(plan):
         new = a_sequence(index, prompt, slots, 1.3 if penalised else 1.0)
         decode = tuple(one.sequence for one in running.values())
         running[index] = new
-        work, receivers = assemble(Piece(0, ((new.sequence, prompt),), decode), running, 16)
+        work, receivers = assemble(Piece(0, ((new.sequence, prompt),), decode))
         how = sampled(work, state, gpu)
         assert_entered(how, receivers)
         new.sequence.cached = prompt - 1
@@ -73,12 +74,13 @@ def test_only_new_tokens_are_sent():
     for index in range(3):
         running[index] = a_sequence(index, 20, slots)
     everyone = tuple(one.sequence for one in running.values())
-    first, _ = assemble(Piece(0, tuple((sequence, 20) for sequence in everyone), ()), running, 16)
+    assemble = Assembler(running, 16)
+    first, _ = assemble(Piece(0, tuple((sequence, 20) for sequence in everyone), ()))
     assert first.sampling[-2].tolist() == [0, 1, 2] and first.sampling[-1].shape == (2, 60)
     for one in running.values():
         one.output.append(5)
         one.sequence.cached = 20
-    second, _ = assemble(Piece(0, (), everyone), running, 16)
+    second, _ = assemble(Piece(0, (), everyone))
     assert second.sampling[-2].tolist() == [] and second.sampling[-1].tolist() == [[0, 1, 2], [5, 5, 5]]
 
 
@@ -88,9 +90,9 @@ def test_a_sequence_without_a_slot_is_no_mistake_once_it_has_ended():
     running[0].slot = None
     piece = Piece(0, ((running[0].sequence, 4),), ())
     with pytest.raises(AssertionError, match="has a slot"):
-        assemble(piece, running, 16)
+        Assembler(running, 16)(piece)
     running[0].ended = True
-    work, _ = assemble(piece, running, 16)
+    work, _ = Assembler(running, 16)(piece)
     assert work.sampling[-1].shape == (2, 0)
 
 
