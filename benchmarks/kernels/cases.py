@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kernels import peers
+from benchmarks.kernels import flashinfer_attention, peers
 from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
 from exegpt.kernels import attention, kv_blocks, kv_write, norm, rotary, sampling, swiglu
 from exegpt.kernels.kv_layout import key_shape
@@ -214,13 +214,14 @@ def _attention(
     alike = len({*zip(news, contexts, strict=True)}) == 1
 
     def others() -> dict[str, Make]:
-        """Of what reads plain tensors: sequences alike, and no option that it doesn't know."""
+        """Over the same cache; and of what reads plain tensors: sequences alike, and no option that it doesn't know."""
+        same_cache = flashinfer_attention.peer(*batch, **options)
         if options or not alike:
-            return {}
+            return same_cache
         queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)
         k, v = (torch.randn(sequences, heads.kv, contexts[0], heads.size, dtype=dtype, device=device) for _ in "kv")
         paged = peers.gathered(queries, torch.randn_like(values), values, tables, contexts[0])
-        return peers.attention(queries, k, v, flex) | {"gathered, SDPA": paged}
+        return same_cache | peers.attention(queries, k, v, flex) | {"gathered, SDPA": paged}
 
     pairs, read = 0, 0
     for new, context in zip(news, contexts, strict=True):

@@ -25,6 +25,7 @@ from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 
 from ..xrunner.stand_in import StandIn
+from . import flashinfer_stand_in
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -79,7 +80,8 @@ def test_a_kernel_that_fails_is_told_beside_the_others(monkeypatch, capsys):
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @interpreted
 def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
-    """With a clock that needs no GPU, peers uncompiled, and PyTorch's attention by whatever backend there is."""
+    """With a clock that needs no GPU, peers uncompiled, PyTorch's attention by whatever backend there is, a stand-in
+    for FlashInfer."""
 
     def clock(function, alike=None):
         begin = time.perf_counter()
@@ -89,6 +91,8 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     monkeypatch.setattr(timing, "device_seconds", clock)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr("benchmarks.kernels.peers.sdpa_kernel", lambda backend: torch.no_grad())
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
+    monkeypatch.setattr("benchmarks.kernels.flashinfer_attention.HEAD_SIZES", range(1, 257))
     with gpu._as_on_a_gpu():
         times = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() + 1e6)
     assert len(times) == len(list(all_cases(TINY, torch.float16, CPU)))
@@ -99,6 +103,8 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     with_peers = {row["case"] for row in times if row["peers"]}
     assert {"prefill", "decoding", "RMSNorm", "SwiGLU", "RoPE and cache", "blocks, gather"} <= with_peers
     assert any("FlexAttention" in row["peers"] for row in times)
+    with_flashinfer = {row["case"] for row in times if "FlashInfer" in row["peers"]}
+    assert with_flashinfer == {row["case"] for row in times if row["case"].startswith(("prefill", "decoding"))}
     late = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() - 1)
     assert all(row["left_out"] for row in late)
 
