@@ -248,7 +248,7 @@ def _parts(
         "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True)),
         "cross_projection": lambda tokens: time(_cross_projection(model, tokens)),
         "embedding": lambda tokens: time(_embedding(model, tokens)),
-        "head": lambda rows: time(_head(model, rows)),
+        "head": lambda rows: time(head_pass(model, rows)),
         "all_reduce": lambda tokens: sums(computed_rows(tokens)),
         "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole)),
         "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole)),
@@ -334,7 +334,7 @@ def _embedding(model: Model, tokens: int) -> Callable[[], object]:
     return lambda: model.ends.embed(ids, positions)
 
 
-def _head(model: Model, rows: int) -> Callable[[], object]:
+def head_pass(model: Model, rows: int) -> Callable[[], object]:
     """Final norm, head and sampling; every layer's weights have passed through the caches in between."""
     x = _states(model, rows)
     return lambda: model.sample(x)

@@ -1,5 +1,5 @@
 """How fast the machine is beside its profile: a run times the model's layers again at two numbers of tokens, of which
-one is bound by reading memory and the other by computing, and its prediction is scaled by what has changed.
+one is bound by reading memory and the other by computing, and its head; its prediction is scaled by what has changed.
 
 The layers themselves are timed, since no other read finds the caches as they do: on one machine, a pass over memory
 varied by a third while the layers' times stood still.
@@ -15,7 +15,7 @@ import torch
 from exegpt.model import BYTES, ModelSpec
 from exegpt.models import Model
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
-from xprofiler.measure import cold_layers, layer_pass
+from xprofiler.measure import cold_layers, head_pass, layer_pass
 from xprofiler.timing import timed
 from xrunner.ranks import Ranks
 
@@ -32,6 +32,9 @@ class Slowdown:
 
     compute: float = 1.0
     read: float = 1.0
+    """Weights, one of a layer's matrices after the other."""
+    stream: float = 1.0
+    """Much at once, as the head does, and attention: beside a busy process threads then wait for each other once."""
 
 
 @torch.inference_mode()
@@ -45,16 +48,24 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
             one_pass = layer_pass(model, tokens, most=layers)
             timing = timed(one_pass, least=calls, most=calls, device=model.device, cold=True)
             own[str(tokens)] = timing.seconds / layers / table.at(float(tokens))
-    every = [one for one in ranks.all(own) if one]
-    compute, read = (statistics.median(one[str(tokens)] for one in every) for tokens in (_COMPUTES, _READS))
-    return Slowdown(compute, read)
+    if model.head:
+        timing = timed(
+            head_pass(model, _READS), least=_CALLS[_READS], most=_CALLS[_READS], device=model.device, cold=True
+        )
+        own["head"] = timing.seconds / profile.degree(model.shard.of).head.at(float(_READS))
+    every = ranks.all(own)
+
+    def median(name: str) -> float:
+        return statistics.median(one[name] for one in every if name in one)
+
+    return Slowdown(median(str(_COMPUTES)), median(str(_READS)), median("head"))
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
     """The profile at the machine's speed of now.
 
     Each point takes longer by the slowdown of computing and of reading, weighed by the seconds that its FLOPs and its
-    bytes take at the rates of the profile's own two passes; the engine's own time by that of computing.
+    bytes take at the rates of the profile's own two passes; the engine's own time, of one thread, by the least of all.
     """
     table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
     weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))
@@ -65,11 +76,12 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
         model,
         width,
     )
+    least = min(slowdown.compute, slowdown.read, slowdown.stream)
     said = f"times {slowdown.compute:.3f} for computing and {slowdown.read:.3f} for reading, from {profile.fingerprint}"
     return replace(
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),
-        overhead=replace(profile.overhead, values=tuple(v * slowdown.compute for v in profile.overhead.values)),
+        overhead=replace(profile.overhead, values=tuple(v * least for v in profile.overhead.values)),
         provenance=profile.provenance | {"scaled": said},
     )
 
@@ -92,7 +104,7 @@ class _Scale:
             decoder=self._layer(tables.decoder, tables.tp, encoder=False),
             encoder=tables.encoder and self._layer(tables.encoder, tables.tp, encoder=True),
             embedding=self._points(tables.embedding, lambda tokens: (0.0, tokens)),
-            head=self._products(tables.head, [(self.model.vocab, self.model.hidden)]),
+            head=self._products(tables.head, [(self.model.vocab, self.model.hidden)], self.slowdown.stream),
         )
 
     def _layer(self, tables: LayerTables, tp: int, encoder: bool) -> LayerTables:
@@ -105,27 +117,27 @@ class _Scale:
             moved = (past + new) * cached + 2.0 * new * heads * size * self.width
             return 4.0 * batch * new * seen * heads * size, batch * moved
 
-        cross = tables.cross_projection
+        cross, stream = tables.cross_projection, self.slowdown.stream
         return replace(
             tables,
             rest=self._products(tables.rest, self.model.token_matrices(tp, encoder)),
-            encode_attention=self._points(tables.encode_attention, lambda b, s: attention(b, s, 0.0)),
-            chunk_attention=self._points(tables.chunk_attention, lambda c, p: attention(1.0, c, p)),
-            decode_attention=self._points(tables.decode_attention, lambda b, c: attention(b, 1.0, c - 1.0)),
+            encode_attention=self._points(tables.encode_attention, lambda b, s: attention(b, s, 0.0), stream),
+            chunk_attention=self._points(tables.chunk_attention, lambda c, p: attention(1.0, c, p), stream),
+            decode_attention=self._points(tables.decode_attention, lambda b, c: attention(b, 1.0, c - 1.0), stream),
             cross_projection=cross and self._products(cross, [self.model.cross_projection(tp)]),
         )
 
-    def _products(self, table: Table, shapes: Sequence[tuple[int, int]]) -> Table:
+    def _products(self, table: Table, shapes: Sequence[tuple[int, int]], read: float | None = None) -> Table:
         """A table by rows of matrix products of (outputs, inputs)."""
         weights = float(sum(n * k for n, k in shapes))
         states = float(sum(n + k for n, k in shapes))
-        return self._points(table, lambda rows: (2.0 * rows * weights, (weights + rows * states) * self.width))
+        return self._points(table, lambda rows: (2.0 * rows * weights, (weights + rows * states) * self.width), read)
 
-    def _points(self, table: Table, work: Callable[..., tuple[float, float]]) -> Table:
-        """A table of which `work` gives FLOPs and bytes by coordinates."""
-        factors = [self._factor(*work(*at)) for at in itertools.product(*table.points)]
+    def _points(self, table: Table, work: Callable[..., tuple[float, float]], read: float | None = None) -> Table:
+        """A table of which `work` gives FLOPs and bytes by coordinates, and its slowdown of reading; None: layers'."""
+        factors = [self._factor(*work(*at), read or self.slowdown.read) for at in itertools.product(*table.points)]
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))
 
-    def _factor(self, flops: float, moved: float) -> float:
+    def _factor(self, flops: float, moved: float, read: float) -> float:
         computing, reading = flops / self.flops_s, moved / self.bandwidth_bytes_s
-        return (computing * self.slowdown.compute + reading * self.slowdown.read) / (computing + reading)
+        return (computing * self.slowdown.compute + reading * read) / (computing + reading)

@@ -1,6 +1,7 @@
 """Running requests under a schedule and laying what happened beside what was predicted for them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from exegpt.profile import Profile
@@ -57,7 +58,8 @@ def least(before: "Slowdown | None", after: "Slowdown | None") -> "Slowdown | No
 
     if before is None or after is None:
         return None
-    return Slowdown(min(before.compute, after.compute), min(before.read, after.read))
+    pairs = zip(astuple(before), astuple(after), strict=True)
+    return Slowdown(*(min(pair) for pair in pairs))
 
 
 def compare(
