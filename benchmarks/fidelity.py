@@ -70,8 +70,8 @@ class Row:
     """Median over the runs of the bound's latency."""
     worst_latency_s: float
     predicted_latency_s: float
-    slowdowns: tuple[tuple[float, float], ...]
-    """How many times as long computing and reading took before each run as when the profile was taken."""
+    slowdowns: tuple[tuple[float, float, float], ...]
+    """How many times as long computing, reading weights and streams took around each run as in the profile."""
 
     @property
     def holds(self) -> bool:
@@ -278,9 +278,9 @@ def _errors(errors: tuple[float, ...]) -> str:
     return f"{statistics.median(errors):+.1%} ({max(errors, key=abs):+.1%})" if errors else "–"
 
 
-def _speeds(slowdowns: tuple[tuple[float, float], ...]) -> str:
-    """Of computing and of reading in each run, beside the profile's."""
-    return " ".join(f"{1 / compute:.2f}/{1 / read:.2f}" for compute, read in slowdowns)
+def _speeds(slowdowns: tuple[tuple[float, float, float], ...]) -> str:
+    """Of computing, reading weights, and the head in each run, beside the profile's."""
+    return " ".join("/".join(f"{1 / factor:.2f}" for factor in factors) for factors in slowdowns)
 
 
 def main() -> None:

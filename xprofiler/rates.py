@@ -77,7 +77,8 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
         width,
     )
     least = min(slowdown.compute, slowdown.read, slowdown.stream)
-    said = f"times {slowdown.compute:.3f} for computing and {slowdown.read:.3f} for reading, from {profile.fingerprint}"
+    rates = f"{slowdown.compute:.3f} for computing, {slowdown.read:.3f} for reading, {slowdown.stream:.3f} for streams"
+    said = f"times {rates}, from {profile.fingerprint}"
     return replace(
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),

@@ -101,7 +101,7 @@ def compare(
         measured_timeline=report.timeline,
         predicted_timeline=predicted.timeline,
         changes=report.changes,
-        slowdown=(slowdown.compute, slowdown.read) if slowdown else (1.0, 1.0),
+        slowdown=(slowdown.compute, slowdown.read, slowdown.stream) if slowdown else (1.0, 1.0, 1.0),
     )
 
 

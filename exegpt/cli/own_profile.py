@@ -37,12 +37,12 @@ def profile_text(profile: "Profile") -> str:
     return f"profile: measured on this machine ({profile.fingerprint})"
 
 
-def speed_text(slowdown: tuple[float, float]) -> str:
+def speed_text(slowdown: tuple[float, float, float]) -> str:
     """What the machine's speed does to a prediction; empty within 3 %."""
     if max(abs(1 - factor) for factor in slowdown) <= 0.03:
         return ""
-    compute, read = (f"{factor:.2f} times as long" for factor in slowdown)
+    compute, read, stream = (f"{factor:.2f} times as long" for factor in slowdown)
     return (
-        f"the machine's speed has changed since it was profiled: computing takes {compute}, reading {read}; the "
-        "prediction is scaled by them (`exegpt profile` measures again)"
+        f"the machine's speed has changed since it was profiled: computing takes {compute}, reading weights "
+        f"{read}, the head and attention {stream}; the prediction is scaled by them (`exegpt profile` measures again)"
     )

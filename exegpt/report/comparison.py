@@ -43,9 +43,9 @@ class Comparison:
     predicted_timeline: Timeline
     changes: "tuple[Change, ...]" = ()
     """Schedules that took over while it ran; what is predicted is of the first."""
-    slowdown: tuple[float, float] = (1.0, 1.0)
-    """How many times as long computing and reading took before the run as when the profile was taken; predictions
-    are scaled by them."""
+    slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """How many times as long computing, reading weights and streams took around the run as when the profile was taken;
+    predictions are scaled by them. See `xprofiler.rates.Slowdown`."""
 
     @property
     def tokens(self) -> int:
@@ -79,7 +79,7 @@ class Comparison:
             "predicted": {**to_dict(self.predicted), "phase_s": self.predicted_timeline.phase_means()},
             "predicted_steady": to_dict(self.steady),
             "error": self.error(),
-            "slowdown": {"compute": self.slowdown[0], "read": self.slowdown[1]},
+            "slowdown": dict(zip(("compute", "read", "stream"), self.slowdown, strict=True)),
             "changes": [to_dict(change) for change in self.changes],
         }
 
