@@ -31,7 +31,7 @@ from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
 from xprofiler.points import FULL, Points, grids
 from xprofiler.recorder import Recorder
-from xprofiler.timing import Timing, timed
+from xprofiler.timing import Timing, reading_much, timed
 from xrunner.ranks import Ranks
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
@@ -240,7 +240,7 @@ def _parts(
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
     probe = AttentionProbe(model.share, most, longest, model.dtype, model.device)
-    time = functools.partial(timed, device=model.device, cold=True)
+    time = functools.partial(timed, device=model.device, before=reading_much(model.device))
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {

@@ -16,7 +16,7 @@ from exegpt.model import BYTES, ModelSpec
 from exegpt.models import Model
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.measure import cold_layers, head_pass, layer_pass
-from xprofiler.timing import timed
+from xprofiler.timing import reading_much, timed
 from xrunner.ranks import Ranks
 
 _READS, _COMPUTES = 16, 260
@@ -40,25 +40,31 @@ class Slowdown:
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
     """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
-    own = {}
+    own, before = {}, reading_much(model.device)
+
+    def timing(call: Callable[[], object], tokens: int) -> float:
+        return timed(call, least=_CALLS[tokens], most=_CALLS[tokens], device=model.device, before=before).seconds
+
     if model.layers:  # an encoder-decoder's encoding side has none
         table = profile.degree(model.shard.of).decoder.rest
         layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of))
-        for tokens, calls in _CALLS.items():
-            one_pass = layer_pass(model, tokens, most=layers)
-            timing = timed(one_pass, least=calls, most=calls, device=model.device, cold=True)
-            own[str(tokens)] = timing.seconds / layers / table.at(float(tokens))
+        for tokens in (_READS, _COMPUTES):
+            measured = _measured(table, tokens)
+            seconds = timing(layer_pass(model, int(measured), most=layers), tokens)
+            own[str(tokens)] = seconds / layers / table.at(measured)
     if model.head:
-        timing = timed(
-            head_pass(model, _READS), least=_CALLS[_READS], most=_CALLS[_READS], device=model.device, cold=True
-        )
-        own["head"] = timing.seconds / profile.degree(model.shard.of).head.at(float(_READS))
+        own["head"] = timing(head_pass(model, _READS), _READS) / profile.degree(model.shard.of).head.at(float(_READS))
     every = ranks.all(own)
 
     def median(name: str) -> float:
         return statistics.median(one[name] for one in every if name in one)
 
     return Slowdown(median(str(_COMPUTES)), median(str(_READS)), median("head"))
+
+
+def _measured(table: Table, tokens: int) -> float:
+    """So many tokens, or the table's most: behind a small grid a line through noise may fall to 0 seconds."""
+    return min(float(tokens), table.points[0][-1])
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
@@ -69,13 +75,9 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
     """
     table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
     weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))
-    scale = _Scale(
-        slowdown,
-        2.0 * _COMPUTES * weights / table.at(float(_COMPUTES)),
-        weights * width / table.at(float(_READS)),
-        model,
-        width,
-    )
+    computes, reads = _measured(table, _COMPUTES), _measured(table, _READS)
+    flops_s, bytes_s = 2.0 * computes * weights / table.at(computes), weights * width / table.at(reads)
+    scale = _Scale(slowdown, flops_s, bytes_s, model, width)
     least = min(slowdown.compute, slowdown.read, slowdown.stream)
     rates = f"{slowdown.compute:.3f} for computing, {slowdown.read:.3f} for reading, {slowdown.stream:.3f} for streams"
     said = f"times {rates}, from {profile.fingerprint}"

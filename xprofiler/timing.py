@@ -1,6 +1,5 @@
 """Timing one call: warm-up, repeats, median and spread, from cold caches; on a GPU the device's own time."""
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,17 +35,13 @@ def timed(
     least: int = 3,
     most: int = 20,
     device: "torch.device | None" = None,
-    cold: bool = False,
+    before: Callable[[], object] = lambda: None,
 ) -> Timing:
     """Time `call` after one warm-up, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
-    on a GPU, the time there, from a cold cache; with `cold` a processor's caches are as they are between a run's
-    iterations.
+    on a GPU, the time there, from a cold cache; on a processor `before` is called before each, untimed.
     """
     call()
-    if device is None or device.type == "cpu":
-        clock = _clock(call, _read_much if cold else lambda: None)
-    else:
-        clock = _gpu_clock(call, device)
+    clock = _clock(call, before) if device is None or device.type == "cpu" else _gpu_clock(call, device)
     times: list[float] = []
     end = time.perf_counter() + budget_s
     while len(times) < least or (time.perf_counter() < end and len(times) < most):
@@ -60,15 +55,16 @@ def of_times(times: list[float]) -> Timing:
     return Timing(float(median), float((high - low) / median) if median else 0.0)
 
 
-def _read_much() -> None:
-    _much(_READ_BYTES).sum()
-
-
-@functools.cache
-def _much(count: int) -> "torch.Tensor":
+def reading_much(device: "torch.device") -> Callable[[], object]:
+    """What leaves a processor's caches as they are between a run's iterations; nothing on a GPU, whose are cold anyway.
+    Its memory is free again when it is forgotten.
+    """
     import torch
 
-    return torch.ones(count // 4)
+    if device.type != "cpu":
+        return lambda: None
+    much = torch.ones(_READ_BYTES // 4)
+    return much.sum
 
 
 def _clock(call: Callable[[], object], before: Callable[[], None] = lambda: None) -> Callable[[], float]:

@@ -174,8 +174,10 @@ def test_line_22_a_bound_says_what_it_was_checked_against():
 
 
 def test_line_20_a_change_of_speed_is_told_beyond_three_percent():
-    assert speed_text((1.02, 0.98)) == ""
-    assert "computing takes 1.10 times as long, reading 1.00 times" in speed_text((1.1, 1.0))
+    assert speed_text((1.02, 0.98, 1.01)) == ""
+    said = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
+    assert said in speed_text((1.1, 1.0, 1.0))
+    assert "the head and attention 1.20 times as long" in speed_text((1.0, 1.0, 1.2))
 
 
 def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(exegpt, tiny, tiny_profile, monkeypatch):

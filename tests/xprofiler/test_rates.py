@@ -1,5 +1,7 @@
 """The machine's rates beside a profile: scaling by them, and what a run says of them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
+from exegpt.profile import Table
 from tests.exegpt.nouns import profile as a_profile
 from xprofiler import rates
 from xprofiler.rates import Slowdown
@@ -58,8 +61,8 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
         (2 * 3.0 * degree.decoder.rest.at(16.0), 2 * 4.0 * degree.decoder.rest.at(260.0), degree.head.at(16.0))
     )
 
-    def timed(call, least, most, device, cold):
-        assert cold and least == most
+    def timed(call, least, most, device, before):
+        assert before() and least == most  # much has been read
         call()
         return Timing(next(passes), 0.0)
 
@@ -73,3 +76,13 @@ def test_this_machine_is_measured(tmp_path):
     model = load_model(tmp_path / "m")
     found = rates.measured_slowdown(a_profile(model.spec), model, Ranks())
     assert found.compute > 0 and found.read > 0
+
+
+def test_a_small_grid_is_not_followed_beyond_its_end():
+    """Of a tiny model: a line through two noisy points falls below 0 seconds long before 260 tokens."""
+    degree = PROFILE.degree(1)
+    falling = Table(("tokens",), ((1.0, 16.0),), (2e-4, 1e-4))
+    assert falling.at(260.0) <= 0
+    small = replace(PROFILE, degrees=(replace(degree, decoder=replace(degree.decoder, rest=falling)),))
+    scaled = rates.rescaled(small, SPEC, Slowdown(2.0, 2.0, 2.0)).degree(1).decoder.rest
+    assert scaled.values == pytest.approx([4e-4, 2e-4])
