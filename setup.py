@@ -28,11 +28,13 @@ REQUIRED = [
 FLAGS = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
 HEADERS = [
     "exegpt/interpolation.h",
-    *(f"xsimulator/{name}.h" for name in ("iteration_costs", "event_ledger", "event_pipeline")),
+    "xsimulator/cost/iteration_costs.h",
+    "xsimulator/replay/event_ledger.h",
+    "xsimulator/replay/event_pipeline.h",
 ]
 COMPILED = [
     Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)
-    for name in ("exegpt.interpolation", "xsimulator.event_loop", "xsimulator.recurrences")
+    for name in ("exegpt.interpolation", "xsimulator.replay.event_loop", "xsimulator.cost.recurrences")
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]
@@ -67,7 +69,7 @@ setup(
     ],
     # The kernels stand at the root, without an __init__.py: transformers must not take them for a package it looks for.
     package_dir={"exegpt.kernels": "kernels"},
-    package_data={"exegpt": ["*.pyi"], "xsimulator": ["*.pyi"]},
+    package_data={"exegpt": ["*.pyi"], "xsimulator.cost": ["*.pyi"], "xsimulator.replay": ["*.pyi"]},
     ext_modules=COMPILED,
     install_requires=REQUIRED,
     extras_require=EXTRAS,

@@ -14,8 +14,8 @@ from exegpt.cli import output
 from exegpt.policies import Piece, Sequence
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
-from xrunner.assembly import Assembler, Running
-from xrunner.sampling_state import SamplingState
+from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.sampling_state import SamplingState
 
 WAYS = {
     "greedy": {},

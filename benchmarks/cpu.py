@@ -30,8 +30,8 @@ from exegpt.served import summarise
 from exegpt.timeline import Timeline
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.engine import Engine
-from xrunner.requests import random_requests
+from xrunner.core.engine import Engine
+from xrunner.core.requests import random_requests
 
 PEER_BATCHES = (16, 64)
 RANKS = 2

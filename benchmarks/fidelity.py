@@ -34,7 +34,7 @@ from exegpt.report.comparison import Comparison, relative
 from exegpt.workload import Workload
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.requests import random_requests
+from xrunner.core.requests import random_requests
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 CASES = (  # workload, columns, the bound as a place between the lowest latency (0) and the unbounded optimum's (1)

@@ -36,7 +36,7 @@ from xscheduler.open_search import OpenSearch
 from xscheduler.open_tune import Rated, tune_at
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
-from xsimulator.scenario import Scenario
+from xsimulator.steady.scenario import Scenario
 
 BATCH, OTHER = 1.15, 1.25
 """Ratios of the grid's neighbouring values: of batches, and of the other variable."""

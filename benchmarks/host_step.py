@@ -25,8 +25,8 @@ from exegpt.models import Model, random_model
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
-from xrunner.engine import Engine
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
+from xrunner.core.engine import Engine
 
 BATCH, PROMPT, OUTPUT = 64, 512, 1025
 POLICIES: dict[str, dict[str, Any]] = {

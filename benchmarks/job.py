@@ -121,8 +121,8 @@ def main(asked_file: str, done_file: str) -> None:
 
     from exegpt.models.device import find_device
     from xprofiler import machine
-    from xrunner.engine import Engine
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
+    from xrunner.core.engine import Engine
 
     with job() as ranks:
         asked = document.read(Asked, asked_file)

@@ -18,7 +18,7 @@ from exegpt.kernels import device
 from exegpt.model import ModelSpec
 from exegpt.models import Dealing, load, random_model
 from exegpt.schedule import BLOCK_SIZE
-from xrunner.warm_up import alike
+from xrunner.rank.warm_up import alike
 
 META = torch.device("meta")
 MODELS = "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "opt-13b", "gpt2-xl", "t5-11b"

@@ -18,7 +18,7 @@ from exegpt.cli.demo import create_demo_model
 from exegpt.cli.inputs import find_setting
 from exegpt.request import Request
 from exegpt.schedule import Schedule
-from xrunner.requests import random_requests
+from xrunner.core.requests import random_requests
 
 RANKS = 2
 WINDOW = 32
@@ -41,10 +41,10 @@ def drift(asked_file: str) -> None:
     """Run on this rank; the one that speaks in the end prints the change and what it is made of."""
     import torch
 
-    from xrunner import drift
-    from xrunner.changes import run_adapting
-    from xrunner.engine import Engine
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
+    from xrunner.core import drift
+    from xrunner.core.changes import run_adapting
+    from xrunner.core.engine import Engine
 
     torch.set_num_threads(1)
     drift.WINDOW = WINDOW

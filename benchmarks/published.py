@@ -123,7 +123,7 @@ def _tables(model: str, system: str, dtype: str, engine: EngineSpec) -> Profile:
 
 def seconds(row: Row, profile: Profile) -> float:
     """How long the product's replay takes for the row's requests."""
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     workload, cluster = Workload.fixed(row.input, row.output), f"{row.tp}x{row.device}"
     usable = 1.0 - ENGINE_BYTES / device_kind(row.device).memory_bytes

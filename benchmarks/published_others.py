@@ -53,7 +53,7 @@ def run(
     model: str, cluster: ClusterSpec, dtype: str, engine: str, requests: list[RequestLengths], seqs: int
 ) -> tuple[tuple[Served, ...], float]:
     """What requests experience on all devices as one tensor-parallel group, and how long all take (seconds)."""
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     spec = builtin_model(model)
     profile = roofline_profile(spec, cluster, dtype, engine=find_engine(engine))

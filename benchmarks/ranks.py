@@ -23,8 +23,8 @@ from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.requests import random_requests
-from xsimulator.replay import replay
+from xrunner.core.requests import random_requests
+from xsimulator.replay.event_simulator import replay
 
 RANKS = 2
 KINDS = (

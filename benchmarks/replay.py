@@ -19,11 +19,11 @@ from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from exegpt.trace import read_trace
 from exegpt.workload import Workload
 from xprofiler.roofline import roofline_profile
-from xsimulator.allocation import uniform_stages
-from xsimulator.cells import DecodeSeconds
-from xsimulator.replay import replay
-from xsimulator.scenario import Scenario
-from xsimulator.stage import StageCost
+from xscheduler.allocation import uniform_stages
+from xsimulator.cost.stage import StageCost
+from xsimulator.replay.cells import DecodeSeconds
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady.scenario import Scenario
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 TRACE = DATA / "azure" / "AzureLLMInferenceTrace_conv.csv"

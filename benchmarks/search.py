@@ -32,7 +32,7 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Found, search
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
-from xsimulator.scenario import Scenario
+from xsimulator.steady.scenario import Scenario
 
 ROOFLINES = (  # model, cluster, task, the engine's overhead per iteration in seconds, what is fixed
     ("opt-13b", "4xA40", "S", 0.0, {"replicas": 1, "tp_degree": 4}),

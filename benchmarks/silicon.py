@@ -94,7 +94,7 @@ def replayed_run() -> Run:
     128 sequences are the limit long before the cache is.
     """
     from xprofiler.layer_folder import layers_profile
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     requests, measured = _measured_run()
     profile = layers_profile(builtin_model("llama-3.1-8b"), _RUN / "profile_tp1")
@@ -201,7 +201,7 @@ def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]
     that are on average halfway through their output share the cache, which therefore counts for as many more.
     """
     from xprofiler.aiconfigurator import SYSTEMS
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     rng = np.random.default_rng(0)
     count = _PER_CLIENT * row.clients
@@ -308,8 +308,8 @@ def predict_static(rows: Static, profile: Profile) -> tuple[Array, Array]:
     """(prompt, token) milliseconds of each row, without the engine's own time. A token's context is the prompt and half
     of the output.
     """
-    from xsimulator.group import Group
-    from xsimulator.stage import stage_costs
+    from xsimulator.cost.group import Group
+    from xsimulator.cost.stage import stage_costs
 
     layers = builtin_model("llama-2-70b").layers
     (cost,) = stage_costs(

@@ -28,8 +28,8 @@ from exegpt.models.families import FAMILIES
 from exegpt.request import Request, Result
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload, task
-from xrunner.engine import Engine
-from xrunner.requests import random_requests
+from xrunner.core.engine import Engine
+from xrunner.core.requests import random_requests
 
 NEAR_TIE = 1e-4
 POLICIES: dict[str, dict[str, int]] = {

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent.parent
 
 NOUNS = {"exegpt", "exegpt.policies", "exegpt.orders"}
 RUNNABLE = {"exegpt.models", "exegpt.kernels"}
+SIMULATOR = {"xsimulator", "xsimulator.cost", "xsimulator.steady", "xsimulator.replay"}
+RUNNER = {"xrunner.comm", "xrunner.rank", "xrunner.core"}
 ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import beside itself; None: all
     "exegpt.kernels": set(),
     "exegpt": {"exegpt"},
@@ -17,12 +19,18 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.orders": {"exegpt"},
     "exegpt.models": {"exegpt", "exegpt.kernels"},
     "exegpt.cli": None,
-    "exegpt.report": {"exegpt", "xrunner"},
-    "exegpt.cli.reproduction": NOUNS | {"exegpt.report", "xprofiler", "xsimulator", "xscheduler"},
-    "xprofiler": {"exegpt", *RUNNABLE, "xrunner"},
-    "xsimulator": NOUNS,
-    "xscheduler": NOUNS | {"xsimulator"},
-    "xrunner": NOUNS | RUNNABLE,
+    "exegpt.report": {"exegpt", "xrunner.core"},
+    "exegpt.reproduction": NOUNS | SIMULATOR | {"exegpt.report", "xprofiler", "xscheduler"},
+    "xprofiler": {"exegpt", *RUNNABLE, *RUNNER},
+    "xsimulator": NOUNS | {"xsimulator.steady", "xsimulator.replay"},
+    "xsimulator.cost": {"exegpt"},
+    "xsimulator.steady": NOUNS | {"xsimulator.cost"},
+    "xsimulator.replay": NOUNS | {"xsimulator.cost", "xsimulator.steady"},
+    "xscheduler": NOUNS | SIMULATOR,
+    "xrunner": set(),
+    "xrunner.comm": {"exegpt", "exegpt.policies", *RUNNABLE},
+    "xrunner.rank": {"exegpt", "exegpt.policies", *RUNNABLE, "xrunner.comm"},
+    "xrunner.core": NOUNS | RUNNABLE | {"xrunner.comm", "xrunner.rank"},
 }
 OUTSIDE = {
     "exegpt.kernels": {"torch", "numpy", "numba", "llvmlite", "triton"},

@@ -10,7 +10,7 @@ from exegpt import document
 from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from exegpt.models.device import PROCESSOR
 from xprofiler import machine
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 
 def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = PROCESSOR) -> ClusterSpec:

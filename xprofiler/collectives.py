@@ -7,7 +7,7 @@ from exegpt.profile import Table
 from xprofiler.links import Links, Reduce
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 _BYTES = tuple(4**i for i in range(5, 14))
 _COPY_BYTES = 2**26

@@ -13,7 +13,7 @@ from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
 from xprofiler.timing import Timing
-from xrunner.engine import Engine
+from xrunner.core.engine import Engine
 
 _PROMPT = 1
 _OUTPUT = 24

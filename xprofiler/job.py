@@ -18,7 +18,7 @@ from xprofiler import machine, store
 from xprofiler.cluster import found_cluster
 from xprofiler.measure import Progress, measure_job
 from xprofiler.points import FEW, FULL, Points
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from exegpt.errors import InputError
 from exegpt.models.device import identity
 from xprofiler.timing import Timing, of_times, timed
-from xrunner.ranks import Agreed, Ranks
-from xrunner.transport import summed
+from xrunner.comm.ranks import Agreed, Ranks
+from xrunner.comm.transport import summed
 
 REPEATS = 10
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -55,7 +55,7 @@ class DirectLinks:
     def __init__(self, ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device, backend: str = "nccl"):
         import torch.distributed as dist
 
-        from xrunner.direct import join
+        from xrunner.comm.direct import join
 
         join(ranks, backend)
         self._ranks, self._backend, self.device = ranks, backend, device

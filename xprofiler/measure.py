@@ -32,7 +32,7 @@ from xprofiler.links import Links, Reduce, make_links
 from xprofiler.points import FULL, Points, grids
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing, reading_much, timed
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
 

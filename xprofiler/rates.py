@@ -17,7 +17,7 @@ from exegpt.models import Model
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.measure import cold_layers, head_pass, layer_pass
 from xprofiler.timing import reading_much, timed
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 _READS, _COMPUTES = 16, 260
 """Tokens of a pass that is mostly reading the weights, and of one that is bound by computing. Every profile has both.

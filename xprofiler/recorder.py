@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exegpt.profile import Table
 from xprofiler.timing import Timing
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from exegpt.policies import deal
 from exegpt.schedule import Bound
 from exegpt.served import BOUND_QUANTILES, long_outputs
 from exegpt.workload import RequestLengths, Workload
-from xsimulator.open_replay import COUNTS, COUNTS_FOR_LATENCY, Requests
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Requests
 
 Array = NDArray[np.float64]
 

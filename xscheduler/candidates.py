@@ -8,9 +8,9 @@ from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
-from xsimulator.outcome import Outcome, estimate_of
-from xsimulator.policies import rra, waa
-from xsimulator.scenario import Scenario
+from xsimulator.steady import rra, waa
+from xsimulator.steady.outcome import Outcome, estimate_of
+from xsimulator.steady.scenario import Scenario
 
 Values = tuple[int, ...]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xsimulator.scenario import Scenario
-from xsimulator.side import Side
+from xsimulator.cost.side import Side
+from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import ServedColumns, summarise_columns
 from xscheduler.arrivals import BATCHES, REQUESTS, Arrivals, Sample, at
-from xsimulator.open_replay import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Times, Watch
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Times, Watch
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from xscheduler.search import Method, Search
 from xscheduler.ties import preferred
 from xscheduler.tune import Members, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.scenario import Scenario
+from xsimulator.steady.scenario import Scenario
 
 FEW = 500
 """Fewer requests say little about a 99th percentile."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from exegpt.workload import LengthDistribution
 from xscheduler import ceilings
+from xscheduler.allocation import Layout
 from xscheduler.candidates import Bounds, CandidateFamily, Candidates, candidates
 from xscheduler.question import Question
 from xscheduler.space import Variable
-from xsimulator.allocation import Layout
-from xsimulator.scenario import Scenario
+from xsimulator.steady.scenario import Scenario
 
 PREFILLS = (1, 2, 4, 8)
 """Prompts an iteration that Orca's spaces enumerate."""

@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from exegpt.schedule import Stage
 from xscheduler import ceilings
-from xscheduler.space import Constraint
-from xsimulator.allocation import (
+from xscheduler.allocation import (
     Layout,
     Speeds,
     both_stages,
@@ -18,8 +17,9 @@ from xsimulator.allocation import (
     side_stages,
     uniform_layouts,
 )
-from xsimulator.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
-from xsimulator.scenario import Scenario
+from xscheduler.space import Constraint
+from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
+from xsimulator.steady.scenario import Scenario
 
 ENCODE_PIECES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""

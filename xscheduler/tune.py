@@ -23,8 +23,8 @@ from xscheduler.search import Found, Method, Search, search
 from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.scenario import Scenario
-from xsimulator.steady_state import Form
+from xsimulator.steady.residents import Form
+from xsimulator.steady.scenario import Scenario
 
 SLACK = 5e-4
 """The share of the throughput that a smaller batch may cost."""

@@ -9,11 +9,11 @@ from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
-from xsimulator.outcome import Outcome, estimate_of
-from xsimulator.policies import chunked, orca, rra, static, waa
-from xsimulator.replay import replay
-from xsimulator.scenario import Scenario
-from xsimulator.steady_state import Form
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady import chunked, orca, rra, static, waa
+from xsimulator.steady.outcome import Outcome, estimate_of
+from xsimulator.steady.residents import Form
+from xsimulator.steady.scenario import Scenario
 
 
 def estimate(

@@ -233,7 +233,7 @@ def _steps(device: Any, roofline: Any) -> list[dict[str, Any]]:
     """A decoding iteration of Llama-3.1-8B with random weights."""
     from benchmarks.gpu.model import time_step
     from exegpt.builtin_models import builtin_model
-    from xrunner.gpu import Gpu
+    from xrunner.comm.gpu import Gpu
 
     try:
         step = time_step(builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print)

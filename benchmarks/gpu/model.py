@@ -13,9 +13,9 @@ from exegpt.model import BYTES, ModelSpec
 from exegpt.models import random_model
 from exegpt.models.device import free_memory
 from exegpt.schedule import BLOCK_SIZE
-from xrunner.assembly import Work
-from xrunner.compute import Compute
-from xrunner.gpu import Gpu
+from xrunner.comm.gpu import Gpu
+from xrunner.rank.assembly import Work
+from xrunner.rank.compute import Compute
 
 _STEPS = 21
 

@@ -18,7 +18,7 @@ from exegpt.models.create import create_model
 from exegpt.request import Request
 from exegpt.served import summarise
 from xprofiler.measure import measure_profile
-from xrunner.requests import random_requests
+from xrunner.core.requests import random_requests
 
 TINYLLAMA = ModelSpec("TinyLlama-1.1B", "llama", 22, 2048, 32, 4, 64, 5632, True, 32000, 2048)
 """Sizes of a model whose weights are drawn, written and read within seconds."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exegpt.report.comparison import Comparison
     from exegpt.request import Request
     from exegpt.schedule import Schedule
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
 
 DRAWN = 64
 """Requests that are drawn where nothing says how many."""
@@ -59,7 +59,7 @@ def bench(
     from exegpt.models.device import find_device
     from exegpt.request import Request
     from exegpt.schedule import Schedule
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
 
     def ask() -> tuple[Any, ...]:
         directory, given, named = inputs.model_directory(model), inputs.read_schedule(schedule), peer_names(peers)
@@ -213,7 +213,7 @@ def _requests(
     from exegpt.errors import InputError
     from exegpt.model import ModelSpec
     from exegpt.trace import parse_rate, parse_workload, with_poisson_arrivals
-    from xrunner.requests import random_requests, read_requests
+    from xrunner.core.requests import random_requests, read_requests
 
     spec = ModelSpec.from_directory(directory)
     given.check_model(spec)
@@ -276,7 +276,7 @@ def compare_policies(
     from exegpt.cli import output
     from exegpt.cli.execute import compare, least, slowdown_now
     from exegpt.report.comparison import median
-    from xrunner.engine import Engine, RunReport
+    from xrunner.core.engine import Engine, RunReport
 
     runs: list[list[Comparison]] = [[] for _ in schedules]
     total = len(schedules) * repeats * len(requests)

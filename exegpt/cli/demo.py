@@ -64,7 +64,7 @@ def demo(
     from exegpt.errors import InputError
     from exegpt.models.device import find_device
     from exegpt.trace import parse_workload
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
 
     inputs.set_threads(threads)
     there = find_device(device)
@@ -131,7 +131,7 @@ def _plan(setting: "Setting", bounds: list[float], num: int | None, seed: int) -
     """
     from exegpt.cli.answer import search_schedule
     from exegpt.cli.shortlist import for_these
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     plans: list[_Plan] = []
     for bound_s in bounds:
@@ -235,8 +235,8 @@ def _print_search(setting: "Setting", answers: "list[Tuned]", bound_s: float) ->
 def _requests(setting: "Setting", schedules: list[Any], num: int | None, seed: int) -> "list[Request]":
     """Requests with the workload's lengths: `num`, or as many as all schedules together serve within the budget."""
     from exegpt.cli.bench import draw
-    from xrunner.requests import random_requests
-    from xsimulator.replay import replay
+    from xrunner.core.requests import random_requests
+    from xsimulator.replay.event_simulator import replay
 
     context = setting.model.context
     if num is None:

@@ -66,7 +66,7 @@ def _usual_degree(setting: "Setting", replicas: int) -> int:
     """The tensor-parallel degree that engines are usually started with: the widest within a node that the model and the
     profile have.
     """
-    from xsimulator.allocation import tp_degrees
+    from xscheduler.allocation import tp_degrees
 
     known = {degree.tp for degree in setting.profile.degrees}
     fit = tp_degrees(setting.model, _part(setting.cluster, replicas))
@@ -86,7 +86,7 @@ def engine_schedule(
 
     Raises InputError for settings that don't go together.
     """
-    from xsimulator.allocation import uniform_stages
+    from xscheduler.allocation import uniform_stages
 
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **own)
@@ -124,7 +124,7 @@ def engine_schedule(
 
 def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
     """Blocks of BLOCK_SIZE tokens that memory holds beside iterations of so many tokens; InputError for none."""
-    from xsimulator.scenario import Scenario
+    from xsimulator.steady.scenario import Scenario
 
     model, cluster = setting.model, setting.cluster
     scenario = Scenario(model, cluster, setting.workload, setting.profile, stages, setting.kv_dtype)
@@ -162,7 +162,7 @@ def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
 
 def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
     """The part of a cluster that one of its replicas has: a node's share, or whole nodes."""
-    from xsimulator.allocation import replica_sizes
+    from xscheduler.allocation import replica_sizes
 
     sizes = replica_sizes(cluster)
     if cluster.devices % replicas or cluster.devices // replicas not in sizes:
@@ -184,7 +184,7 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
     An engine admits a request when its blocks are free: beyond that `max_num_seqs` is never reached, and requests wait.
     """
     from xsimulator.estimates import outcome
-    from xsimulator.scenario import Scenario
+    from xsimulator.steady.scenario import Scenario
 
     scenario, given = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
 

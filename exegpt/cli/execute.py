@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
     from exegpt.models import Model
     from xprofiler.rates import Slowdown
-    from xrunner.engine import RunReport
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
+    from xrunner.core.engine import RunReport
 
 
 def execute(
@@ -29,8 +29,8 @@ def execute(
     on_finish: Callable[[Result], None] | None = None,
 ) -> Comparison:
     """Run `requests` on a loaded model, then predict the very same ones at the machine's speed then."""
-    from xrunner.engine import Engine
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
+    from xrunner.core.engine import Engine
 
     engine, alone = Engine(model, schedule), Ranks()
     before = slowdown_now(profile, model, alone)
@@ -74,8 +74,8 @@ def compare(
     """
     import xsimulator
     from xprofiler.rates import rescaled
-    from xrunner.place import ranks_needed
-    from xsimulator.replay import replay
+    from xrunner.comm.place import ranks_needed
+    from xsimulator.replay.event_simulator import replay
 
     if slowdown:
         profile = rescaled(profile, schedule.model.spec, slowdown)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from exegpt.profile import Profile
     from xprofiler.job import Job
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
 
 
 def own_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device") -> "Job":

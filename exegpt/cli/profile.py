@@ -37,7 +37,7 @@ def profile(
     from exegpt import document
     from exegpt.cli import inputs, output
     from exegpt.errors import InputError
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
 
     if model is None:
         raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")

@@ -30,7 +30,7 @@ def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
 
     Example: exegpt reproduce table5 --json
     """
-    from exegpt.cli.reproduction import table5 as table
+    from exegpt.reproduction import table5 as table
 
     _show("table5", table.reproduce, table.sections, report, json)
 
@@ -41,7 +41,7 @@ def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
 
     Example: exegpt reproduce table6 --json
     """
-    from exegpt.cli.reproduction import table6 as table
+    from exegpt.reproduction import table6 as table
 
     _show("table6", table.reproduce, table.sections, report, json)
 
@@ -82,7 +82,7 @@ def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
 
     Example: exegpt reproduce figure11 --report figure11.html
     """
-    from exegpt.cli.reproduction import figure11 as drawing
+    from exegpt.reproduction import figure11 as drawing
 
     _show("figure11", drawing.reproduce, drawing.sections, report, json)
 
@@ -99,14 +99,14 @@ def search_cost(
 
     Example: exegpt reproduce search-cost --exhaustive-points 1000000
     """
-    from exegpt.cli.reproduction import search_cost as cost
+    from exegpt.reproduction import search_cost as cost
 
     most = cost.EXHAUSTIVE_POINTS if exhaustive_points is None else exhaustive_points
     _show("search-cost", lambda progress: cost.reproduce(most, progress), cost.sections, report, json)
 
 
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
-    from exegpt.cli.reproduction import gains
+    from exegpt.reproduction import gains
 
     figures = tuple(gains.FIGURES) if over_all else (name,)
     _show(name, lambda progress: gains.reproduce(figures, model, task, progress), gains.sections, report, json)

@@ -16,7 +16,7 @@ from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 
 if TYPE_CHECKING:
-    from xrunner.adaptation import Reschedule
+    from xrunner.core.adaptation import Reschedule
 
 WAA = ("waa-c", "waa-m")
 WORTH = 0.1
@@ -104,8 +104,8 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
     sequences that one replica decodes at once.
     """
     from exegpt.cli.answer import infeasible_text, search_schedule
-    from xrunner.adaptation import takes_over_in_place
-    from xrunner.place import ranks_needed
+    from xrunner.comm.place import ranks_needed
+    from xrunner.core.adaptation import takes_over_in_place
 
     bound_s = math.inf if held.latency_bound_s is None else held.latency_bound_s
     apart = held.policy in WAA

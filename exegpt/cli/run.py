@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
     from xprofiler.job import Job
-    from xrunner.ranks import Ranks
+    from xrunner.comm.ranks import Ranks
 
 _ADJUSTED = ("rra", "waa-c", "waa-m")
 """The policies that --adjust is for."""
@@ -79,7 +79,7 @@ def run(
     from exegpt.cli import output
     from exegpt.cli.execute import write_report
     from exegpt.cli.shortlist import checked_by
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
 
     fixed = {
         "encode_batch": encode_batch,
@@ -159,7 +159,7 @@ class _Typed:
         from exegpt.cli import inputs, output
         from exegpt.duration import parse_duration
         from exegpt.errors import InputError
-        from xrunner.results import check_left
+        from xrunner.core.results import check_left
 
         output.check_output(self.report)
         output.check_apart((self.out, self.report), (self.requests, self.schedule, self.profile))
@@ -185,8 +185,8 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
     from exegpt.models.device import find_device
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
-    from xrunner.place import ranks_needed
-    from xrunner.ranks import Agreed
+    from xrunner.comm.place import ranks_needed
+    from xrunner.comm.ranks import Agreed
 
     profile, no_profile, dtype = typed.profile, typed.no_profile, typed.dtype
     if ranks.size > 1 and typed.schedule is None and (profile is not None or no_profile):
@@ -264,7 +264,7 @@ def _read(
     from exegpt.cli import output
     from exegpt.columns import parse_columns
     from exegpt.model import ModelSpec
-    from xrunner.requests import read_requests
+    from xrunner.core.requests import read_requests
 
     spec = ModelSpec.from_directory(directory)
     if given:
@@ -386,9 +386,9 @@ def _run(
     from exegpt.cli import output
     from exegpt.cli.execute import compare, least, slowdown_now
     from exegpt.cli.rescheduling import rescheduling
-    from xrunner.changes import run_adapting
-    from xrunner.engine import Engine
-    from xrunner.results import ResultFile
+    from xrunner.core.changes import run_adapting
+    from xrunner.core.engine import Engine
+    from xrunner.core.results import ResultFile
 
     assert asked.schedule
     engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)

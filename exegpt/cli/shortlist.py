@@ -24,7 +24,7 @@ def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLe
     that hold the bound in their replay; where none does, the one that comes closest. A long list leaves it as it is.
     """
     from xscheduler.ties import preferred
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     if answer.schedule is None or len(requests) > MOST:
         return answer

@@ -227,7 +227,7 @@ def _results(file: Path) -> "Shown":
     from collections import Counter
 
     from exegpt.served import percentiles
-    from xrunner.results import read_results
+    from xrunner.core.results import read_results
 
     results = read_results(file)
     done = [r for r in results if r.start_s is not None and r.first_token_s is not None]

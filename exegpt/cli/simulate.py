@@ -178,7 +178,7 @@ def _replay(
     from exegpt.served import latencies, percentiles
     from exegpt.trace import read_trace
     from exegpt.workload import Workload
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []
     named = parse_columns(columns) if columns else None

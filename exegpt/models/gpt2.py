@@ -10,7 +10,7 @@ from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import layer_norm
 from exegpt.model import ModelSpec
-from exegpt.models.pieces import in_pieces
+from exegpt.models.row_chunks import in_pieces
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head, read
 

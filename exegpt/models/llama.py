@@ -17,7 +17,7 @@ from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec, attention_window
-from exegpt.models.pieces import in_pieces
+from exegpt.models.row_chunks import in_pieces
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
 

@@ -16,7 +16,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.swiglu import geglu
 from exegpt.model import ModelSpec
-from exegpt.models.pieces import in_pieces
+from exegpt.models.row_chunks import in_pieces
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
 

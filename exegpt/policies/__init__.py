@@ -12,8 +12,8 @@ from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.deal import deal
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.ledger import Ledger, Sequence, Step
+from exegpt.policies.micro_batches import Cut, Piece
 from exegpt.policies.orca import OrcaPolicy
-from exegpt.policies.pieces import Cut, Piece
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy

@@ -12,7 +12,7 @@ from exegpt.served import Served, steady_tokens_s
 from exegpt.timeline import Timeline
 
 if TYPE_CHECKING:
-    from xrunner.adaptation import Change
+    from xrunner.core.adaptation import Change
 
 KEYS = (
     "throughput_seq_s",

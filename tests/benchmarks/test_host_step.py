@@ -8,7 +8,7 @@ from benchmarks import host_step
 from benchmarks.launches import META, on_no_device
 from exegpt.model import ModelSpec
 from exegpt.models import random_model
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 
 @pytest.mark.parametrize("policy", host_step.POLICIES)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.xrunner.at_once import at_once
-from xrunner import adaptation, drift
+from xrunner.core import adaptation, drift
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile
     (tmp_path / "t.csv").write_text("input,output\n" + "12,6\n" * 12)
     out = tmp_path / "out.jsonl"
     asked = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
-    from xrunner import results
+    from xrunner.core import results
 
     append, count = results.ResultFile.append, 0
 

@@ -182,7 +182,7 @@ def test_line_20_a_change_of_speed_is_told_beyond_three_percent():
 
 def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(exegpt, tiny, tiny_profile, monkeypatch):
     from exegpt.cli.inputs import find_setting
-    from xsimulator.replay import replay
+    from xsimulator.replay.event_simulator import replay
 
     setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
     bounds = demo._places(demo._frontier(setting))

@@ -10,7 +10,7 @@ from exegpt.cli.inputs import find_setting, fit_context
 from exegpt.errors import InputError
 from exegpt.workload import RequestLengths, Workload, task
 from xsimulator import estimate
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 ASKED = ("tune", "-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca,rra", "--no-advice")
 

@@ -11,7 +11,7 @@ from exegpt.cli.answer import search_schedule
 from exegpt.cli.inputs import find_setting
 from exegpt.cli.rescheduling import WORTH, Asked, best, in_a_process
 from exegpt.workload import Workload, task
-from xrunner.adaptation import takes_over_in_place
+from xrunner.core.adaptation import takes_over_in_place
 from xsimulator import estimate
 
 

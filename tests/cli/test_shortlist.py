@@ -11,7 +11,7 @@ from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.ties import TIE
 from xscheduler.tune import tune
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("2xA40")
 PROFILE = roofline_profile(MODEL, CLUSTER, overhead_s=2e-3)

@@ -15,7 +15,7 @@ from exegpt.schedule import Schedule
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import profile as one_degree
 from tests.xrunner.cells import LENGTHS, POLICIES, SIZES, apart, schedule
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 HERE = Path(__file__).parent
 SPEC = ModelSpec("tiny", "llama", **(SIZES | {"kv_heads": 2, "head_size": 16, "gated": True}))

@@ -12,7 +12,7 @@ from exegpt.kernels import device
 from exegpt.kernels.device import H100
 from exegpt.models import Dealing
 from exegpt.models.cache import KVCache
-from xrunner.assembly import Work
+from xrunner.rank.assembly import Work
 
 
 def a_model(*windows, kv_heads=2, encoder_layers=0):

@@ -219,7 +219,7 @@ def test_one_random_layer(architecture):
 
 
 def test_long_batches_in_pieces_are_the_same(monkeypatch, directories):
-    from exegpt.models import pieces
+    from exegpt.models import row_chunks as pieces
 
     model = load_model(directories["llama"])
     whole = logits(model, IDS)
@@ -230,7 +230,7 @@ def test_long_batches_in_pieces_are_the_same(monkeypatch, directories):
 @pytest.mark.parametrize(("on_gpu", "calls"), [(False, [1024, 1024, 2]), (True, [2050])])
 def test_a_gpu_takes_long_batches_whole(monkeypatch, on_gpu, calls):
     from exegpt.kernels import device
-    from exegpt.models.pieces import in_pieces
+    from exegpt.models.row_chunks import in_pieces
 
     monkeypatch.setattr(device, "on_gpu", lambda x: on_gpu)
     seen = []

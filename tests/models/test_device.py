@@ -106,7 +106,7 @@ FAULTS = """
 import resource, sys, torch
 from pathlib import Path
 from exegpt.models import create, device, load, load_model
-from xrunner.warm_up import alike
+from xrunner.rank.warm_up import alike
 if sys.argv[1] == "returned":
     load.keep_memory = lambda: None
 sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 300, "context": 256}

@@ -15,7 +15,7 @@ from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
 from exegpt.workload import task
 from tests.exegpt.nouns import profile, schedule
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 lengths = st.lists(st.integers(1, 400), min_size=1, max_size=24)
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from exegpt.cli.reproduction.faster_transformer import best_under, bounds, static_batches
-from exegpt.cli.reproduction.setup import setup
+from exegpt.reproduction.faster_transformer import best_under, bounds, static_batches
+from exegpt.reproduction.setup import setup
 from exegpt.schedule import BLOCK_SIZE
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exegpt.cli.reproduction.figure11 import margin
+from exegpt.reproduction.figure11 import margin
 from tests.cli.conftest import run_command
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exegpt.cli.reproduction import gains
-from exegpt.cli.reproduction.setup import Reached
+from exegpt.reproduction import gains
+from exegpt.reproduction.setup import Reached
 from tests.cli.conftest import run_command
 
 

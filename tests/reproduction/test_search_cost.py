@@ -2,7 +2,7 @@
 
 import pytest
 
-from exegpt.cli.reproduction import search_cost
+from exegpt.reproduction import search_cost
 
 
 @pytest.mark.slow

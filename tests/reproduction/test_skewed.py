@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from exegpt.cli.reproduction.figure11 import CHANGES, changed
-from exegpt.cli.reproduction.skewed import skewed_normal
 from exegpt.errors import InputError
+from exegpt.reproduction.figure11 import CHANGES, changed
+from exegpt.reproduction.skewed import skewed_normal
 from exegpt.workload import task
 
 T = task("T")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from exegpt.cli.reproduction import table5
-from exegpt.cli.reproduction.setup import setup
+from exegpt.reproduction import table5
+from exegpt.reproduction.setup import setup
 
 NAN = float("nan")
 

@@ -6,17 +6,17 @@ The paper's figures are held to 15 %, beyond which there is a mistake (the paper
 import pytest
 
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.reproduction import table6
 from exegpt.cluster import parse_cluster
+from exegpt.reproduction import table6
 from exegpt.workload import task
 from tests.cli.conftest import run_command
 from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
+from xscheduler.allocation import uniform_stages
 from xsimulator import estimate
-from xsimulator.allocation import uniform_stages
-from xsimulator.outcome import estimate_of
-from xsimulator.policies import rra
-from xsimulator.scenario import Scenario
+from xsimulator.steady import rra
+from xsimulator.steady.outcome import estimate_of
+from xsimulator.steady.scenario import Scenario
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")

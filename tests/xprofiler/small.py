@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from xprofiler import attention, collectives, links, machine, measure, points, store, timing
-from xrunner import ranks
+from xrunner.comm import ranks
 
 
 def shrink(put: Callable[[object, str, Any], None]) -> None:

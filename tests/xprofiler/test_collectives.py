@@ -11,7 +11,7 @@ from exegpt.cluster import parse_cluster
 from exegpt.profile import Table
 from xprofiler.cluster import found_cluster, write_cluster
 from xprofiler.collectives import link, pairs
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 
 def table(*values, sizes=(1e3, 1e6, 1e9)):

@@ -11,7 +11,7 @@ from exegpt.errors import InputError
 from exegpt.profile import Profile
 from tests.public_data import needs_data
 from xprofiler.layer_folder import layers_profile
-from xsimulator.iteration_attention import iteration_attention
+from xsimulator.cost.iteration_attention import iteration_attention
 
 LLAMA = builtin_model("llama-3.1-8b")
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from xprofiler import links
 from xprofiler.cluster import found_cluster
-from xrunner.ranks import Agreed, Ranks
+from xrunner.comm.ranks import Agreed, Ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -17,7 +17,7 @@ from exegpt.model import ModelSpec
 from exegpt.models.create import create_model
 from exegpt.profile import Profile
 from xprofiler.job import Job
-from xrunner import ranks
+from xrunner.comm import ranks
 
 ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).parent / "small.py"
@@ -134,7 +134,7 @@ def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_
 DISAGREE = """
 import sys
 from exegpt.errors import InputError
-from xrunner.ranks import job
+from xrunner.comm.ranks import job
 
 def facts():
     if sys.argv[1] == "trouble" and ranks.rank == 1:
@@ -169,7 +169,7 @@ import sys, time, torch
 from exegpt.models import Shard, load_model
 from tests.models.test_decoder import IDS, logits
 from xprofiler.links import HostLinks
-from xrunner.ranks import job
+from xrunner.comm.ranks import job
 with job() as ranks:
     whole, reduce = logits(load_model(sys.argv[1]), IDS[:40]), HostLinks(ranks).all_reduce(2)
     for dtype, close in (("fp32", 1e-4), ("bf16", 0.3)):
@@ -198,7 +198,7 @@ def test_more_threads_than_a_rank_is_bound_to_are_refused(job, models):
 def test_a_launcher_that_mpi_does_not_know_of_is_refused():
     """As srun without --mpi=pmix: each rank would take itself for the only one, and all would write one file."""
     pytest.importorskip("mpi4py")
-    code = "from xrunner.ranks import job\nwith job(): pass"
+    code = "from xrunner.comm.ranks import job\nwith job(): pass"
     given = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=given | {"SLURM_STEP_NUM_TASKS": "4"}

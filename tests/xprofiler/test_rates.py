@@ -14,7 +14,7 @@ from tests.exegpt.nouns import profile as a_profile
 from xprofiler import rates
 from xprofiler.rates import Slowdown
 from xprofiler.timing import Timing
-from xrunner.ranks import Ranks
+from xrunner.comm.ranks import Ranks
 
 SPEC = ModelSpec("m", "llama", 2, 64, 4, 2, 16, 128, True, 300, 128)
 PROFILE = a_profile(SPEC)

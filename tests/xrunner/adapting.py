@@ -7,10 +7,10 @@ from pathlib import Path
 from exegpt.document import from_dict, to_dict
 from exegpt.request import Request
 from exegpt.schedule import Schedule
-from xrunner import drift
-from xrunner.changes import run_adapting
-from xrunner.engine import Engine
-from xrunner.ranks import job
+from xrunner.comm.ranks import job
+from xrunner.core import drift
+from xrunner.core.changes import run_adapting
+from xrunner.core.engine import Engine
 
 
 def main(directory):

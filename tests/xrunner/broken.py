@@ -5,7 +5,8 @@ import os
 import sys
 
 from exegpt.cli import main
-from xrunner import engine, worker
+from xrunner.core import engine
+from xrunner.rank import worker
 
 
 def _raise_in_the_midst(after: int = 12) -> None:

@@ -12,7 +12,7 @@ from exegpt.document import fingerprint
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
-from xrunner.place import ranks_needed
+from xrunner.comm.place import ranks_needed
 
 SIZES = {"layers": 5, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "context": 96}
 POLICIES = {
@@ -123,8 +123,8 @@ def generate(model, request, **options):
 def run_cells(directory: Path) -> None:
     """Run every cell of `cells.json` on this rank; the rank that speaks writes what came of each."""
     from exegpt import document
-    from xrunner.engine import Engine
-    from xrunner.ranks import job
+    from xrunner.comm.ranks import job
+    from xrunner.core.engine import Engine
 
     torch.set_num_threads(1)
     with job() as ranks:

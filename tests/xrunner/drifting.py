@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from exegpt.cli import inputs, main, rescheduling
-from xrunner import drift
+from xrunner.core import drift
 
 if __name__ == "__main__":
     drift.WINDOW = 12

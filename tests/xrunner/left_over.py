@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from xrunner import transport
-from xrunner.worker import FREE
+from xrunner.comm import transport
+from xrunner.rank.worker import FREE
 
 from .cells import run_cells
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from exegpt.model import ModelSpec
-from xrunner.engine import Engine
-from xrunner.ranks import Agreed, job
+from xrunner.comm.ranks import Agreed, job
+from xrunner.core.engine import Engine
 
 from .cells import requests, schedule
 from .ways import leave_log, use

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from xrunner import engine
-from xrunner.direct import DirectTransport
-from xrunner.staged import StagedTransport
+from xrunner.comm.direct import DirectTransport
+from xrunner.comm.staged import StagedTransport
+from xrunner.core import engine
 
 from .cells import run_cells
 from .stand_in import StandIn

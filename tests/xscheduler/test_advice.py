@@ -19,7 +19,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.advice import decoding, expected_longest, looser_bound, other_cluster, twice, use_of, why_behind
 from xscheduler.tune import tune
 from xsimulator import estimate as simulate
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")

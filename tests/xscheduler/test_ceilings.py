@@ -12,8 +12,8 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
-from xsimulator.outcome import latencies, memory_share
-from xsimulator.scenario import Scenario
+from xsimulator.steady.outcome import latencies, memory_share
+from xsimulator.steady.scenario import Scenario
 
 SCENARIOS = [
     ("opt-13b", "4xA40", task("S"), 0.0, None),

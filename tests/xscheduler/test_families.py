@@ -14,8 +14,8 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
-from xsimulator.outcome import per_token, ttft_p99
-from xsimulator.scenario import Scenario
+from xsimulator.steady.outcome import per_token, ttft_p99
+from xsimulator.steady.scenario import Scenario
 
 SCENARIOS = {
     "opt-13b": ("opt-13b", "2x2xA40", task("S")),

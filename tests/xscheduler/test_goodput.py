@@ -18,7 +18,7 @@ from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals, may_miss
 from xscheduler.goodput import PRECISION, Bounds, Goodput, Meter
 from xscheduler.open_tune import tune_at
 from xsimulator import estimate
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 OPT = builtin_model("opt-13b")
 H100 = parse_cluster("1xH100-SXM")

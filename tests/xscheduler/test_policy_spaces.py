@@ -17,7 +17,7 @@ from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import iteration_counts, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
-from xsimulator.scenario import Scenario
+from xsimulator.steady.scenario import Scenario
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")

@@ -16,7 +16,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.ties import TIE
 from xscheduler.tune import POLICIES, tune
 from xsimulator import estimate
-from xsimulator.replay import replay
+from xsimulator.replay.event_simulator import replay
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")

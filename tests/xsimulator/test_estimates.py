@@ -14,13 +14,13 @@ from exegpt.served import steady_tokens_s
 from exegpt.workload import LengthDistribution, Workload, task
 from tests.exegpt.nouns import MODEL, profile, schedule
 from xprofiler.roofline import roofline_profile
+from xscheduler.allocation import uniform_stages
 from xsimulator import estimate, timeline
-from xsimulator.allocation import uniform_stages
-from xsimulator.policies import orca, rra
-from xsimulator.policies.static import expected_longest
-from xsimulator.replay import replay
-from xsimulator.scenario import Scenario
-from xsimulator.steady_state import decode_iterations_of
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady import orca, rra
+from xsimulator.steady.residents import decode_iterations_of
+from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.static import expected_longest
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")

@@ -1,0 +1,66 @@
+"""FasterTransformer, the paper's baseline (section 7.1; docs/theory.md), and the latency bounds that it gives.
+
+Static batches: tensor parallelism over a node's devices, a pipeline over nodes with as many micro-batches as stages, no
+early termination, no padding of inputs, memory reserved for the greatest lengths.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.reproduction.setup import Setup
+from exegpt.schedule import BLOCK_SIZE
+from xscheduler.allocation import uniform_stages
+from xsimulator.steady import static
+from xsimulator.steady.scenario import Scenario
+
+STEP = 4
+"""Batch sizes are its multiples."""
+PERCENTILES = (10, 30, 70)
+"""Of the latencies over all batch sizes: the bounds, beside infinity."""
+
+
+@dataclass(frozen=True)
+class StaticBatch:
+    """One batch size."""
+
+    batch: int
+    latency_s: float
+    """For the greatest output length."""
+    throughput_seq_s: float
+    """A batch runs to the mean of its longest output."""
+
+
+def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
+    """All batch sizes that memory holds, rising; iterations are counted as the paper does, D(S) = S.
+
+    Raises InputError where not even the smallest fits.
+    """
+    stages = uniform_stages(setup.model, setup.cluster, setup.cluster.devices_per_node)
+    scenario = Scenario(*setup.nouns, stages, setup.profile.dtype, form="paper", variation=False)
+    law = setup.workload
+    blocks = -(-(law.input.max + law.output.max) // BLOCK_SIZE)
+    found: list[StaticBatch] = []
+    while True:
+        batch = STEP * (len(found) + 1)
+        outcome = static.outcome(scenario, batch)
+        if scenario.room(outcome.demand.tokens) < batch * blocks:
+            break
+        latency = float(outcome.lifetime(np.array([float(law.output.max)])).seconds[0])
+        found.append(StaticBatch(batch, latency, outcome.throughput))
+    if not found:
+        raise InputError(f"FasterTransformer can't hold a batch of {STEP} for {setup.name}: take more devices.")
+    return tuple(found)
+
+
+def bounds(batches: tuple[StaticBatch, ...]) -> tuple[float | None, ...]:
+    """The four latency bounds in seconds; None: none."""
+    latencies = [one.latency_s for one in batches]
+    return (*(float(np.percentile(latencies, q)) for q in PERCENTILES), None)
+
+
+def best_under(batches: tuple[StaticBatch, ...], bound_s: float | None) -> StaticBatch:
+    """The batch of most throughput that meets a bound, which the smallest batch must."""
+    meeting = [one for one in batches if bound_s is None or one.latency_s <= bound_s]
+    return max(meeting, key=lambda one: one.throughput_seq_s)

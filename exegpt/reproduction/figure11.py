@@ -1,0 +1,191 @@
+"""Figure 11: what becomes of a schedule when output lengths are not those that it was found for.
+
+OPT-13B on four A40s, translation. Mean, deviation and skewness of the outputs are changed one at a time, with the other
+two kept; the unchanged schedule is simulated under the new law, beside the schedule that is found for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exegpt.errors import InputError
+from exegpt.quantity import figure_text, signed_percent
+from exegpt.report import svg
+from exegpt.report.sections import Section
+from exegpt.reproduction.faster_transformer import PERCENTILES, bounds, static_batches
+from exegpt.reproduction.setup import WAA, Reached, Setup, deviation, paper_mode, reached, setup
+from exegpt.reproduction.skewed import skewed_normal
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload
+from xsimulator import estimate
+
+FACTORS = (0.7, 0.85, 1.0, 1.15, 1.3)
+"""Of mean and deviation."""
+SKEWNESSES = (-0.4, -0.2, 0.0, 0.2, 0.4)
+CHANGES = {"mean": FACTORS, "deviation": FACTORS, "skewness": SKEWNESSES}
+PAPER_MARGINS = {("mean", 1.15): (0.13, 0.10), ("deviation", 1.3): (0.05, 0.0)}
+"""How much tighter a bound must be for the change to be borne, where 99 % of all queries must meet it (a), and where a
+sequence of the old 99th-percentile length must (b)."""
+SERIES = (("unchanged schedule", "#3b74b9"), ("tuned anew", "#d9822b"))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One changed law of output lengths."""
+
+    change: str
+    value: float
+    """Factor of the mean or the deviation, or the skewness."""
+    throughput_seq_s: float
+    """Of the unchanged schedule."""
+    latency_p99_s: float
+    """Of the unchanged schedule, 99 % of all queries."""
+    normalised: float
+    """`latency_p99_s` over that under the unchanged law."""
+    normalised_length: float
+    """The same of a sequence as long as the old law's 99th percentile."""
+    tuned: Reached | None
+    """The best schedule for this law, under the bound for 99 % of all queries."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One policy's schedule under all laws."""
+
+    policy: str
+    percentile: int
+    """Of FasterTransformer's latencies, whose value is the bound."""
+    bound_s: float
+    schedule: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Figure11:
+    """WAA, as in the figure, and RRA, of which the paper tells in words."""
+
+    drifts: tuple[Drift, ...]
+
+
+def changed(workload: Workload, change: str, value: float) -> Workload:
+    """The workload with another law of outputs; its bound stays about the same length."""
+    mean, std = workload.output.mean, workload.output.std
+    scaled = (mean * value, std) if change == "mean" else (mean, std * value) if change == "deviation" else (mean, std)
+    law = skewed_normal(*scaled, workload.output.max, value if change == "skewness" else 0.0)
+    return replace(workload, name=f"{workload.name} with {change} {value:g}", output=law)
+
+
+def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Figure11:
+    """Both policies under every law."""
+    where = setup("opt-13b", "4xA40", "T")
+    laws = [(change, value, changed(where.workload, change, value)) for change in CHANGES for value in CHANGES[change]]
+    drifts = []
+    for number, (name, policies) in enumerate((("WAA", WAA), ("RRA", ("rra",)))):
+        percentile, bound_s, schedule, text = _best(where, name, policies)
+        first = estimate(schedule, where.profile)
+        points = []
+        for done, (change, value, law) in enumerate(laws, 1):
+            now = estimate(schedule, where.profile, law)
+            tuned = paper_mode(replace(where, workload=law), bound_s, policies=policies, bound="p99-queries")
+            assert now.latency_p99_s and first.latency_p99_s and now.latency_s and first.latency_s
+            points.append(
+                Point(
+                    change,
+                    value,
+                    now.throughput_seq_s,
+                    now.latency_p99_s,
+                    now.latency_p99_s / first.latency_p99_s,
+                    now.latency_s / first.latency_s,
+                    reached(tuned, policies),
+                )
+            )
+            progress(number * len(laws) + done, 2 * len(laws))
+        drifts.append(Drift(name, percentile, bound_s, text, tuple(points)))
+    return Figure11(tuple(drifts))
+
+
+def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, float, Schedule, str]:
+    """The best schedule under the paper's bound, FasterTransformer's 30th percentile, or under the next looser one that
+    the policy can meet.
+    """
+    found = bounds(static_batches(where))
+    for percentile, bound_s in zip(PERCENTILES[1:], found[1:], strict=False):
+        tuned = paper_mode(where, bound_s, policies=policies)
+        best = reached(tuned, policies)
+        if best and tuned.schedule and bound_s is not None:
+            return percentile, bound_s, tuned.schedule, best.schedule
+    raise InputError(f"{name} meets none of FasterTransformer's latencies on {where.name}: nothing can be changed.")
+
+
+def margin(normalised: float) -> float:
+    """By what share a bound must be tighter for a latency that grows by this factor to meet it."""
+    return max(0.0, 1.0 - 1.0 / normalised)
+
+
+def sections(found: Figure11) -> list[Section]:
+    """The drawing with its figures for each policy, then what the paper says in words."""
+    return [*(_drift_section(drift) for drift in found.drifts), _words(found)]
+
+
+def _drift_section(drift: Drift) -> Section:
+    rows, panels = [], []
+    for change in CHANGES:
+        own = [point for point in drift.points if point.change == change]
+        groups = []
+        for point in own:
+            tuned = point.tuned.throughput_seq_s if point.tuned else None
+            groups.append((f"{point.value:g}", (point.throughput_seq_s, tuned)))
+            rows.append(
+                (
+                    f"{change} {'' if change == 'skewness' else '× '}{point.value:g}",
+                    figure_text(point.throughput_seq_s),
+                    figure_text(tuned),
+                    signed_percent(deviation(point.throughput_seq_s, tuned) if tuned else None),
+                    figure_text(point.latency_p99_s),
+                    f"{point.normalised:.3f}",
+                    f"{point.normalised_length:.3f}",
+                    point.tuned.schedule if point.tuned else "no schedule meets the bound",
+                )
+            )
+        panels.append(svg.Panel(change, tuple(groups), tuple(point.normalised for point in own)))
+    columns = (
+        "outputs",
+        "unchanged, seq/s",
+        "tuned, seq/s",
+        "difference",
+        "p99, s",
+        "of all",
+        "of the length",
+        "tuned",
+    )
+    return Section(
+        f"figure11: {drift.policy} under FasterTransformer's {drift.percentile}th percentile, {drift.bound_s:.3g} s",
+        columns,
+        tuple(rows),
+        (
+            f"Unchanged: {drift.schedule}. The paper's bound is the 30th percentile.",
+            "of all, of the length: latency of 99 % of all queries, and of the old 99th-percentile length, over those "
+            "under the old law.",
+        ),
+        svg.panels(panels, SERIES, "sequences/s", "latency of 99 %, normalised"),
+    )
+
+
+def _words(found: Figure11) -> Section:
+    rows = []
+    waa, rra = found.drifts
+    for (change, value), margins in PAPER_MARGINS.items():
+        point = next(p for p in waa.points if (p.change, p.value) == (change, value))
+        for sla, normalised, said in zip("ab", (point.normalised, point.normalised_length), margins, strict=True):
+            rows.append(
+                (f"WAA: tighter bound for {change} × {value}, SLA-({sla})", f"{margin(normalised):.1%}", f"{said:.0%}")
+            )
+    for changes, shares in ((("mean",), (0.28, 0.126)), (("deviation", "skewness"), (0.11, 0.17))):
+        tuned = [(p, p.tuned) for p in rra.points if p.change in changes and p.tuned]
+        largest = (
+            max(abs(deviation(p.throughput_seq_s, t.throughput_seq_s)) for p, t in tuned),
+            max(abs(deviation(p.latency_p99_s, t.latency_s)) for p, t in tuned),
+        )
+        for what, here, paper_share in zip(("throughput", "latency"), largest, shares, strict=True):
+            name = f"RRA: largest difference in {what}, changed {' or '.join(changes)}"
+            rows.append((name, f"{here:.1%}", f"under {paper_share:.1%}"))
+    return Section("figure11: what the paper says in words", ("", "here", "paper"), tuple(rows))

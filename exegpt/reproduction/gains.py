@@ -1,0 +1,280 @@
+"""Figures 6 and 8: ExeGPT's throughput over FasterTransformer's, all scenarios under their four bounds; and what
+today's policies and replicas add.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.quantity import figure_text, signed_percent
+from exegpt.report import svg
+from exegpt.report.sections import Section
+from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
+from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
+
+SMALL_TO_MID = (
+    ("t5-11b", "8xA40"),
+    ("opt-13b", "4xA40"),
+    ("gpt3-39b", "2x8xA40"),
+    ("gpt3-101b", "2x8xA100-80GB"),
+)
+LARGE = (
+    ("gpt3-101b", "2x8xA100-80GB"),
+    ("gpt3-175b", "2x8xA100-80GB"),
+    ("gpt3-175b", "4x8xA40"),
+    ("gpt3-341b", "6x8xA40"),
+)
+FIGURES = {"figure6": (SMALL_TO_MID, ("S", "T", "C1")), "figure8": (LARGE, ("G", "C1", "C2"))}
+"""Models on clusters, and tasks."""
+PAPER = {
+    "figure6": {"mean": 2.0, "largest": 5.4},
+    "figure8": {"mean": 3.2, "largest": 15.2, "smallest": 1.1, "mean_unbounded": 2.2},
+    "over all": {"mean": 2.9},
+}
+SERIES = (("FT", "#8a8f98"), ("RRA", svg.POLICIES["rra"]), ("WAA", svg.POLICIES["waa-c"]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scenario under one bound."""
+
+    figure: str
+    model: str
+    cluster: str
+    task: str
+    bound_s: float | None
+    ft: Reached
+    rra: Reached | None
+    waa: Reached | None
+    """The better of WAA-C and WAA-M."""
+    waa_counts: bool
+    """Whether the paper ran WAA here."""
+    gain: float
+    """The better of RRA and, where it counts, WAA over FT."""
+    gain_with_waa: float
+    """With WAA wherever it fits."""
+    today: Reached | None
+    today_over_paper: float
+    """Throughput of all of today's policies and replicas over that of the better of RRA and WAA."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means are arithmetic, over (model, task, bound)."""
+
+    name: str
+    pairs: int
+    mean: float
+    largest: float
+    smallest: float
+    mean_unbounded: float
+    mean_with_waa: float
+    waa_ahead: dict[str, float]
+    """Task → share of (model, finite bound) in which WAA reaches more than RRA, where the paper ran it."""
+    today_mean: float
+    today_smallest: float
+    paper: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the figures show."""
+
+    rows: tuple[Row, ...]
+    summaries: tuple[Summary, ...]
+
+
+def reproduce(
+    figures: Sequence[str],
+    model: str | None = None,
+    task: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Gains:
+    """Search every scenario of the figures, or only those of a model or a task.
+
+    Raises InputError where no scenario has these.
+    """
+    cases = scenarios(figures, model, task)
+    rows: list[Row] = []
+    for done, found in enumerate(_searched(cases), 1):
+        rows += found
+        progress(done, len(cases))
+    names = [(name, [row for row in rows if row.figure == name]) for name in figures]
+    if len(figures) > 1:
+        names.append(("over all", rows))
+    part = model is not None or task is not None  # the paper has no figures for a part
+    return Gains(tuple(rows), tuple(summary(name, own, {} if part else PAPER[name]) for name, own in names if own))
+
+
+def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> list[tuple[str, str, str, str]]:
+    """(figure, model, cluster, task) of each scenario that is asked for."""
+    every = [(f, m, c, t) for f in figures for m, c in FIGURES[f][0] for t in FIGURES[f][1]]
+    cases = [case for case in every if model in (None, case[1]) and task in (None, case[3])]
+    if not cases:
+        models, tasks = (", ".join(dict.fromkeys(case[place] for case in every)) for place in (1, 3))
+        raise InputError(
+            f"{figures[0]} has no model '{model}' with task '{task}': its models are {models}, its tasks {tasks}."
+            if model and task
+            else f"{figures[0]} has no model '{model}': its models are {models}."
+            if model
+            else f"{figures[0]} has no task '{task}': its tasks are {tasks}."
+        )
+    return cases
+
+
+def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
+    """The rows of every scenario in order; several are searched side by side."""
+    if len(cases) == 1:
+        yield scenario_rows(cases[0])
+        return
+    with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1), get_context("spawn")) as pool:
+        yield from pool.map(scenario_rows, cases)
+
+
+def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
+    """One scenario under its four bounds."""
+    name, *asked = case
+    where = setup(*asked)
+    batches = static_batches(where)
+    return [_row(name, where, bound_s, best_under(batches, bound_s)) for bound_s in bounds(batches)]
+
+
+def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row:
+    searched = paper_mode(where, bound_s)
+    rra, waa, best = reached(searched, ("rra",)), reached(searched, WAA), today(where, bound_s)
+    counts = where.model.name not in WITHOUT_WAA
+    rates = [one.throughput_seq_s if one else 0.0 for one in (rra, waa)]
+    now = reached(best, tuple(a.policy for a in best.alternatives))
+    with_waa = max(rates)
+    return Row(
+        name,
+        where.model.name,
+        where.cluster.name,
+        where.workload.name,
+        bound_s,
+        Reached(ft.throughput_seq_s, ft.latency_s, f"batch {ft.batch}"),
+        rra,
+        waa,
+        counts,
+        (with_waa if counts else rates[0]) / ft.throughput_seq_s,
+        with_waa / ft.throughput_seq_s,
+        now,
+        (now.throughput_seq_s if now else 0.0) / with_waa if with_waa else 1.0,
+    )
+
+
+def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
+    """The figures that the paper's text quotes."""
+    gains = [row.gain for row in rows]
+    ahead: dict[str, list[bool]] = {}
+    for row in rows:
+        if row.bound_s is not None and row.waa_counts:
+            ahead.setdefault(row.task, []).append(_ahead(row))
+    now = [row.today_over_paper for row in rows]
+    return Summary(
+        name,
+        len(rows),
+        float(np.mean(gains)),
+        max(gains),
+        min(gains),
+        float(np.mean([row.gain for row in rows if row.bound_s is None])),
+        float(np.mean([row.gain_with_waa for row in rows])),
+        {task: float(np.mean(shares)) for task, shares in ahead.items()},
+        float(np.mean(now)),
+        min(now),
+        paper,
+    )
+
+
+def _ahead(row: Row) -> bool:
+    return row.waa is not None and (row.rra is None or row.waa.throughput_seq_s > row.rra.throughput_seq_s)
+
+
+def sections(gains: Gains) -> list[Section]:
+    """Drawings, the scenarios, and the means beside the paper's."""
+    made = []
+    for one in gains.summaries:
+        own = [row for row in gains.rows if row.figure == one.name]
+        if own:
+            made.append(_scenario_section(one.name, own))
+    return made + [_summary_section(one) for one in gains.summaries]
+
+
+def _scenario_section(name: str, rows: list[Row]) -> Section:
+    cells = []
+    for row in rows:
+        waa = figure_text(row.waa.throughput_seq_s if row.waa else None) + ("" if row.waa_counts else " *")
+        winner = max((r for r in (row.rra, row.waa if row.waa_counts else None) if r), key=lambda r: r.throughput_seq_s)
+        cells.append(
+            (
+                f"{row.model} {row.cluster} {row.task}",
+                _bound(row),
+                f"{figure_text(row.ft.throughput_seq_s)} ({row.ft.schedule})",
+                figure_text(row.rra.throughput_seq_s if row.rra else None),
+                waa,
+                figure_text(row.gain),
+                figure_text(row.today.throughput_seq_s if row.today else None),
+                winner.schedule,
+            )
+        )
+    return Section(
+        f"{name}: throughput under the bounds that FasterTransformer's latencies give, sequences/s",
+        ("scenario", "bound", "FT", "RRA", "WAA", "gain", "today", "the winner of RRA and WAA"),
+        tuple(cells),
+        (
+            "–: no schedule meets the bound. *: the paper left WAA out here, and the gain does so too.",
+            "today: the best of all policies and replicas, under the same bound.",
+        ),
+        svg.panels(_panels(rows), SERIES, "sequences/s"),
+    )
+
+
+def _bound(row: Row) -> str:
+    return "∞" if row.bound_s is None else f"{figure_text(row.bound_s)} s"
+
+
+def _panels(rows: list[Row]) -> list[svg.Panel]:
+    places = dict.fromkeys((row.model, row.cluster, row.task) for row in rows)
+    return [
+        svg.Panel(
+            " ".join(place),
+            tuple(
+                (_bound(row), tuple(one.throughput_seq_s if one else None for one in (row.ft, row.rra, row.waa)))
+                for row in rows
+                if (row.model, row.cluster, row.task) == place
+            ),
+        )
+        for place in places
+    ]
+
+
+_NAMES = {
+    "mean": "mean gain over FT",
+    "largest": "largest gain",
+    "smallest": "smallest gain",
+    "mean_unbounded": "mean gain without a bound",
+    "mean_with_waa": "mean gain, WAA wherever it fits",
+}
+
+
+def _summary_section(one: Summary) -> Section:
+    rows = []
+    for key, title in _NAMES.items():
+        here, paper = float(getattr(one, key)), one.paper.get(key)
+        rows.append(
+            (title, figure_text(here), figure_text(paper), signed_percent(deviation(here, paper) if paper else None))
+        )
+    said = {"S": "WAA", "C1": "WAA", "T": "RRA", "G": "RRA"}
+    rows += [
+        (f"WAA ahead of RRA, {task}", f"{share:.0%}", said.get(task, "–"), "") for task, share in one.waa_ahead.items()
+    ]
+    rows.append(("today's policies over RRA and WAA, mean", figure_text(one.today_mean), "–", ""))
+    rows.append(("today's policies over RRA and WAA, least", figure_text(one.today_smallest), "–", ""))
+    title = f"{one.name}: {one.pairs} pairs of scenario and bound"
+    note = "WAA ahead: share of (model, finite bound); the paper names the policy that is generally ahead."
+    return Section(title, ("", "here", "paper", "deviation"), tuple(rows), (note,))

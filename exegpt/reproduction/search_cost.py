@@ -1,0 +1,132 @@
+"""What a search costs (section 7.7): branch and bound, exhaustive search and Optuna over the paper's own spaces, under
+FasterTransformer's 30th percentile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from exegpt.quantity import figure_text
+from exegpt.report.sections import Section
+from exegpt.reproduction.faster_transformer import bounds, static_batches
+from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
+from xscheduler.tuned import Tuned
+
+SCENARIOS = (
+    ("opt-13b", "4xA40", "S"),
+    ("opt-13b", "4xA40", "T"),
+    ("gpt3-39b", "2x8xA40", "T"),
+    ("gpt3-341b", "6x8xA40", "C1"),
+)
+SPACES = ("RRA", "RRA, a node's T_P", "WAA")
+"""The second is the paper's RRA without partial tensor parallelism and with one encoding micro-batch per stage: small
+enough to be searched exhaustively where a model is small.
+"""
+METHODS: dict[str, dict[str, Any]] = {
+    "branch and bound": {"method": "bnb"},
+    "branch and bound, 5 %": {"method": "bnb", "tolerance": 0.05},
+    "Optuna": {"method": "optuna"},
+    "exhaustive": {"method": "exhaustive"},
+}
+PAPER = {"RRA": "3 s to 2 min", "WAA": "1 to 5 min", "exhaustive": "5 h to a day"}
+EXHAUSTIVE_POINTS = 60_000
+"""The largest space that is searched exhaustively unless more is asked for: some twenty seconds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One search of one space."""
+
+    scenario: str
+    bound_s: float
+    space: str
+    method: str
+    points: int
+    """Of the space."""
+    evaluations: int
+    """Points simulated."""
+    seconds: float
+    throughput_seq_s: float
+    """0 where nothing that meets the bound was found."""
+    reached: float | None
+    """Throughput over the best that any search of this space found; None where none found anything."""
+    exact: bool
+    """Whether the best is known: the space was searched exhaustively too."""
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    """All searches."""
+
+    rows: tuple[Row, ...]
+
+
+def reproduce(
+    exhaustive_points: int = EXHAUSTIVE_POINTS, progress: Callable[[int, int], None] = lambda done, total: None
+) -> SearchCost:
+    """Search every scenario's spaces by every method; exhaustively where they have at most `exhaustive_points`."""
+    asked = [(names, space) for names in SCENARIOS for space in SPACES]
+    rows: list[Row] = []
+    for done, (names, space) in enumerate(asked, 1):
+        where = setup(*names)
+        bound_s = bounds(static_batches(where))[1]
+        assert bound_s is not None
+        rows += _rows(where, bound_s, space, exhaustive_points)
+        progress(done, len(asked))
+    return SearchCost(tuple(rows))
+
+
+def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> list[Row]:
+    found: dict[str, Tuned] = {}
+    for name, how in METHODS.items():
+        if name != "exhaustive" or found["branch and bound"].search.space <= exhaustive_points:
+            found[name] = paper_mode(where, bound_s, **_asked(where, space), **how)
+    rates = {name: tuned.estimate.throughput_seq_s if tuned.estimate else 0.0 for name, tuned in found.items()}
+    best, exact = max(rates.values()), "exhaustive" in found
+    return [
+        Row(
+            where.name,
+            bound_s,
+            space,
+            name,
+            tuned.search.space,
+            tuned.search.evaluations,
+            tuned.search.seconds,
+            rates[name],
+            rates[name] / best if best else None,
+            exact,
+        )
+        for name, tuned in found.items()
+    ]
+
+
+def _asked(where: Setup, space: str) -> dict[str, Any]:
+    if space == "WAA":
+        return {"policies": WAA}
+    if space == "RRA":
+        return {"policies": ("rra",)}
+    groups = {"tp_degree": where.cluster.devices_per_node, "tp_gpus": where.cluster.devices}
+    return {"policies": ("rra",), "fixed": {"replicas": 1, **groups}, "encode_pieces": (1,)}
+
+
+def sections(cost: SearchCost) -> list[Section]:
+    """One table."""
+    rows = tuple(
+        (
+            row.scenario,
+            f"{figure_text(row.bound_s)} s",
+            row.space,
+            row.method,
+            f"{row.points:,}",
+            f"{row.evaluations:,}",
+            f"{row.evaluations / row.points:.2%}",
+            f"{row.seconds:.2f}",
+            figure_text(row.throughput_seq_s) if row.throughput_seq_s else "–",
+            "–" if row.reached is None else f"{row.reached:.1%}{'' if row.exact else ' of the best found'}",
+            PAPER.get(row.method, "" if row.method == "Optuna" else PAPER[row.space[:3]]),
+        )
+        for row in cost.rows
+    )
+    heads = "scenario bound space method points simulated share seconds seq/s reached paper".split()
+    note = "Seconds are of this machine, now. –: no schedule meets the bound."
+    return [Section("search-cost: searches under FasterTransformer's 30th percentile", tuple(heads), rows, (note,))]

@@ -1,0 +1,92 @@
+"""What ranks tell each other comes as it was sent, and nothing of it is unpickled."""
+
+import json
+
+import pytest
+
+from exegpt import document
+from exegpt.model import ModelSpec
+from tests.xrunner.cells import apart, requests, schedule
+from xrunner.comm.ranks import Ranks
+
+REFUSING = """
+import sys
+from mpi4py import MPI
+
+def refuse(*_):
+    raise AssertionError("pickled")
+
+MPI.pickle.__init__(refuse, refuse)
+"""
+"""Nothing that goes over MPI can be pickled or unpickled."""
+
+TELL = (
+    REFUSING
+    + """
+import json
+import numpy as np
+from exegpt.document import read, to_dict
+from exegpt.request import Request
+from exegpt.schedule import Schedule
+from xrunner.comm.ranks import job
+
+with job() as ranks:
+    mine, size = ranks.rank, ranks.size
+    own = Request(f"r{mine}", tuple(range(1000 * mine)), 3)
+    everyone = ranks.all((mine, own if mine != 1 else None), Request)
+    assert [number for number, _ in everyone] == list(range(size))
+    assert [one.prompt_ids if one else None for _, one in everyone] == [
+        tuple(range(1000 * rank)) if rank != 1 else None for rank in range(size)
+    ]
+    heard = ranks.gather(np.full(mine, mine), 1)
+    assert [array.tolist() for array in heard] == [[rank] * rank for rank in range(size) if mine == 1]
+    values = [([(i, own)], {("rank", i): 0.5}) for i in range(size)] if mine == 0 else None
+    dealt, named = ranks.deal(values, Request)
+    assert list(dealt) == [(mine, Request("r0", (), 3))] and named == {("rank", mine): 0.5}
+    plan = ranks.share(lambda: read(Schedule, sys.argv[1]), Schedule)
+    assert plan == read(Schedule, sys.argv[1]), plan
+    assert ranks.share(lambda: None) is None
+    try:
+        ranks.all(own)
+    except KeyError as error:
+        assert "Request" in str(error)
+    else:
+        raise AssertionError("a kind that isn't named is refused")
+    try:
+        MPI.pickle.dumps(own)
+    except AssertionError as error:
+        assert str(error) == "pickled"
+    else:
+        raise RuntimeError("nothing is refused")
+"""
+)
+
+
+def test_three_ranks_hear_what_was_sent(job, directories, tmp_path):
+    plan = schedule(ModelSpec.from_directory(directories["llama"]))
+    document.write(tmp_path / "schedule.json", plan)
+    done = job(3, "-c", TELL, tmp_path / "schedule.json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_alone_tells_itself():
+    ranks = Ranks()
+    assert ranks.all((1, "x")) == [(1, "x")] and ranks.gather(2, 0) == [2]
+    assert ranks.deal([3]) == 3 and ranks.share(lambda: 4) == 4
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_commands_pickle_nothing(job, directories, tmp_path, command):
+    """Replicas, whose results go from one to the other; and sides apart, where rank 0 isn't the one that speaks."""
+    spec = ModelSpec.from_directory(directories["llama"])
+    plan = schedule(spec, replicas=2) if command == "run" else apart(spec, (1,), (1,))
+    document.write(tmp_path / "schedule.json", plan)
+    lines = [{"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens} for r in requests()]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines))
+    program = REFUSING + "from exegpt.cli import main\nsys.exit(main(sys.argv[1:]))"
+    given = ["--model", directories["llama"], "--schedule", tmp_path / "schedule.json", "--profile", "roofline"]
+    done = job(2, "-c", program, command, *given, "--requests", tmp_path / "requests.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    found = found["policies"][0] if command == "bench" else found
+    assert found["requests"] == len(lines) and found["tokens"] == sum(r.max_tokens for r in requests())

@@ -1,0 +1,140 @@
+"""An encoder-decoder on the ranks of a job: the tokens of transformers, and the decisions of the simulator."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from exegpt.policies import deal
+from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
+
+from .test_architectures import generate
+from .test_job import check_decisions, check_times, check_tokens, cut_at, matrix, run_cells, sides
+
+SIZES = {"num_layers": 5, "num_decoder_layers": 4, "d_model": 64, "num_heads": 4, "d_kv": 10, "d_ff": 72}
+SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distance": 40, "initializer_factor": 3.0}
+SPECIAL = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+POLICIES = ("static", "hybrid", "orca", "rra")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A T5's directory, and transformers' tokens and gaps for every request."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(3)
+    form = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    theirs = T5ForConditionalGeneration(T5Config(**SIZES, **SPECIAL, **form)).eval()
+    path = tmp_path_factory.mktemp("t5") / "t5"
+    theirs.save_pretrained(path)
+    theirs.generation_config.eos_token_id = None
+    tokens = {r.id: generate(theirs, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests()}
+    assert len({token for made, _ in tokens.values() for token in made}) > 20
+    return {"t5": path}, tokens
+
+
+def check(found, cells, theirs):
+    for name, (_, plan) in cells.items():
+        try:
+            check_tokens(found[name], theirs)
+            check_times(found[name])
+            if plan.policy == "waa-m":
+                check_work(found[name], plan)
+            else:
+                check_decisions(found[name], plan)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def check_work(found, plan):
+    """Every device of a side computes every token of that side once: each output token is decoded."""
+    per_replica = sum(len(stage.devices) for stage in plan.stages)
+    for replica, stage in itertools.product(range(plan.replicas), plan.stages):
+        own = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
+        want = sum(n if stage.phase == "encode" else m for n, m in own)
+        for device in stage.devices:
+            spans = [s for s in found["spans"] if s["device"] == replica * per_replica + device]
+            assert sum(s["tokens"] for s in spans) == want
+            assert {s["phase"] for s in spans} == {stage.phase}
+
+
+def test_two_stages(job, tmp_path, made):
+    paths, theirs = made
+    cells = matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)])
+    check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
+
+
+def test_sides_apart(job, tmp_path, made):
+    """With room for few residents, too, where encoding waits for blocks."""
+    paths, theirs = made
+    cells = sides(paths, 2, ["t5"], (1,))
+    cells |= {f"full-{name}": cell for name, cell in sides(paths, 2, ["t5"], (3,), kv_blocks=9).items()}
+    check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
+
+
+def test_stages_and_sides_of_different_degrees(job, tmp_path, made):
+    paths, theirs = made
+    cells = matrix(paths, 4, ["t5"], ["orca", "rra"], [((2, 1, 1), 1), ((1, 1, 2), 1)])
+    cells |= sides(paths, 4, ["t5"], (2,), [((1, 1), (2,), 1)])
+    check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
+
+
+def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, made):
+    """Also such whose encoder's output is on its way then, and whose blocks others get."""
+    paths, theirs = made
+    cells = matrix(paths, 2, ["t5"], ["static", "orca"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (2,))
+    cells = {name: (arch, dataclasses.replace(plan, kv_blocks=12)) for name, (arch, plan) in cells.items()}
+    todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
+    gone = {"3", "4", "7", "10", "11"}
+    found = run_cells(job, tmp_path, paths, 2, cells, todo=todo, cancelled=[int(one) for one in gone])
+    for name in cells:
+        check_times(found[name])
+        assert sorted(r["id"] for r in found[name]["results"]) == sorted(theirs), name
+        reasons = {r["id"]: r["finish_reason"] for r in found[name]["results"]}
+        assert "11" in {r for r, reason in reasons.items() if reason == "cancelled"} <= gone, name
+        for result in found[name]["results"]:
+            tokens, _ = theirs[result["id"]]
+            assert result["output_ids"] == tokens[: len(result["output_ids"])], name
+            assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
+
+
+def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, made):
+    paths, theirs = made
+    common = Counter(token for tokens, _ in theirs.values() for token in tokens).most_common(3)
+    ends = [token for token, _ in common]
+    want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
+    assert any(len(tokens) < len(theirs[name][0]) for name, tokens in want.items())
+    cells = matrix(paths, 2, ["t5"], ["hybrid", "rra"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (1,))
+    found = run_cells(job, tmp_path, paths, 2, cells, eos=ends)
+    for name in cells:
+        assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_whole_matrix(job, tmp_path, made, ranks, policy):
+    paths, theirs = made
+    cells = matrix(paths, ranks, ["t5"], [policy], LAYOUTS[ranks] + [((1, 1, 2), 1)] * (ranks == 4))
+    check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_sides_apart(job, tmp_path, made, ranks):
+    paths, theirs = made
+    cells = sides(paths, ranks, ["t5"])
+    check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_any_number(job, tmp_path, made):
+    paths, theirs = made
+    cells = {}
+    for parts, pieces in itertools.product((1, 2, 3, 5), (None, 1, 4)):
+        variables = {"micro_batches": parts, "encode_micro_batches": pieces}
+        for name, (arch, plan) in matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)]).items():
+            cells[f"{name}-{parts}-{pieces}"] = (arch, dataclasses.replace(plan, **variables))
+    check(run_cells(job, tmp_path, paths, 2, cells, timeout=600), cells, theirs)

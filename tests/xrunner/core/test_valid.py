@@ -1,0 +1,90 @@
+"""Every reason for which a schedule can't be run, named."""
+
+import dataclasses
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.model import ModelSpec
+from exegpt.schedule import Stage
+from tests.xrunner.cells import LAYOUTS, POLICIES, WAA, schedule
+from xrunner.core.valid import why_not
+
+SPEC = ModelSpec("m", "llama", 5, 64, 4, 2, 16, 96, True, 300, 96)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_whole_matrix_can_be_run(policy):
+    for layouts in LAYOUTS.values():
+        for degrees, replicas in layouts:
+            assert why_not(schedule(SPEC, policy, degrees, replicas=replicas), SPEC) is None
+
+
+def stage(devices, layers, tp=None, phase="both"):
+    return Stage(tuple(devices), len(devices) if tp is None else tp, phase, None, layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "fp8", "kv_dtype": "fp8"}, "dtype fp8 and kv_dtype fp8"),
+        ({"kv_dtype": "bf16"}, "dtype fp32 and kv_dtype bf16"),
+        ({"stages": (stage([0], (0, 3)), stage([2], (3, 5)))}, r"devices \[0, 2\]"),
+        ({"stages": (stage([0], (0, 3)), stage([0], (3, 5)))}, r"devices \[0, 0\]"),
+        ({"stages": (stage([0, 1], (0, 5), 1),)}, r"degree 1 has the devices \[0, 1\]"),
+        ({"stages": (stage([0, 1, 2], (0, 5)),)}, "degree 3, and model 'm' can be cut into 1, 2"),
+        ({"stages": (stage([0], (0, 3)), stage([1], (3, 4)))}, "layers 0:3, 3:4 of the 5"),
+        ({"stages": (stage([0], (0, 3)), stage([1], (2, 5)))}, "layers 0:3, 2:5 of the 5"),
+        ({"stages": (stage([0], (3, 5)), stage([1], (0, 3)))}, "layers 3:5, 0:3 of the 5"),
+        ({"stages": (stage([0], (0, 5)), stage([1], None))}, "layers 0:5, none of the 5"),
+        ({"stages": (stage([0], (0, 5)), stage([1], (5, 5)))}, "layers 0:5, 5:5 of the 5"),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_told_why(changes, words):
+    with pytest.raises(AssertionError, match=words):
+        assert why_not(schedule(SPEC, "rra", **changes), SPEC) is None
+
+
+def test_a_schedule_for_another_model():
+    assert "not for 'm'" in (why_not(schedule(dataclasses.replace(SPEC, layers=4)), SPEC) or "")
+
+
+T5 = builtin_model("t5-small")
+
+
+def t5_stages(*held):
+    """One device each, with (phase, encoder layers, decoder layers)."""
+    return tuple(Stage((i,), 1, *one) for i, one in enumerate(held))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        t5_stages(("both", (0, 6), (0, 6))),
+        t5_stages(("both", (0, 3), (0, 2)), ("both", (3, 6), (2, 6))),
+        t5_stages(("encode", (0, 6), None), ("decode", None, (0, 1)), ("decode", None, (1, 6))),
+    ],
+)
+def test_an_encoder_decoder_runs_on_stages(own):
+    assert why_not(schedule(T5, "waa-c" if len(own) == 3 else "rra", stages=own, **WAA), T5) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ((("both", (0, 3), (0, 3)), ("both", (3, 5), (3, 6))), "phase both hold the encoder layers 0:3, 3:5 of the 6"),
+        ((("both", (0, 6), (0, 3)), ("both", None, (3, 6))), "phase both hold the encoder layers 0:6, none of the 6"),
+        ((("both", (0, 3), (0, 6)), ("both", (3, 6), None)), "phase both hold the layers 0:6, none of the 6"),
+        ((("encode", (0, 6), (0, 6)), ("decode", None, (0, 6))), "phase encode hold the layers 0:6 of the 0"),
+        ((("encode", (0, 6), None), ("decode", (0, 6), (0, 6))), "phase decode hold the encoder layers 0:6 of the 0"),
+        ((("encode", None, None), ("decode", None, (0, 6))), "phase encode hold the encoder layers none of the 6"),
+    ],
+)
+def test_an_encoder_decoders_layers_are_where_their_phase_is(own, words):
+    plan = schedule(T5, "waa-c" if own[0][0] == "encode" else "rra", stages=t5_stages(*own), **WAA)
+    assert words in (why_not(plan, T5) or "")
+
+
+def test_an_encoder_reads_prompts_whole():
+    plan = schedule(T5, "chunked", stages=t5_stages(("both", (0, 6), (0, 6))))
+    assert "reads them whole" in (why_not(plan, T5) or "")

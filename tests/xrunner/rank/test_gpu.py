@@ -1,0 +1,195 @@
+"""The runner on a GPU, without one: its copies, graphs and scratch block over the processor's tensors."""
+
+import gc
+import itertools
+import time
+import weakref
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from exegpt.kernels import device
+from exegpt.models import Shard, load_model
+from exegpt.models.create import create_model
+from tests.kernels.gpu import DEVICE, needs_triton
+from tests.xrunner import cells
+from tests.xrunner.cells import LENGTHS, requests
+from tests.xrunner.stand_in import StandIn
+from xrunner.comm.direct import DirectTransport
+from xrunner.comm.packing import send
+from xrunner.comm.place import Place
+from xrunner.comm.staged import StagedTransport
+from xrunner.comm.transport import STATES
+from xrunner.core.engine import Engine
+from xrunner.rank.decode_graphs import SIZES, DecodeGraphs
+from xrunner.rank.worker import Worker
+
+ARCHITECTURES = {"llama": 2, "gpt2": 4, "t5": 4}
+
+
+@pytest.fixture(scope="module")
+def models(directories, tmp_path_factory):
+    t5 = tmp_path_factory.mktemp("models") / "t5"
+    create_model(t5, "t5", seed=11, **cells.SIZES)
+    return {name: load_model(path) for name, path in (directories | {"t5": t5}).items()}
+
+
+def run(model, plan, todo, gpu=None):
+    engine = Engine(model, plan, gpu=gpu)
+    return {r.id: (r.output_ids, r.finish_reason) for r in engine.run(todo).results}, engine
+
+
+@given(
+    st.lists(
+        arrays.arrays(st.sampled_from(["i4", "i8", "f4"]), arrays.array_shapes(max_dims=3, min_side=0)), max_size=6
+    )
+)
+def test_arrays_are_sent_by_one_copy(given):
+    gpu, given = StandIn(), [*given, np.arange(3)]
+    sent = send(given, gpu)
+    assert len(gpu.pins) == 1
+    for array, tensor in zip(given, sent, strict=True):
+        assert tensor.shape == array.shape and np.array_equal(tensor.numpy(), array, equal_nan=True)
+        assert tensor.numpy().dtype == array.dtype and (tensor.data_ptr() % 16 == 0 or not array.size)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", ["static", "orca", "rra"])
+def test_graphs_give_what_the_processor_gives(models, arch, policy):
+    gpu, model = StandIn(), models[arch]
+    plan = cells.schedule(model.spec, policy)
+    got, engine = run(model, plan, requests(), gpu)
+    want, _ = run(model, plan, requests())
+    assert got == want
+    decoded = sum(span.phase == "decode" for span in engine.worker.spans)
+    assert gpu.replayed == 2 * decoded > 0  # layers, and the choice behind them
+    most = plan.max_num_seqs or len(LENGTHS)
+    assert gpu.captured == 2 * (len([size for size in SIZES if size < most]) + 1)  # the next one holds all
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_sampled_tokens_are_the_same(models, arch):
+    todo = requests(temperature=0.9, top_k=7, repetition_penalty=1.2, seed=3)
+    plan = cells.schedule(models[arch].spec, "rra")
+    gpu = StandIn()
+    got, engine = run(models[arch], plan, todo, gpu)
+    assert got == run(models[arch], plan, todo)[0]
+    assert gpu.replayed == sum(span.phase == "decode" for span in engine.worker.spans)  # no greedy choice
+
+
+def test_rows_that_fill_up_touch_nothing_but_the_scratch_block(models):
+    """What graphs leave in the cache, beside what iterations without them leave."""
+    model, lengths = models["llama"], [(5, 9), (20, 9), (3, 9)]  # three are filled up to four
+    plan = cells.schedule(model.spec, "static", encode_batch=3, kv_blocks=12)
+    caches = []
+    for gpu in (None, StandIn()):
+        _, engine = run(model, plan, requests(lengths), gpu)
+        caches.append(engine.worker.cache)
+    for mine, plain in zip(caches[1].keys + caches[1].values, caches[0].keys + caches[0].values, strict=True):
+        assert len(mine) == len(plain) + 1 and mine[-1].any()
+        torch.testing.assert_close(mine[:-1], plain, atol=1e-5, rtol=1e-5)
+
+
+def test_graphs_are_made_anew_for_longer_sequences(models):
+    model, gpu = models["llama"], StandIn()
+    plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
+    engine = Engine(model, plan, gpu=gpu)
+    for lengths, made, begun in (([(5, 4)] * 2, 4, 1), ([(5, 4)], 4, 1), ([(60, 4)] * 2, 8, 2), ([(5, 4)] * 2, 8, 2)):
+        before = gpu.replayed
+        want = run(model, plan, requests(lengths))[0]
+        assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == want
+        assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 6)
+
+
+class Asked:
+    """A message on its way, of which nobody may ask while a graph is captured."""
+
+    def __init__(self, gpu):
+        self.gpu, self.asked = gpu, 0
+
+    def is_completed(self):
+        assert not self.gpu.capturing
+        self.asked += 1
+        return False
+
+
+@pytest.mark.parametrize("way", ["staged", "direct"])
+def test_nobody_asks_for_moments_while_a_graph_is_captured(directories, monkeypatch, way):
+    """What a layer's sum lets go on meanwhile: messages that are on their way, and what the driver looks after."""
+    gpu, seen = StandIn(), []
+    if way == "staged":
+        transport = StagedTransport(SimpleNamespace(world=None), (0,), (), gpu)
+        transport.send(torch.zeros(3), 1, STATES)  # its copy has not come
+        first = transport._leaving[0][0]
+    else:
+        transport = object.__new__(DirectTransport)
+        first = Asked(gpu)
+        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), _sums=None, gpu=gpu)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 1)
+    first.asked = 0
+    transport.meanwhile = lambda: seen.append(gpu.capturing)
+    model = load_model(directories["llama"], shard=Shard(0, 1, transport.all_reduce))
+    DecodeGraphs(model, model.new_cache(3, 16), gpu, samples=True, takes_states=False).capture(2, 2)
+    assert gpu.captured == 4 and not seen and not first.asked
+    transport.all_reduce(torch.zeros(1, 1))
+    assert seen == [False] and first.asked
+
+
+def test_the_warm_up_is_done_before_the_clock_starts(models):
+    gpu, plan = StandIn(), cells.schedule(models["llama"].spec, "static", encode_batch=2, kv_blocks=12)
+    engine = Engine(models["llama"], plan, gpu=gpu)
+    engine.run([])
+    assert gpu.waited == 1
+
+
+def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
+    """Layers work in place on what the stage before sent."""
+    plan = cells.schedule(models["llama"].spec, "orca", (1, 1, 1))
+    sent, numbers = [], itertools.count()
+    transport = SimpleNamespace(
+        receive=lambda x, source, tag: x.fill_(next(numbers)), send=lambda x, to, tag: sent.append(x)
+    )
+    worker = object.__new__(Worker)
+    vars(worker).update(model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], returning=None)
+    worker.now, worker.compute = time.perf_counter, lambda work, x: (x.add_(1), None)
+    work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
+    for _ in range(3):
+        worker.run(work)
+    assert [x.unique().tolist() for x in sent] == [[1], [2], [3]]
+
+
+def test_graphs_are_gone_before_what_the_ranks_have_together(models):
+    """NCCL waits for graphs that hold its sums."""
+    model, seen = models["llama"], []
+    engine = Engine(model, cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12), gpu=StandIn())
+    engine.run(requests([(5, 4)] * 2))
+    graphs = weakref.ref(engine.worker.compute.graphs)
+    assert graphs()
+    engine.transport = SimpleNamespace(close=lambda: seen.append(graphs()))
+    gc.disable()  # what is gone at once, and not at some later moment
+    try:
+        engine.close()
+    finally:
+        gc.enable()
+    assert seen == [None]
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", ["llama", "t5"])
+def test_a_whole_run_by_the_kernels_of_a_gpu(tmp_path, arch, monkeypatch):
+    sizes = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
+    create_model(tmp_path / "m", arch, seed=5, **sizes)
+    here, lengths = load_model(tmp_path / "m"), [(9, 3), (4, 4), (20, 2)]
+    plan = cells.schedule(here.spec, "orca", kv_blocks=9)
+    want, _ = run(here, plan, requests(lengths))
+    gpu = None
+    if DEVICE.type == "cpu":
+        gpu = StandIn()
+        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+    assert run(load_model(tmp_path / "m", device=DEVICE), plan, requests(lengths), gpu)[0] == want

@@ -1,0 +1,146 @@
+"""A step on a GPU waits for nothing but its tokens: over tensors without data, where whatever reads one fails."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+
+from triton.runtime.jit import KernelInterface
+
+from exegpt.kernels import device
+from exegpt.models import load_model
+from exegpt.models.create import create_model
+from exegpt.policies import Piece, Sequence
+from tests.xrunner import cells
+from tests.xrunner.cells import requests
+from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.compute import Compute
+
+META = torch.device("meta")
+
+
+class Nowhere:
+    """A GPU whose tensors have no data."""
+
+    device = META
+
+    def __init__(self):
+        self.there, self.back, self.waited = [], [], 0
+
+    def pinned(self, count):
+        return torch.zeros(count, dtype=torch.uint8)
+
+    def copy(self, target, source):
+        (self.back if source.device == META else self.there).append(source.nbytes)
+
+    def moment(self):
+        return self
+
+    def synchronize(self):
+        self.waited += 1
+
+    def begin_graphs(self):
+        pass
+
+    def capture(self, compute):
+        compute()
+        return compute
+
+
+class Watching(TorchDispatchMode):
+    """Fails where a tensor of the device is read on the host, or one of the host's is brought there."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name, given = function.__name__, {t.device for t in args if isinstance(t, torch.Tensor)}
+        out = function(*args, **kwargs)
+        made = {out.device} if isinstance(out, torch.Tensor) else set()
+        assert not name.startswith(("_local_scalar_dense", "nonzero", "is_nonzero", "equal")), name
+        if name.startswith(("copy_", "_to_copy")):
+            assert len(given | made) == 1, f"{name} between {given | made}"
+        return out
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the Triton kernels that are launched, and not run."""
+    names = []
+    monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
+    launch = lambda self, grid: lambda *args, **kwargs: names.append(self.__name__)  # noqa: E731
+    monkeypatch.setattr(KernelInterface, "__getitem__", launch)
+    return names
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for arch in ("llama", "gpt2", "t5"):
+        create_model(root / arch, arch, seed=2, **cells.SIZES)
+    return {arch: load_model(root / arch, device=META) for arch in ("llama", "gpt2", "t5")}
+
+
+def work(model, encode, decode, **options):
+    """A piece that encodes prompts of these lengths, and decodes after others."""
+    lengths = [(n, 9) for n in [*encode, *decode]]
+    running = {}
+    for index, request in enumerate(requests(lengths, **options)):
+        sequence = Sequence(index, len(request.prompt_ids), 9, 0.0)
+        sequence.blocks = list(range(6 * index, 6 * index + 6))
+        prompt = np.array(request.prompt_ids, dtype=np.int64)
+        running[index] = Running(request, sequence, prompt, start=model.start)
+        if request.repetition_penalty != 1:
+            running[index].slot = index
+    ordered, assemble = [one.sequence for one in running.values()], Assembler(running, 16)
+    begun = ordered[len(encode) :]
+    if begun:
+        assemble(Piece(0, [(sequence, sequence.input_tokens) for sequence in begun], ()))
+    for sequence in begun:
+        sequence.cached, sequence.generated = sequence.input_tokens, 1
+        running[sequence.index].output.append(5)
+    piece = Piece(0, [(sequence, sequence.input_tokens) for sequence in ordered[: len(encode)]], begun)
+    return assemble(piece)[0]
+
+
+HOW = ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3})
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(("encode", "decode"), [((7, 40), ()), ((), (3, 9, 30)), ((90,), (12,))])
+@pytest.mark.parametrize("how", HOW, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decode, how, graphs):
+    model, gpu = models[arch], Nowhere()
+    compute = Compute(model, model.new_cache(41, 16), True, gpu, graphs)
+    if graphs:
+        compute.graphs.capture(3, 6)
+    piece = work(model, encode, decode, **how)
+    gpu.there.clear()
+    launched.clear()
+    with Watching():
+        _, tokens = compute(piece, None)
+    assert gpu.waited == 1 and tokens.shape == (piece.gives,) and tokens.dtype == torch.int64
+    replayed = graphs and piece.phase == "decode"
+    assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(piece.gives)
+    attended = {name for phase, name in ((encode, "_attend_prefill"), (decode, "_attend_decode")) if phase}
+    assert attended | {"_norm"} <= set(launched) and {"_rotate", "_write"} & set(launched)
+    assert ("_sample" in launched) == bool(how and piece.gives)
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu, bool])
+def test_a_step_that_reads_is_found(models, launched, monkeypatch, read):
+    model = models["llama"]
+    real = type(model).next_tokens
+    monkeypatch.setattr(type(model), "next_tokens", lambda self, x, batch: (read(x[0, 0]), real(self, x, batch))[1])
+    with pytest.raises((RuntimeError, TypeError), match=r"meta (tensor|device)"), Watching():  # which holds no data
+        Compute(model, model.new_cache(41, 16), True, Nowhere())(work(model, (5,), ()), None)
+
+
+def test_a_step_that_sends_more_is_found(models, launched, monkeypatch):
+    model = models["llama"]
+    real = type(model).next_tokens
+    more = lambda self, x, batch: (torch.arange(3).to(META), real(self, x, batch))[1]  # noqa: E731
+    monkeypatch.setattr(type(model), "next_tokens", more)
+    with pytest.raises(AssertionError, match="between"), Watching():
+        Compute(model, model.new_cache(41, 16), True, Nowhere())(work(model, (5,), ()), None)

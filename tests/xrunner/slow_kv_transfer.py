@@ -1,0 +1,30 @@
+"""A cell whose batches all arrive late on the decoding side: how many have yet to join it at most. Run as the ranks of
+a job.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+from xrunner.comm import kv_transfer as handover
+from xrunner.core import disaggregated as apart
+
+from .cells import run_cells
+
+LATE = 40
+"""Looks before what has come is seen."""
+
+if __name__ == "__main__":
+    arrived, encode, looks, waited = handover.Receiving.arrived, apart.ApartDriver._encode, itertools.count(), [0]
+
+    def late(self):
+        return arrived(self) if next(looks) % LATE == 0 else []
+
+    def counted(self):
+        encode(self)
+        waited.append(len(self._batches))
+
+    handover.Receiving.arrived, apart.ApartDriver._encode = late, counted
+    run_cells(Path(sys.argv[1]))
+    if len(waited) > 1:
+        (Path(sys.argv[1]) / "waited.txt").write_text(str(max(waited)))

@@ -1,0 +1,162 @@
+"""Layers to devices: contiguous, complete, balanced, and groups within a node."""
+
+import itertools
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.errors import InputError
+from xscheduler.allocation import (
+    LayerSpeed,
+    both_stages,
+    minimax_split,
+    most_stages,
+    partial_layouts,
+    replica_sizes,
+    side_stages,
+    tp_degrees,
+    uniform_layouts,
+    uniform_stages,
+)
+
+A40 = parse_cluster("1xA40")
+MODELS = ["gpt2", "t5-3b", "opt-13b", "llama-3.1-8b", "gpt3-175b"]
+NODES = [(6, 8), (2, 4), (3, 6), (1, 3), (1, 8), (2, 1)]
+DEGREES = (1, 2, 3, 4, 6, 8)
+SPEEDS = {tp: LayerSpeed(1.0 / tp + 0.1, 3.0 / tp + 0.2, 0.3 / tp, 0.7 / tp) for tp in DEGREES}
+"""Of groups that are quicker than one device, but not by their number."""
+
+
+def cluster_of(nodes, devices):
+    return ClusterSpec("any", nodes, devices, A40.device, A40.intra, A40.inter)
+
+
+def nodes_of(stage, cluster, offset=0):
+    return {(offset + rank) // cluster.devices_per_node for rank in stage.devices}
+
+
+def check_layers(ranges, layers):
+    """Contiguous, complete, at least one each."""
+    assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
+    assert ranges[-1][1] == layers
+    assert all(b > a for a, b in ranges)
+
+
+@given(st.sampled_from(["gpt2", "opt-13b", "llama-3.1-8b", "gpt3-175b"]), st.integers(1, 4), st.integers(1, 8))
+def test_every_degree_deals_all_layers_evenly(name, nodes, devices):
+    model, cluster = builtin_model(name), cluster_of(nodes, devices)
+    for tp in tp_degrees(model, cluster):
+        stages = uniform_stages(model, cluster, tp)
+        cuts = [s.decoder_layers for s in stages]
+        check_layers(cuts, model.layers)
+        sizes = [b - a for a, b in cuts]
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(d for s in stages for d in s.devices) == list(range(cluster.devices))
+        assert all(len(nodes_of(s, cluster)) == 1 for s in stages)
+
+
+def test_a_degree_that_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="degree of 3"):
+        uniform_stages(builtin_model("gpt2"), parse_cluster("4xA40"), 3)
+
+
+@given(st.data())
+def test_the_slowest_stage_is_as_quick_as_any_split_makes_it(data):
+    count = data.draw(st.integers(1, 4))
+    layers = data.draw(st.integers(count, 11))
+    seconds = st.lists(st.floats(0.01, 5), min_size=count, max_size=count)
+    each, other = data.draw(seconds), data.draw(st.lists(st.floats(0, 5), min_size=count, max_size=count))
+
+    def slowest(split):
+        return max(n * one + rest for n, one, rest in zip(split, each, other, strict=True))
+
+    found = minimax_split(layers, each, other)
+    assert sum(found) == layers
+    assert min(found) >= 1
+    cuts = itertools.combinations(range(1, layers), count - 1)
+    all_splits = ([b - a for a, b in itertools.pairwise((0, *cut, layers))] for cut in cuts)
+    assert slowest(found) == pytest.approx(min(map(slowest, all_splits)))
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(InputError, match="2 layers can't be cut into 3 stages"):
+        minimax_split(2, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_replicas_tile_the_cluster(nodes):
+    cluster = cluster_of(*nodes)
+    sizes = replica_sizes(cluster)
+    assert list(sizes) == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, cluster.devices)
+    for size in sizes:
+        assert cluster.devices % size == 0
+        spans = [
+            {rank // cluster.devices_per_node for rank in range(i, i + size)} for i in range(0, cluster.devices, size)
+        ]
+        assert all(len(span) == max(1, size // cluster.devices_per_node) for span in spans)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_replica_of_every_layout_uses_each_device_once_in_groups_within_a_node(name, nodes):
+    model, cluster = builtin_model(name), cluster_of(*nodes)
+    for size in replica_sizes(cluster):
+        layouts = partial_layouts(model, size, cluster.devices_per_node, DEGREES)
+        assert set(uniform_layouts(model, size, cluster.devices_per_node, DEGREES)) <= set(layouts)
+        assert len(set(layouts)) == len(layouts)
+        for layout in layouts:
+            stages = both_stages(model, SPEEDS, layout)
+            assert tuple(s.tp for s in stages) == layout.degrees
+            assert [d for s in stages for d in s.devices] == list(range(size))
+            for offset in range(0, cluster.devices, size):
+                assert all(len(nodes_of(s, cluster, offset)) == 1 for s in stages)
+            check_layers([s.decoder_layers for s in stages], model.layers)
+            if model.encoder_layers:
+                check_layers([s.encoder_layers for s in stages], model.encoder_layers)
+
+
+@given(st.sampled_from(MODELS), st.sampled_from(NODES), st.data())
+def test_both_of_waas_sides_hold_what_they_need_in_groups_within_a_node(name, nodes, data):
+    model, cluster = builtin_model(name), cluster_of(*nodes)
+    size = data.draw(st.sampled_from([n for n in replica_sizes(cluster) if n > 1]))
+    encoding = data.draw(st.integers(1, size - 1))
+    sides = []
+    for phase, devices, offset in (("encode", encoding, 0), ("decode", size - encoding, encoding)):
+        layouts = partial_layouts(model, devices, cluster.devices_per_node, DEGREES)
+        assume(layouts)
+        sides.append(side_stages(model, SPEEDS, data.draw(st.sampled_from(layouts)), phase, offset))
+    stages = sides[0] + sides[1]
+    assert [d for s in stages for d in s.devices] == list(range(size))
+    for offset in range(0, cluster.devices, size):
+        assert all(len(nodes_of(s, cluster, offset)) == 1 for s in stages)
+    encode, decode = sides
+    check_layers([s.decoder_layers for s in decode], model.layers)
+    assert all(s.encoder_layers is None for s in decode)
+    if model.encoder_layers:
+        check_layers([s.encoder_layers for s in encode], model.encoder_layers)
+        assert all(s.decoder_layers is None for s in encode)
+    else:
+        check_layers([s.decoder_layers for s in encode], model.layers)
+
+
+def test_all_multiples_of_a_degree_are_tried_and_nothing_deeper_than_the_model():
+    model = builtin_model("opt-13b")
+    found = {(one.degree, one.gpus) for one in partial_layouts(model, 8, 8, (1, 2, 4))}
+    assert found == {(1, 0), (2, 2), (2, 4), (2, 6), (2, 8), (4, 4), (4, 8)}
+    assert {(one.degree, one.gpus) for one in partial_layouts(model, 6, 6, (2, 4))} == {(2, 6)}  # none may stand alone
+    shallow = builtin_model("gpt2")
+    for one in partial_layouts(shallow, 16, 8, (1, 2, 4, 8)):
+        assert len(one.degrees) <= most_stages(shallow) == 12
+
+
+def test_the_ends_of_a_pipeline_hold_fewer_layers_where_embedding_and_head_take_long():
+    model = builtin_model("opt-13b")
+    speeds = {1: LayerSpeed(encode=1.0, decode=1.0, embedding=4.0, head=6.0)}
+    (layout,) = partial_layouts(model, 4, 4, (1,))
+    sizes = [b - a for a, b in (s.decoder_layers for s in both_stages(model, speeds, layout))]
+    # 23 would leave room for 9 + 11 + 11 + 8 layers, one less than there are
+    assert max(2 * n + end for n, end in zip(sizes, (4, 0, 0, 6), strict=True)) == 24

@@ -1,0 +1,114 @@
+"""The compiled event simulator against `replay`, request by request, and its early ends against whole runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exegpt.errors import InputError
+from exegpt.policies import deal
+from exegpt.profile import Table
+from exegpt.workload import RequestLengths
+from tests.exegpt.nouns import schedule
+from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans
+from xsimulator.replay import event_loop
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Watch
+from xsimulator.replay.event_simulator import replay
+
+
+def mixed_attention(table):
+    """A profile whose engine computes prompts and decoding in one kernel."""
+    points = ((0.0, 64.0), (0.0, 32.0, 128.0), (0.0, 16.0), (0.0, 32.0, 128.0))
+    values = tuple(1e-5 + 1e-7 * i * (i % 7) for i in range(36))
+    (degree,) = table.degrees
+    mixed = replace(degree.decoder, mixed_attention=Table(("chunk", "past", "decodes", "context"), points, values))
+    return replace(table, degrees=(replace(degree, decoder=mixed),))
+
+
+MIXED = mixed_attention(PROFILE)
+
+
+def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
+    columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
+    return Requests(*np.ascontiguousarray(columns.T))
+
+
+@settings(max_examples=300)
+@given(plans(), REQUESTS, st.booleans())
+def test_every_request_has_the_replays_times(plan, requests, mixed):
+    made, tables = plan
+    tables = MIXED if mixed and tables is PROFILE else tables
+    requests = sorted(requests, key=lambda r: r.arrival_s)
+    expected = {s.index: s for s in replay(made, tables, requests, timeline=False).served}
+    replicas = Replicas(tables)
+    for own in deal([(r.input, r.output) for r in requests], made.replicas):
+        if not own:
+            continue
+        times = replicas.serve(made, arrays([requests[i] for i in own]))
+        for name, found in (("start_s", times.started), ("first_token_s", times.first), ("finish_s", times.finished)):
+            assert found == pytest.approx([getattr(expected[i], name) for i in own], rel=1e-9)
+
+
+@settings(max_examples=50)
+@given(plans(), REQUESTS)
+def test_stages_are_as_busy_as_in_the_replay(plan, requests):
+    made, tables = plan
+    made, requests = replace(made, replicas=1), sorted(requests, key=lambda r: r.arrival_s)
+    run = replay(made, tables, requests, timeline=False)
+    busy = Replicas(tables).serve(made, arrays(requests)).busy
+    assert busy / run.seconds == pytest.approx(run.estimate.utilisation, rel=1e-9)  # one device a stage
+
+
+def misses(requests, times, limits):
+    """How many requests miss each bound."""
+    many = requests.outputs > 1
+    tpot = (times.finished - times.first)[many] / (requests.outputs[many] - 1)
+    figures = (times.first - requests.arrivals, tpot, times.finished - requests.arrivals)
+    return [int((figure > limit).sum()) for figure, limit in zip(figures, limits, strict=True)]
+
+
+@settings(max_examples=300)
+@given(plans(), REQUESTS, st.tuples(*[st.floats(0.0, 1.2)] * 3), st.tuples(*[st.integers(0, 3)] * 3))
+def test_an_early_end_is_the_whole_runs_verdict(plan, requests, shares, allowed):
+    made, tables = plan
+    requests = arrays(sorted(requests, key=lambda r: r.arrival_s))
+    replicas = Replicas(tables)
+    whole = replicas.serve(made, requests)
+    slowest = (whole.first - requests.arrivals).max(), 0.01, (whole.finished - requests.arrivals).max()
+    limits = np.array([share * most for share, most in zip(shares, slowest, strict=True)])
+    expected = misses(requests, whole, limits)
+    watch = Watch(limits, np.array(allowed, dtype=np.float64), np.zeros(3))
+    times = replicas.serve(made, requests, watch)
+    assert (times is None) == any(n > most for n, most in zip(expected, allowed, strict=True))
+    if times is not None:
+        assert watch.missed.tolist() == expected
+        assert np.array_equal(times.finished, whole.finished)
+
+
+def test_requests_that_do_not_count_miss_nothing():
+    requests = arrays([RequestLengths(50, 5)] * 4, flags=0.0)
+    watch = Watch(np.zeros(3), np.zeros(3), np.zeros(3))
+    assert Replicas(PROFILE).serve(schedule("orca"), requests, watch) is not None
+    assert not watch.missed.any()
+
+
+def test_a_hopeless_run_ends_early():
+    """Of many requests at once only the first are asked for before their waiting tells."""
+    requests = arrays([RequestLengths(50, 40)] * 500)
+    replicas = Replicas(PROFILE)
+    whole = replicas.serve(schedule("orca"), requests)
+    watch = Watch(np.array([0.1 * whole.first.max(), np.inf, np.inf]), np.array([4.0, np.inf, np.inf]), np.zeros(3))
+    assert replicas.serve(schedule("orca"), requests, watch) is None
+
+
+def test_a_request_larger_than_the_cache_is_refused():
+    with pytest.raises(InputError, match="Request 1 needs 8 KV blocks"):
+        Replicas(PROFILE).serve(schedule(kv_blocks=4), arrays([RequestLengths(10, 4), RequestLengths(100, 20)]))
+
+
+def test_what_does_not_fit_together_is_refused():
+    two, three = np.ones(2), np.ones(3)
+    with pytest.raises(ValueError, match="sizes"):
+        event_loop.run(two, two, two, two, three, np.ones(6), three, three, three, np.ones(6), np.ones(1))

@@ -1,0 +1,315 @@
+"""The event simulator: by hand for one request, and nothing lost or overlapping for many."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.errors import InputError
+from exegpt.policies import deal, make_ledger
+from exegpt.profile import Table
+from exegpt.schedule import Stage
+from exegpt.workload import RequestLengths, Workload
+from tests.exegpt.nouns import MODEL, profile, schedule
+from xprofiler.roofline import roofline_profile
+from xsimulator.cost.stage import Chunks
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady import rra
+from xsimulator.steady.kv_transfer import handover_seconds
+from xsimulator.steady.scenario import Scenario
+
+PROFILE = profile()
+POLICIES = ("rra", "static", "hybrid", "orca", "chunked")
+APART = ("waa-c", "waa-m")
+T5 = builtin_model("t5-small")
+T5_PROFILE = roofline_profile(T5, parse_cluster("4xA40"), overhead_s=1e-4)
+
+
+def stages_of(model, phase, first, count):
+    """`count` stages of one device each, from the rank `first` on, which together hold what a phase needs."""
+    made = []
+    for i in range(count):
+        encoder, decoder = (
+            (round(i * layers / count), round((i + 1) * layers / count)) if layers else None
+            for layers in (model.encoder_layers, model.layers)
+        )
+        if model.encoder_layers and phase == "encode":
+            decoder = None
+        if phase == "decode":
+            encoder = None
+        made.append(Stage((first + i,), 1, phase, encoder, decoder))
+    return tuple(made)
+
+
+def costs():
+    return Scenario.of(schedule(), PROFILE, None, "exact", True).encode.costs[0]
+
+
+def encode(*lengths):
+    return costs().step(Chunks(lengths, [0] * len(lengths), len(lengths)), 0, 0.0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_request_is_its_encoding_and_its_iterations(policy):
+    run = replay(schedule(policy), PROFILE, [RequestLengths(20, 5, 2.0)])
+    (served,) = run.served
+    first = 2.0 + encode(20)
+    finish = first + sum(costs().step(None, 1, context) for context in (21, 22, 23, 24))
+    assert served.start_s == 2.0
+    assert served.first_token_s == pytest.approx(first)
+    assert served.finish_s == pytest.approx(finish)
+    assert run.seconds == pytest.approx(finish)
+    assert run.estimate.latency_from == "arrival"
+
+
+def test_a_static_batch_computes_finished_rows_along():
+    run = replay(schedule("static"), PROFILE, [RequestLengths(10, 2), RequestLengths(10, 4), RequestLengths(7, 1)])
+    starts = {s.index: s.start_s for s in run.served}
+    finish = {s.index: s.finish_s for s in run.served}
+    steps = [costs().step(None, 3, context) for context in ((11 + 11 + 7) / 3, (11 + 12 + 7) / 3, (11 + 13 + 7) / 3)]
+    assert set(starts.values()) == {0.0}
+    assert finish[2] == pytest.approx(encode(10, 10, 7))
+    assert finish[0] == pytest.approx(finish[2] + steps[0])
+    assert finish[1] == pytest.approx(finish[2] + sum(steps))
+
+
+def test_a_prompt_in_chunks_asks_for_its_past():
+    run = replay(schedule("chunked", max_num_batched_tokens=64), PROFILE, [RequestLengths(100, 1)])
+    pieces = [Chunks([64], [0], 0), Chunks([36], [64], 1)]
+    assert run.seconds == pytest.approx(sum(costs().step(piece, 0, 0.0) for piece in pieces))
+
+
+def apart(model=MODEL, **changes):
+    """A WAA schedule, of one stage a side where not said otherwise."""
+    stages = stages_of(model, "encode", 0, 1) + stages_of(model, "decode", 1, 1)
+    return schedule("waa-c", model, **({"stages": stages, "cluster": parse_cluster("4xA40")} | changes))
+
+
+def test_waa_hands_over_between_its_sides():
+    """Two prompts encoded together; the first token comes from the encoding side, the others after the transfer."""
+    made = apart()
+    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    run = replay(made, PROFILE, [RequestLengths(20, 3), RequestLengths(30, 1)])
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    first = encoder.step(Chunks([20, 30], [0, 0], 2), 0, 0.0)
+    finish = first + handover_seconds(scenario, 50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
+    times = {s.index: (s.start_s, s.first_token_s, s.finish_s) for s in run.served}
+    assert times[1] == (0.0, pytest.approx(first), pytest.approx(first))
+    assert times[0] == (0.0, pytest.approx(first), pytest.approx(finish))
+
+
+def test_waa_joins_at_the_end_of_an_iteration():
+    """The second batch is encoded while the first decodes, and joins at the first iteration after its transfer."""
+    made = apart(encode_batch=1, micro_batches=1)
+    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    run = replay(made, PROFILE, [RequestLengths(20, 300), RequestLengths(400, 4)])
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    encoded = [encoder.step(Chunks([n], [0], 1), 0, 0.0) for n in (20, 400)]
+    now = encoded[0] + handover_seconds(scenario, 20)
+    ready = sum(encoded) + handover_seconds(scenario, 400)
+    context, joined, finish = 21, 0, {}
+    while len(finish) < 2:
+        if joined == 0 and now >= ready:
+            joined = 401
+        contexts = [context] * (0 not in finish) + [joined] * (joined > 0 and 1 not in finish)
+        now += decoder.step(None, len(contexts), sum(contexts) / len(contexts))
+        if joined and joined == 403:
+            finish[1] = now
+        joined += joined > 0
+        if context == 20 + 299:
+            finish[0] = now
+        context += 1
+    assert {s.index: s.finish_s for s in run.served} == pytest.approx(finish)
+
+
+def test_waa_joins_what_arrives_in_the_midst_of_decoding():
+    requests = [RequestLengths(20, 300), RequestLengths(20, 4, 0.05)]
+    quick, slow = replay(apart(), PROFILE, requests), replay(apart(), PROFILE, requests, step_by_step=True)
+    assert [s.finish_s for s in quick.served] == pytest.approx([s.finish_s for s in slow.served])
+    assert [s.index for s in quick.served] == [1, 0]
+
+
+def test_waa_transfers_take_turns():
+    """Where batches come faster than they are handed over, one is on its way down while the next is on its way up."""
+    slow = replace(PROFILE, host_copy=Table(("bytes",), ((1.0,),), (0.5,)))
+    run = replay(apart(encode_batch=1), slow, [RequestLengths(20, 2)] * 4)
+    scenario = Scenario.of(apart(), PROFILE, None, "exact", True)
+    encoded = scenario.encode.costs[0].step(Chunks([20], [0], 1), 0, 0.0)
+    iteration = scenario.decode.costs[0].step(None, 1, 21)
+    ends = [encoded + 1.0 + 0.5 * i + iteration for i in range(4)]
+    assert [s.finish_s for s in run.served] == pytest.approx(ends)
+
+
+def test_waa_lets_one_batch_wait_before_every_stage():
+    """Many batches at once before a slow last stage: the encoding side has five under way on three stages, no more."""
+    stages = stages_of(MODEL, "encode", 0, 3) + stages_of(MODEL, "decode", 3, 1)
+    stages = (*stages[:2], replace(stages[2], decoder_layers=(2, 12)), stages[3])
+    made = apart(stages=stages, encode_batch=1)
+    run = replay(made, PROFILE, [RequestLengths(50, 1)] * 30)
+    starts, ends = sorted(s.start_s for s in run.served), sorted(s.first_token_s for s in run.served)
+    under_way = [sum(end > start for end in ends[:i]) for i, start in enumerate(starts)]
+    assert max(under_way) == 4  # beside the one that starts
+
+
+def test_waa_encoder_decoders_make_keys_and_values_on_the_decoding_side():
+    made = apart(T5)
+    scenario = Scenario.of(made, T5_PROFILE, None, "exact", True)
+    (served,) = replay(made, T5_PROFILE, [RequestLengths(20, 2)]).served
+    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + handover_seconds(scenario, 20)
+    first += float(decoder.handover(20)) + decoder.step(None, 1, 21)
+    assert float(decoder.handover(20)) > 0
+    assert served.first_token_s == pytest.approx(first)
+    assert served.finish_s == pytest.approx(first + decoder.step(None, 1, 22))
+
+
+@pytest.mark.parametrize(("stages", "pieces"), [(1, 1), (2, 2), (3, 3), (3, 6), (2, 8)])
+def test_alike_requests_go_through_the_pipelines_exact_recurrence(stages, pieces):
+    """RRA with requests of one length: once settled, phases are those of the steady state's recurrence."""
+    workload = Workload.fixed(40, 9)  # D = 8 = two phases of 4
+    layers = stages_of(MODEL, "both", 0, stages)
+    own = {"encode_batch": 24, "decode_batch": 48, "decode_iterations": 4, "encode_micro_batches": pieces}
+    made = schedule("rra", workload=workload, stages=layers, cluster=parse_cluster(f"{stages}xA40"), **own)
+    run = replay(made, PROFILE, [RequestLengths(40, 9)] * 24 * 40)
+    starts = sorted({s.start_s for s in run.served})
+    period = (starts[30] - starts[18]) / 12  # a cycle may span several phases
+    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, pieces).times
+    assert period == pytest.approx(times.period, rel=1e-9)
+    assert len(starts) == 40
+
+
+def test_replicas_take_turns():
+    requests = [RequestLengths(10 + i, 5, 0.1 * i) for i in range(9)]
+    run = replay(schedule(replicas=2), PROFILE, requests)
+    for r in range(2):
+        alone = replay(schedule(), PROFILE, requests[r::2])
+        own = {s.index // 2: s.finish_s for s in run.served if s.index % 2 == r}
+        assert own == {s.index: s.finish_s for s in alone.served}
+    assert {span.device for span in run.timeline.spans} == {0, 1}
+
+
+def test_a_request_larger_than_the_cache_is_refused():
+    with pytest.raises(InputError, match="Request 1 needs 8 KV blocks"):
+        replay(schedule(kv_blocks=4, replicas=2), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
+
+
+ARRIVALS = st.sampled_from([0.0, 0.0, 0.003, 0.011, 0.05, 0.2, 5.0])
+REQUESTS = st.lists(
+    st.builds(
+        RequestLengths,
+        st.integers(1, 90),
+        st.integers(1, 40),
+        st.sampled_from([0.0, 0.0, 0.003, 0.011, 0.05, 0.2, 5.0]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@st.composite
+def plans(draw, policies=(*POLICIES, *APART), models=(MODEL, T5)):
+    """A schedule of any policy on one to three stages a side, and the profile that goes with it."""
+    policy = draw(st.sampled_from(policies))
+    model = MODEL if policy == "chunked" else draw(st.sampled_from(models))
+    stages = stages_of(model, "both", 0, draw(st.integers(1, 3)))
+    if policy in APART:
+        count = draw(st.integers(1, 2))
+        stages = stages_of(model, "encode", 0, count) + stages_of(model, "decode", count, draw(st.integers(1, 2)))
+    changes = {}
+    if policy in ("rra", "static"):
+        changes["encode_micro_batches"] = draw(st.sampled_from([None, 1, 2, 5]))
+    made = schedule(
+        policy,
+        model,
+        stages=stages,
+        cluster=parse_cluster("4xA40"),
+        kv_blocks=draw(st.integers(9, 60)),
+        replicas=draw(st.sampled_from([1, 1, 2])),
+        **changes,
+    )
+    return made, T5_PROFILE if model is T5 else PROFILE
+
+
+@settings(max_examples=150)
+@given(plans(), REQUESTS)
+def test_everybody_is_served_once_and_in_time(plan, requests):
+    run = replay(*plan, requests)
+    assert sorted(s.index for s in run.served) == list(range(len(requests)))
+    for s in run.served:
+        asked = requests[s.index]
+        assert (s.input_tokens, s.output_tokens, s.arrival_s) == (asked.input, asked.output, asked.arrival_s)
+        assert asked.arrival_s <= s.start_s < s.first_token_s <= s.finish_s <= run.seconds
+        assert (s.first_token_s == s.finish_s) == (asked.output == 1)
+    assert [s.finish_s for s in run.served] == sorted(s.finish_s for s in run.served)
+    assert all(0 <= share <= 1 + 1e-9 for share in run.estimate.utilisation)
+    assert len(run.estimate.utilisation) == len(plan[0].stages) * plan[0].replicas
+
+
+@settings(max_examples=150)
+@given(plans(), REQUESTS)
+def test_cells_keep_the_recurrence(plan, requests):
+    """A stage does one piece after the other, and tokens are computed once on every stage."""
+    made, tables = plan
+    spans = replay(made, tables, requests).timeline.spans
+    until = {}
+    for span in spans:
+        assert span.start_s >= until.get(span.device, 0.0) - 1e-12
+        until[span.device] = span.end_s
+    decoder_only = made.model.spec is MODEL
+    own = [requests[i] for i in deal([(r.input, r.output) for r in requests], made.replicas)[0]]
+    for stage in made.stages:
+        tokens = sum(
+            r.input * (stage.phase != "decode") + (r.output - decoder_only) * (stage.phase != "encode") for r in own
+        )
+        done = sum(span.tokens for span in spans if span.device == stage.devices[0])
+        assert done >= tokens if made.policy in ("static", "hybrid") else done == tokens
+
+
+@settings(max_examples=200)
+@given(plans(), REQUESTS)
+def test_following_many_iterations_at_once_is_following_each(plan, requests):
+    quick, slow = replay(*plan, requests, timeline=False), replay(*plan, requests, step_by_step=True)
+    assert not quick.timeline.spans
+    assert [s.index for s in quick.served] == [s.index for s in slow.served]
+    for one, other in zip(quick.served, slow.served, strict=True):
+        times = [(s.start_s, s.first_token_s, s.finish_s) for s in (one, other)]
+        assert times[0] == pytest.approx(times[1], rel=1e-9)
+    assert quick.estimate.utilisation == pytest.approx(slow.estimate.utilisation, rel=1e-9)
+
+
+@settings(max_examples=50)
+@given(plans(), REQUESTS)
+def test_no_block_stays_behind(plan, requests):
+    ledgers = []
+
+    def watched(*arguments):
+        ledgers.append(make_ledger(*arguments))
+        return ledgers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xsimulator.replay.event_simulator.make_ledger", watched)
+        replay(*plan, requests)
+    assert len(ledgers) == plan[0].replicas
+    for ledger in ledgers:
+        ledger.check()
+        assert ledger.idle and ledger.pool.free == ledger.pool.total
+
+
+def test_a_pipeline_works_on_several_micro_batches_at_once():
+    """Stages overlap, each does one piece at a time, and no token is begun before its predecessor is out."""
+    stages = tuple(Stage((i,), 1, "both", None, (4 * i, 4 * i + 4)) for i in range(3))
+    made = schedule("orca", stages=stages, cluster=parse_cluster("3xA40"), max_num_seqs=9, prefills_per_step=3)
+    run = replay(made, PROFILE, [RequestLengths(30 + i, 12) for i in range(30)])
+    assert sorted(s.index for s in run.served) == list(range(30))
+    begun = {}
+    for span in run.timeline.spans:
+        assert span.start_s >= begun.get(span.stage, 0.0) - 1e-12  # a stage does one piece at a time
+        begun[span.stage] = span.end_s
+    for micro_batch in range(3):
+        own = [span for span in run.timeline.spans if span.micro_batch == micro_batch]
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in itertools.pairwise(own))
+    assert sum(run.estimate.utilisation) > 1.8

@@ -1,0 +1,174 @@
+"""WAA's handover: an encoded batch's keys and values, from the ranks that made them to those that decode with them.
+
+The sides may cut the layers into other stages, and the heads into other shards: each pair of ranks that have heads of
+layers in common is a route. On the encoding side a batch's blocks are a contiguous buffer for each route, sent while
+the next batch is encoded; on the decoding side they go to the blocks that the batch's sequences have held there since
+they were admitted. That is safe at any moment after the order that announces them: all work that was ordered before,
+also that of the blocks' last holders, has been done by then.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
+from exegpt.model import ModelSpec
+from exegpt.models import KVCache
+from exegpt.models.weights import torch_dtype
+from exegpt.policies.waa import most_underway
+from exegpt.schedule import Schedule
+from xrunner.comm.gpu import Gpu
+from xrunner.comm.packing import send
+from xrunner.comm.place import Place, devices
+from xrunner.comm.transport import CACHE, Transport
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one encoding rank sends one decoding rank of every batch: some heads of some layers."""
+
+    source: int
+    target: int
+    layers: range
+    heads: range
+
+    def parts(self, cache: KVCache, place: Place, spec: ModelSpec) -> Iterator[torch.Tensor]:
+        """The route's part of every tensor of a rank's cache, [blocks, heads, head_size · block_size]."""
+        first = held_heads(place, spec).start
+        for layer in self.layers:
+            for tensors in (cache.keys, cache.values):
+                tensor = tensors[layer - place.layers.start]
+                yield tensor.flatten(2)[:, self.heads.start - first : self.heads.stop - first]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The order that announces a batch's keys and values, or the encoder's output that they are made of."""
+
+    number: int
+    places: np.ndarray
+    """Where they are to be, in order, int64 [n]: the decoding side's blocks, or its tokens' slots."""
+
+
+def held_heads(place: Place, spec: ModelSpec) -> range:
+    """The KV heads of a rank's shard, as `Shard.cut` deals them: with fewer heads than shards, several have one."""
+    count = max(1, spec.kv_heads // place.tp)
+    first = place.part * spec.kv_heads // place.tp // count * count
+    return range(first, first + count)
+
+
+def routes(schedule: Schedule, replica: int, spec: ModelSpec) -> tuple[Route, ...]:
+    """Every route of a replica; each decoding rank gets every head of its layers from exactly one rank."""
+    size = devices(schedule)
+    places = [Place(schedule, rank) for rank in range(replica * size, (replica + 1) * size)]
+    stages = [list(group) for _, group in itertools.groupby(places, lambda place: place.stage)]
+    encoding = [ranks for ranks in stages if ranks[0].line[0].phase == "encode"]
+    decoding = [place for ranks in stages if ranks[0].line[0].phase == "decode" for place in ranks]
+    return tuple(route for target in decoding for sources in encoding for route in _between(sources, target, spec))
+
+
+def _between(sources: list[Place], target: Place, spec: ModelSpec) -> Iterator[Route]:
+    """The routes from the ranks of one encoding stage to one decoding rank."""
+    theirs, ours = sources[0].layers, target.layers
+    layers = range(max(theirs.start, ours.start), min(theirs.stop, ours.stop))
+    if not layers:
+        return
+    heads = {head: _source(head, target, sources, spec) for head in held_heads(target, spec)}
+    for source in dict.fromkeys(heads.values()):
+        own = [head for head, sender in heads.items() if sender == source]
+        yield Route(source, target.rank, layers, range(own[0], own[-1] + 1))
+
+
+def _source(head: int, target: Place, sources: list[Place], spec: ModelSpec) -> int:
+    """The rank that sends a head: of several that have a copy, targets take turns."""
+    having = [source for source in sources if head in held_heads(source, spec)]
+    return having[target.part % len(having)].rank
+
+
+class _Side:
+    """One rank's side of its routes: of each, its part of every tensor of the cache."""
+
+    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
+        self._transport, self._gpu = transport, gpu
+        every = [r for r in routes(place.schedule, place.replica, spec) if place.rank in (r.source, r.target)]
+        self._routes = [(route, list(route.parts(cache, place, spec))) for route in every]
+        if gpu:
+            self._warm_up(torch.zeros(1, dtype=torch.int64, device=gpu.device))
+
+    def _warm_up(self, index: torch.Tensor) -> None:
+        """Compile the kernel that moves blocks, by moving those of `index` of a cache that nobody holds yet."""
+        for _, parts in self._routes:
+            buffer = _buffer(parts, index)
+            gather_blocks(parts, index, buffer)
+            scatter_blocks(buffer, parts, index)
+
+
+def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
+    """A buffer for so many blocks' parts: [tensors, n, heads · head_size · block_size]."""
+    first = parts[0]
+    return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
+
+
+class Sending(_Side):
+    """An encoding rank's side of its routes."""
+
+    def send(self, blocks: np.ndarray) -> None:
+        """Send what is in these blocks, int64 [n], which may be overwritten at once."""
+        (index,) = send([blocks], self._gpu)
+        for route, parts in self._routes:
+            buffer = _buffer(parts, index)
+            gather_blocks(parts, index, buffer)
+            self._transport.send(buffer, route.target, CACHE)
+
+
+class Receiving(_Side):
+    """A decoding rank's side of its routes."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self._coming: deque[tuple[Arrival, list[tuple[torch.Tensor, Any]]]] = deque()
+
+    def expect(self, arrival: Arrival) -> None:
+        """Make room for a batch that was announced."""
+        buffers = [_buffer(parts, arrival.places) for _, parts in self._routes]
+        pending = [
+            self._transport.expect(buffer, route.source, CACHE)
+            for (route, _), buffer in zip(self._routes, buffers, strict=True)
+        ]
+        self._coming.append((arrival, list(zip(buffers, pending, strict=True))))
+
+    def arrived(self) -> list[int]:
+        """The numbers of the batches that have come since, which now are in the cache. In order of announcement, so
+        that blocks end up with their last holder's.
+        """
+        numbers = []
+        while self._coming and all(self._transport.arrived(pending) for _, pending in self._coming[0][1]):
+            arrival, buffers = self._coming.popleft()
+            (index,) = send([arrival.places], self._gpu)
+            for (_, parts), (buffer, _) in zip(self._routes, buffers, strict=True):
+                scatter_blocks(buffer, parts, index)
+            numbers.append(arrival.number)
+        return numbers
+
+
+def most_apart(stages: int) -> int:
+    """Batches that may have yet to join the decoding, each with buffers on both sides: those under way on so many
+    encoding stages, one on its way to the other side, and one behind it. Where the way is slower than encoding, more
+    would only fill memory.
+    """
+    return most_underway(stages) + 2
+
+
+def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:
+    """Bytes of the buffers in which a rank sends or gets so many blocks."""
+    schedule = place.schedule
+    if not blocks:
+        return 0
+    own = [r for r in routes(schedule, place.replica, spec) if place.rank in (r.source, r.target)]
+    width = 2 * spec.head_size * schedule.block_size * torch_dtype(schedule.kv_dtype).itemsize
+    return sum(len(r.layers) * len(r.heads) for r in own) * width * blocks

@@ -1,0 +1,50 @@
+"""Packing: the arrays of a batch side by side in one buffer, so that one copy brings all of them to a GPU."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from xrunner.comm.gpu import Gpu
+
+_ALIGNED = 16
+"""Every array begins at a multiple of so many bytes."""
+
+
+def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
+    """The arrays as tensors on a GPU, by one copy of pinned memory that nobody waits for; None: on the processor, where
+    they share the arrays' memory.
+    """
+    if gpu is None:
+        return [torch.from_numpy(array) for array in arrays]
+    buffer = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=gpu.device)
+    fill(buffer, arrays, gpu)
+    return views(buffer, arrays)
+
+
+def fill(buffer: torch.Tensor, arrays: Sequence[np.ndarray], gpu: Gpu) -> None:
+    """Copy the arrays into a buffer on the device, uint8 [packed_bytes]."""
+    host = gpu.pinned(len(buffer))
+    for (begin, end), array in zip(_places(arrays), arrays, strict=True):
+        host.numpy()[begin:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    gpu.copy(buffer, host)
+
+
+def views(buffer: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """The buffer's parts, each of its array's dtype and shape."""
+    kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
+    parts = zip(_places(arrays), kinds, arrays, strict=True)
+    return [buffer[begin:end].view(kind).view(array.shape) for (begin, end), kind, array in parts]
+
+
+def packed_bytes(arrays: Sequence[np.ndarray]) -> int:
+    """Bytes of a buffer for all of them."""
+    return max((-(-end // _ALIGNED) * _ALIGNED for _, end in _places(arrays)), default=0)
+
+
+def _places(arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
+    """Where each begins and ends, in bytes."""
+    begin = 0
+    for array in arrays:
+        yield begin, begin + array.nbytes
+        begin += -(-array.nbytes // _ALIGNED) * _ALIGNED

@@ -1,0 +1,85 @@
+"""A run through several schedules: one engine after the other, where layers move or a larger cache is needed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from exegpt.request import Request, Result
+from exegpt.schedule import Schedule
+from exegpt.served import Served
+from exegpt.timeline import Span, Timeline
+from xrunner.comm.ranks import Agreed
+from xrunner.core.adaptation import Change, Reschedule
+from xrunner.core.engine import Engine, RunReport, blocks_needed
+
+
+def run_adapting(
+    engine: Engine,
+    directory: str | Path,
+    requests: Sequence[Request],
+    reschedule: Reschedule,
+    on_finish: Callable[[Result], None] | None = None,
+    adjustment: float | None = None,
+) -> tuple[Engine, RunReport]:
+    """Run requests to their ends, under another schedule whenever their lengths have drifted; all ranks call it.
+
+    Returns the engine that ended the run and the report of all of it. Times count from the beginning of the first
+    engine's run.
+    """
+    whose = [list(range(len(requests)))]
+    told: list[RunReport | None] = []
+    refused: list[str | None] = []
+    while True:
+        own = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
+        told.append(own if engine.speaks else None)
+        onward = engine.ranks.all((own.moving, own.left) if engine.speaks else None, Change)
+        moving, left = next(one for one in onward if one)
+        if not left:
+            break
+        whose.append([whose[-1][place] for place in left])
+        engine, why_not = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
+        refused.append(why_not)
+    # Each engine may have spoken on another rank. What they said is long: no rank hears it before all work is done.
+    everyone = zip(*engine.ranks.all(tuple(told), RunReport), strict=True)
+    return engine, _whole([next(one for one in engines if one) for engines in everyone], whose, refused)
+
+
+def _onward(
+    engine: Engine, directory: str | Path, schedule: Schedule, left: Sequence[Request]
+) -> tuple[Engine, str | None]:
+    """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed.
+    Where the ranks can't take it, one of the schedule as it was, and why.
+    """
+    blocks = max(schedule.kv_blocks, *(blocks_needed(request, schedule) for request in left))
+    try:
+        return engine.onward(directory, replace(schedule, kv_blocks=blocks)), None
+    except Agreed as error:
+        why_not = str(error)
+    # These lengths are known now: that they aren't those that it was found for is no reason to search again.
+    return engine.onward(directory, replace(engine.schedule, workload=schedule.workload)), why_not
+
+
+def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused: Sequence[str | None]) -> RunReport:
+    """One report of all engines' runs, given the places of each one's requests, and why changes were refused."""
+    results: list[Result] = []
+    served: list[Served] = []
+    spans: list[Span] = []
+    changes: list[Change] = []
+    for number, (report, places) in enumerate(zip(reports, whose, strict=True)):
+        if number:
+            change = reports[number - 1].moving
+            assert change, "an engine goes on where a change was found"
+            change = replace(change, refused=refused[number - 1])
+            changes.append(_with_pause(change, spans, report.timeline.spans))
+        results += report.results
+        served += (replace(one, index=places[one.index]) for one in report.served)
+        spans += report.timeline.spans
+        changes += report.changes
+    timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
+    return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
+
+
+def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:
+    """A change of engine, with the moment at which the new one began to compute and the time without any work."""
+    begins = min((span.start_s for span in after), default=0.0)
+    return replace(change, changed_s=begins, pause_s=begins - max((span.end_s for span in before), default=begins))

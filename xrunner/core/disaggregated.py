@@ -1,0 +1,139 @@
+"""The driver where encoding and decoding have stages of their own (WAA): each side is given work when it is free.
+
+The driver is the decoding side's first rank. It orders decoding iterations as every driver does, and looks after the
+encoding side between two layers of its own work and while it waits: a batch is encoded when the encoding side's first
+stage is free and no more batches are under way there than keep it busy, as in the replay, nor from there to here. So
+that side waits for no longer than one of the driver's layers takes. A batch joins the decoding when its first tokens
+are here and every decoding rank has its keys and values.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+
+from exegpt.policies import Cut, Sequence, Step
+from exegpt.policies.waa import most_underway
+from xrunner.comm.encoder_output import slots_in
+from xrunner.comm.kv_transfer import Arrival, most_apart
+from xrunner.comm.transport import NOTICE, TOKENS
+from xrunner.core.driver import Driver
+from xrunner.rank.assembly import Running
+from xrunner.rank.worker import END, FREE, Worker
+
+
+@dataclass
+class _Batch:
+    """A batch from its order to its joining the decoding."""
+
+    number: int
+    sequences: list[Sequence]
+    receivers: list[Running]
+    made: torch.Tensor
+    pending: Any
+    """Its tokens."""
+    missing: int
+    """How many decoding ranks have yet to say that its keys and values are there."""
+    out: bool = False
+    """Whether its tokens have come."""
+
+
+class ApartDriver(Driver):
+    """One replica's run with two lines of stages."""
+
+    def __init__(self, worker: Worker, *given: Any):
+        super().__init__(worker, *given)
+        assert worker.transport and worker.receiving, "two sides are two ranks at least"
+        self._transport, self._receiving = worker.transport, worker.receiving
+        self._encoder = worker.place.encoder
+        stages = len(self._encoder.line)
+        self._most, self._most_apart = most_underway(stages), most_apart(stages)
+        self._ordered = self._freed = self._outs = 0
+        """Batches so far: ordered; through the first stage; through the last."""
+        self._batches: deque[_Batch] = deque()
+        """Those that have yet to join, in the order in which they were ordered."""
+
+    def finish(self) -> None:
+        """Until nobody waits, nobody is resident and every token is there."""
+        self._transport.meanwhile = self._look_after
+        while (step := self._transport.wait(self._next)) != END:
+            self._do(step, self.now())
+        self._transport.meanwhile = None
+        self._transport.post(END, *self._encoder.followers)
+        self._land()
+
+    def _next(self) -> Step | str | None:
+        """The next decoding iteration, END where there will be none, or None while there is none yet."""
+        self._look_after()
+        if self._idle() and not self._batches and self._freed == self._ordered:
+            return END
+        return self.policy.next_decode(self.ledger, self.now())
+
+    def _look_after(self) -> None:
+        """Hear of the encoding side and of what has arrived, and give it work."""
+        while (notice := self._transport.poll(tag=NOTICE)) is not None:
+            if notice == FREE:
+                self._freed += 1
+            else:
+                self._arrived(notice)
+        for number in self._receiving.arrived():
+            self._arrived(number)
+        for batch in self._batches:
+            if not batch.out and self._transport.arrived(batch.pending):
+                batch.out = True
+                self._outs += 1
+                self._give(batch.receivers, batch.made)
+        while self._batches and self._batches[0].out and not self._batches[0].missing:
+            for sequence in self._batches.popleft().sequences:
+                sequence.ready_s = self.now()
+        self._encode()
+
+    def _arrived(self, number: int) -> None:
+        """A decoding rank has a batch's keys and values."""
+        batch = next(batch for batch in self._batches if batch.number == number)
+        batch.missing -= 1
+
+    def _encode(self) -> None:
+        """Order the next batch, if the encoding side is free for it and somebody can be admitted."""
+        if self._freed < self._ordered or self._ordered - self._outs >= self._most:
+            return
+        if len(self._batches) >= self._most_apart:
+            return
+        now = self.now()
+        step = self.policy.next_encode(self.ledger, now)
+        if step is None:
+            return
+        running = [self.running[sequence.index] for sequence, _ in step.encode]
+        pool, taken, theirs, ours = self.ledger.pool, 0, [], []
+        for one in running:
+            self._begin(one, now)
+            one.sequence.ready_s = inf
+            count = pool.blocks_for(one.sequence.input_tokens)
+            one.table = np.arange(taken, taken + count, dtype=np.int32)  # over there a batch has the cache for itself
+            if one.start:  # an encoder's output goes as it is
+                ours.append(slots_in(one.sequence.blocks, one.sequence.input_tokens, pool.block_size))
+            elif one.sequence.max_output > 1:
+                theirs.append(one.table)
+                ours.append(np.array(one.sequence.blocks[:count], dtype=np.int64))
+            taken += count
+        (piece,) = Cut(1).pieces(step)
+        work, receivers = self.assemble(piece)
+        for one in running:
+            one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
+            one.entered = 0  # the decoding side has a sampling state of its own
+        self.ledger.advance(step)
+        sent = np.concatenate(theirs).astype(np.int64) if theirs else None
+        self._transport.post(replace(work, handed=sent), *self._encoder.followers)
+        made = torch.empty(1 + len(receivers), dtype=torch.int64)
+        pending = self._transport.expect(made, self._encoder.sampler, TOKENS)
+        missing = 1 + len(self.worker.place.followers) if ours else 0
+        sequences = [one.sequence for one in running]
+        self._batches.append(_Batch(self._ordered, sequences, receivers, made, pending, missing))
+        if ours:
+            arrival = Arrival(self._ordered, np.concatenate(ours))
+            self._transport.post(arrival, *self.worker.place.followers)
+            self._receiving.expect(arrival)
+        self._ordered += 1

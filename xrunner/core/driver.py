@@ -1,0 +1,241 @@
+"""Driver: the rank that decides. It owns the ledger, orders one piece of work after the other, and gets their tokens.
+
+    policy ──Step──► Cut ──Piece──► assembly ──Work──► this rank's stage ──states──► the others ──tokens──► here
+
+The next step is decided when the first stage, this rank's, is free; lengths are booked then, whether their tokens are
+there or not. A piece that decodes is held back until the tokens that it takes are there. So a stop token may come when
+a later iteration of its sequence has been booked, or is on its way: its rows are then ignored. Its blocks may be taken
+again at once, since every stage does its work in the order in which it was given.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exegpt.policies import Cut, Ledger, Piece, Step, make_policy
+from exegpt.request import FinishReason, Result
+from exegpt.schedule import Schedule
+from exegpt.served import Served
+from xrunner.comm.transport import TOKENS
+from xrunner.core.adaptation import Change, takes_over_in_place
+from xrunner.core.drift import Drift
+from xrunner.rank.assembly import Assembler, Running, Work
+from xrunner.rank.sampling_state import Slots
+from xrunner.rank.worker import END, Worker, read_made
+
+_NAP_S = 0.02
+"""Longest sleep while no request has arrived, so that a cancellation is noticed."""
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A piece that is still on the stages."""
+
+    receivers: list[Running]
+    made: torch.Tensor
+    pending: Any
+
+
+class Driver:
+    """One replica's run: every step goes through one and the same line of stages.
+
+    `cancelled` are ids that somebody adds meanwhile; `on_finish` gets every result as it comes, and `on_turn` is called
+    now and then.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        ledger: Ledger,
+        running: Mapping[int, Running],
+        cut: Cut,
+        cancelled: set[str],
+        on_finish: Callable[[Result], None],
+        on_turn: Callable[[], object],
+        policy: Any,
+    ):
+        self.worker = worker
+        self.ledger = ledger
+        self.running = running
+        self.assemble = Assembler(running, ledger.pool.block_size)
+        self.cut = cut
+        self.cancelled = cancelled
+        self.on_finish = on_finish
+        self.on_turn = on_turn
+        self.policy = policy
+        self.now = worker.now
+        self.served: list[Served] = []
+        self.drift: Drift | None = None
+        """What follows the lengths of this replica's requests."""
+        self.look: Callable[[float], Change | None] = lambda now: None
+        """The next change of schedule, once there is one."""
+        self.adjustment: float | None = None
+        self.changes: list[Change] = []
+        self.left: list[int] = []
+        """Places of the requests that are left to another engine."""
+        self.moving: Change | None = None
+        """To which schedule."""
+        self._slots = Slots()
+        self._flying: deque[_Flight] = deque()
+        self._stopped: list[Running] = []
+        """Whose stop token has come, and whom the ledger doesn't know of yet."""
+
+    def finish(self) -> None:
+        """Iterate until nobody waits, nobody is resident and every token is there."""
+        while not self._idle():
+            now = self.now()
+            step = self.policy.next_step(self.ledger, now)
+            if step is None:
+                self._sleep(now)
+            else:
+                self._do(step, now)
+        self._land()
+
+    def _idle(self) -> bool:
+        """Whether all is decided, after a look at what has come."""
+        self.on_turn()
+        self._hear()
+        self._book_stops()
+        self._drop_cancelled()
+        self._adapt()
+        return self.ledger.idle
+
+    def _adapt(self) -> None:
+        """Let another schedule take over, where one has been found for lengths that have drifted."""
+        change = None if self.moving else self.look(self.now())
+        if change is None:
+            return
+        new = change.schedule
+        if takes_over_in_place(new, self.worker.place.schedule):
+            self._take_over(new)
+            self.changes.append(change)
+        else:
+            self.moving = change
+            self.left = [sequence.index for sequence in self.ledger.withdraw()]
+
+    def _take_over(self, new: Schedule) -> None:
+        """Decide by another schedule from now on, in as many blocks as it reckons with, and those who wait need."""
+        self.policy = make_policy(new, self.adjustment)
+        parts = new.micro_batches or len(self.worker.place.line)
+        self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
+        self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.blocks_needed, self.ledger.waiting)])
+
+    def _do(self, step: Step, now: float) -> None:
+        """Order a step that was decided at `now`, and book it."""
+        for sequence, _ in step.encode:
+            self._begin(self.running[sequence.index], now)
+        for number, piece in enumerate(self.cut.pieces(step)):
+            self._await_tokens(piece)
+            # Alone, deciding is a part of the iteration, as it was when profiled; else waiting isn't.
+            start = self.now() if number or self.worker.transport else now
+            self._order(*self.assemble(piece), start)
+        self.ledger.advance(step)
+        self._book_stops()
+
+    def _begin(self, one: Running, now: float) -> None:
+        """A request's encoding begins, unless it had begun."""
+        if one.start_s is None:
+            one.start_s = now
+            if one.request.repetition_penalty != 1:
+                one.slot = self._slots.allocate()
+            if self.drift:
+                self.drift.begin(one.sequence.index)
+
+    def _await_tokens(self, piece: Piece) -> None:
+        """Wait until the tokens that a piece takes are there."""
+        if self.worker.transport:
+            decoding = [self.running[sequence.index] for sequence in piece.decode]
+            self.worker.transport.wait(lambda: self._hear() or not any(one.short_of for one in decoding))
+
+    def _order(self, work: Work, receivers: list[Running], start: float) -> None:
+        """Send a piece to all ranks of this line, and do this rank's share of it."""
+        worker, place = self.worker, self.worker.place
+        if worker.transport:
+            worker.transport.post(work, *place.followers)
+        made = worker.run(work, start)
+        if made is not None:
+            self._give(receivers, made)
+        elif receivers:
+            assert worker.transport
+            made = torch.empty(1 + len(receivers), dtype=torch.int64)
+            self._flying.append(_Flight(receivers, made, worker.transport.expect(made, place.sampler, TOKENS)))
+
+    def _hear(self) -> None:
+        """Take the tokens that have come."""
+        while self._flying and self.worker.transport and self.worker.transport.arrived(self._flying[0].pending):
+            flight = self._flying.popleft()
+            self._give(flight.receivers, flight.made)
+
+    def _give(self, receivers: list[Running], made: torch.Tensor) -> None:
+        """The tokens of a piece to their requests; those that end by theirs are reported."""
+        moment, tokens = read_made(made)
+        eos = self.worker.model.eos
+        for one, token in zip(receivers, tokens, strict=True):
+            if one.ended:
+                continue
+            one.output.append(token)
+            if one.first_token_s is None:
+                one.first_token_s = moment
+            if token in eos and not one.request.ignore_eos:
+                self._stopped.append(one)
+                self._end(one, "stop", moment)
+            elif len(one.output) == one.request.max_tokens:
+                self._end(one, "length", moment)
+
+    def _book_stops(self) -> None:
+        for one in self._stopped:
+            self.ledger.stop(one.sequence)
+        self._stopped.clear()
+
+    def _end(self, one: Running, reason: FinishReason, moment: float) -> None:
+        start, first = one.start_s, one.first_token_s
+        assert start is not None and first is not None, "a finished request has begun"
+        request, sequence = one.request, one.sequence
+        self.served.append(
+            Served(sequence.index, sequence.input_tokens, len(one.output), request.arrival_s, start, first, moment)
+        )
+        self._report(one, reason, moment)
+
+    def _report(self, one: Running, reason: FinishReason, moment: float) -> None:
+        one.ended = True
+        if one.slot is not None:
+            self._slots.free(one.slot)
+            one.slot = None
+        request = one.request
+        if self.drift and one.start_s is not None:
+            made = None if reason == "cancelled" else len(one.output)
+            self.drift.end(one.sequence.index, len(request.prompt_ids), made)
+        times = (request.arrival_s, one.start_s, one.first_token_s, moment)
+        self.on_finish(Result(request.id, len(request.prompt_ids), tuple(one.output), reason, *times))
+
+    def _drop_cancelled(self) -> None:
+        if not self.cancelled:
+            return
+        asked = set()
+        while self.cancelled:  # one by one: another thread may add meanwhile
+            asked.add(self.cancelled.pop())
+        alive = [*self.ledger.waiting, *self.ledger.resident]
+        for one in [self.running[sequence.index] for sequence in alive if not sequence.finished]:
+            if one.request.id in asked:
+                self.ledger.cancel(one.sequence)
+                self._report(one, "cancelled", self.now())
+
+    def _sleep(self, now: float) -> None:
+        """Until the next arrival, or a little, so that a cancellation is noticed."""
+        arrival = self.ledger.next_arrival(now)
+        if arrival is None:
+            raise RuntimeError(f"none of {len(self.ledger.waiting)} waiting requests is ever run")
+        time.sleep(max(0.0, min(arrival - self.now(), _NAP_S)))
+
+    def _land(self) -> None:
+        """Wait for the last tokens, and let the workers go."""
+        if self.worker.transport:
+            self.worker.transport.wait(lambda: self._hear() or not self._flying)
+            self.worker.transport.post(END, *self.worker.place.followers)
+        self.worker.finish()
+        self._book_stops()
+        self.ledger.check()

@@ -1,0 +1,191 @@
+"""Warm-up: compile, map memory and pick kernels before the clock starts."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from exegpt.kernels.sampling import Sampling
+from exegpt.kernels.work_list import WorkList
+from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, computed_rows
+from exegpt.models.weights import torch_dtype
+from exegpt.policies import BlockPool
+from exegpt.schedule import Schedule
+from xrunner.comm.gpu import Gpu
+from xrunner.rank.decode_graphs import DecodeGraphs
+
+_SHAPES_S = 3.0
+"""Seconds at most for the first calls of the matrix products by number of rows."""
+_MOST_ROWS = 1024
+_MOST_HEADS = 128
+"""More sequences than that rarely get a token at once."""
+
+_PROMPTS = (2, 4, 8, 16, 32, 64, 128)
+"""Lengths of prompts for which a GPU's attention has tiles of their own."""
+
+_seen: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
+"""Numbers of rows that a model's products have had."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What some requests can come to use at most."""
+
+    blocks: int
+    """KV blocks"""
+    tokens: int
+    """computed in one iteration"""
+    sequences: int
+    """decoded in one iteration"""
+    longest: int
+    """KV blocks of one sequence"""
+    prompts: int
+    """encoded in one iteration"""
+
+    @staticmethod
+    def of(schedule: Schedule, sequences: Sequence[tuple[int, int]]) -> "Extent":
+        """The extent of requests of these (prompt, output) lengths under a schedule."""
+        pool = BlockPool(schedule.kv_blocks, schedule.block_size)
+        start = bool(schedule.model.spec.encoder_layers)
+        blocks = [pool.blocks_for(prompt + output - 1 + start) for prompt, output in sequences]
+        resident = min(len(sequences), schedule.kv_blocks, schedule.max_num_seqs or len(sequences))
+        tokens = computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences], resident))
+        prompts = min(len(sequences), schedule.encode_batch or schedule.prefills_per_step or resident)
+        return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
+
+
+def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
+    if schedule.max_num_batched_tokens:
+        return schedule.max_num_batched_tokens
+    together = schedule.encode_batch or schedule.prefills_per_step or 0
+    encoded = sum(sorted(prompts, reverse=True)[:together])
+    return encoded + resident if schedule.policy == "orca" else max(encoded, resident)
+
+
+def warm_up(
+    model: Model,
+    cache: KVCache,
+    extent: Extent,
+    graphs: DecodeGraphs | None = None,
+    running: bool = False,
+    gpu: Gpu | None = None,
+) -> None:
+    """Do everything once that is slower the first time, on a cache that nobody holds. All ranks of a tensor-parallel
+    group call it at once.
+
+    On the processor the attention kernels are compiled, the blocks that the run can come to use are mapped, and
+    oneDNN's products, which are generated anew for every number of rows, see the numbers that iterations will have. On
+    a GPU every form of the kernels is compiled that the run can come to need, and decoding's graphs are made. Where a
+    run is `running` already, products are left out: to see a number of rows takes longer than what it saves.
+    """
+    cache.touch(extent.blocks)
+    if graphs:  # first: to make one gives back the memory that torch keeps for iterations
+        graphs.capture(extent.sequences, extent.longest)
+    if model.device.type == "cpu":
+        for new in (2, 1):
+            _run_once(model, cache, 1, new, 1)
+        if not running:
+            _see_rows(model, cache, extent)
+    else:
+        for sequences, new, width in _forms(extent):
+            _run_once(model, cache, sequences, new, width)
+    cache.touch(1)
+    if gpu:
+        gpu.moment().synchronize()  # or the first iteration would wait for all of this
+
+
+def _forms(extent: Extent) -> Iterator[tuple[int, int, int]]:
+    """(sequences, new tokens of each, blocks of a table) for which a GPU has kernels of their own."""
+    many = {2**i + 1 for i in range(6, (extent.prompts - 1).bit_length())}  # up to the next power of two; 1 up to 64
+    widths = sorted({1, extent.longest})  # the keys of a long table are shared by several programs
+    yield from ((1, 1, width) for width in widths)
+    for sequences, new, width in itertools.product(sorted({1} | many), _PROMPTS, widths):
+        if sequences * (new // 2 + 1) <= max(extent.tokens, _PROMPTS[0]):  # what so many tokens each can round up to
+            yield sequences, new, width
+    if extent.tokens >= _MOST_ROWS:
+        yield -(-_MOST_ROWS // _PROMPTS[-1]), _PROMPTS[-1], 1
+
+
+def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int) -> None:
+    """Compute so many last tokens of alike sequences, greedily and by chance, where they can be so long."""
+    blocks, _, block_size, _ = cache.values[0].shape
+    context = max(2, new)
+    if context > min(block_size * blocks, model.spec.context):
+        return
+    start = 1 if new == 1 and model.start and model.layers else None
+    batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
+    x = model.forward(batch, cache, _states(model, sequences * new))
+    if model.head:
+        model.sample(x[:1])
+        model.sample(x[:1], _by_chance(model))
+
+
+def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
+    """Let the products see the numbers of rows of iterations, for some seconds at most."""
+    began = time.perf_counter()
+    for rows in sorted(
+        {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())
+    ):
+        _products(model, cache, rows)
+        _seen[model].add(rows)
+        late = torch.full((1, 1), float(time.perf_counter() - began > _SHAPES_S))
+        if model.shard.all_reduce(late).item():  # what one rank of a group leaves out, all do
+            break
+
+
+def alike(
+    sequences: int,
+    new: int,
+    context: int,
+    block_size: int,
+    start: int | None,
+    width: int,
+    device: torch.device,
+    dealing: Dealing | None = None,
+) -> Batch:
+    """A batch of sequences that all lie in block 0 and following, whose last `new` of `context` tokens are computed,
+    with tables of `width` blocks at least. Where an encoder-decoder decodes, those of its output begin at `start`.
+    """
+    blocks, tokens = -(-context // block_size), sequences * new
+    tables = [[*range(blocks), *[0] * (width - blocks)]] * sequences
+    arrays = [tables, [*range(0, tokens + 1, new)], [context] * sequences]
+    arrays += [[start] * sequences] if start is not None else []
+    work = None
+    if dealing and new == 1:
+        lists = dealing.deal(np.full(sequences, context, dtype=np.int32))
+        work = WorkList(*(torch.from_numpy(array).to(device) for array in lists))
+    given = (torch.tensor(a, dtype=torch.int32, device=device) for a in arrays)
+    attention = AttentionBatch(0, tokens, *given, work=work)
+    positions = torch.arange(context - new, context, device=device).repeat(sequences)
+    return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
+
+
+def _by_chance(model: Model) -> Sampling:
+    """One row's, which uses all there is."""
+    device = model.device
+    floats = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1))
+    temperature, top_p, penalty = floats
+    top_k = torch.ones(1, dtype=torch.int32, device=device)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    seen = torch.zeros(1, model.spec.vocab, dtype=torch.uint8, device=device)
+    return Sampling(temperature, top_k, top_p, penalty, zero, zero, zero, seen)
+
+
+@torch.inference_mode()
+def _products(model: Model, cache: KVCache, rows: int) -> None:
+    """One layer's products, and the head's, for a number of rows; other layers have the same shapes."""
+    x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
+    layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
+    slots = torch.zeros(1, dtype=torch.int64)
+    q = layer.before_attention(x, positions, cache.keys[0], cache.values[0], slots)
+    x = layer.after_attention(x, q.contiguous())
+    if rows <= _MOST_HEADS and model.head:
+        model.sample(x)
+
+
+def _states(model: Model, rows: int) -> torch.Tensor:
+    return torch.zeros(rows, model.spec.hidden, dtype=torch_dtype(model.dtype), device=model.device)

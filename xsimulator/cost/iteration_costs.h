@@ -1,0 +1,169 @@
+/* What iterations cost, from a profile's tables (stage.py, iteration_attention.py). */
+#ifndef EXEGPT_ITERATION_COSTS_H
+#define EXEGPT_ITERATION_COSTS_H
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../exegpt/interpolation.h"
+
+enum { MOST_AXES = 4 };
+
+/* ---- tables ---- */
+
+/* A table over up to four axes; without any, there is no such table. */
+typedef struct {
+    Py_ssize_t axes, size[MOST_AXES];
+    const double *points[MOST_AXES], *values;
+} Grid;
+
+/* What is left to read of packed doubles. */
+typedef struct {
+    const double *next, *end;
+    int torn; /* whether more was asked for than there is */
+} Reader;
+
+static double number(Reader *r) {
+    if (r->next < r->end) return *r->next++;
+    r->torn = 1;
+    return 0.0;
+}
+
+static const double *many(Reader *r, Py_ssize_t count) {
+    const double *found = r->next;
+    if (count < 0 || count > r->end - r->next) r->torn = 1;
+    else r->next += count;
+    return found;
+}
+
+static Grid grid(Reader *r) {
+    Grid g = {(Py_ssize_t)number(r)};
+    if (g.axes < 0 || g.axes > MOST_AXES) r->torn = 1, g.axes = 0;
+    Py_ssize_t values = g.axes ? 1 : 0;
+    for (Py_ssize_t a = 0; a < g.axes; a++) {
+        g.size[a] = (Py_ssize_t)number(r);
+        if (g.size[a] < 1) r->torn = 1, g.size[a] = 1;
+    }
+    for (Py_ssize_t a = 0; a < g.axes; a++) g.points[a] = many(r, g.size[a]), values *= g.size[a];
+    g.values = many(r, values);
+    return g;
+}
+
+/* Seconds at one place; never negative. */
+static double at(const Grid *g, double x, double y, double z, double w) {
+    if (!g->axes) return 0.0;
+    Cell first = cell(g->points[0], g->size[0], x);
+    if (g->axes == 1) return larger(between(g->values[first.below], g->values[first.above], first.up), 0.0);
+    if (g->axes == 2) return within(g->values, g->size[1], first, cell(g->points[1], g->size[1], y));
+    double where[MOST_AXES] = {x, y, z, w}, total = 0.0;
+    Cell cells[MOST_AXES];
+    for (Py_ssize_t a = 0; a < g->axes; a++) cells[a] = cell(g->points[a], g->size[a], where[a]);
+    for (Py_ssize_t corner = 0; corner < (Py_ssize_t)1 << g->axes; corner++) {
+        double weight = 1.0;
+        Py_ssize_t place = 0;
+        for (Py_ssize_t a = 0; a < g->axes; a++) {
+            int up = corner >> a & 1;
+            weight *= up ? cells[a].up : 1.0 - cells[a].up;
+            place = place * g->size[a] + (up ? cells[a].above : cells[a].below);
+        }
+        total += weight * g->values[place];
+    }
+    return larger(total, 0.0);
+}
+
+static double along(const Grid *g, double x) { return at(g, x, 0.0, 0.0, 0.0); }
+
+/* ---- what iterations cost (stage.py, iteration_attention.py) ---- */
+
+typedef struct { Grid rest, whole, chunk, decode, mixed, cross; } Layer;
+
+/* Stages that cost the same. */
+typedef struct {
+    double layers, encoder_layers;
+    int first, last;
+    Grid embedding, head, overhead;
+    Layer decoder, encoder;
+} Kind;
+
+static Layer layer(Reader *r) {
+    Layer made;
+    made.rest = grid(r), made.whole = grid(r), made.chunk = grid(r);
+    made.decode = grid(r), made.mixed = grid(r), made.cross = grid(r);
+    return made;
+}
+
+static Kind kind(Reader *r) {
+    Kind made;
+    made.layers = number(r), made.encoder_layers = number(r);
+    made.first = number(r) != 0.0, made.last = number(r) != 0.0;
+    made.embedding = grid(r), made.head = grid(r), made.overhead = grid(r);
+    made.decoder = layer(r), made.encoder = layer(r);
+    return made;
+}
+
+/* A prompt, or a chunk of one, in an iteration. */
+typedef struct {
+    Py_ssize_t sequence;
+    double tokens, past;
+    int completes;
+    double out; /* when it left the last stage */
+} Chunk;
+
+static double decode_attention(const Layer *l, double decoding, double context) {
+    if (!decoding) return 0.0;
+    return l->mixed.axes ? at(&l->mixed, 0.0, 0.0, decoding, context) : at(&l->decode, decoding, context, 0.0, 0.0);
+}
+
+static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
+    if (!count) return decode_attention(l, decoding, context);
+    if (l->mixed.axes) {
+        Py_ssize_t longest = 0;
+        double seconds = 0.0;
+        for (Py_ssize_t i = 1; i < count; i++) {
+            const Chunk *c = &chunks[i], *best = &chunks[longest];
+            if (c->tokens > best->tokens || (c->tokens == best->tokens && c->past > best->past)) longest = i;
+        }
+        for (Py_ssize_t i = 0; i < count; i++)
+            seconds += i == longest
+                           ? at(&l->mixed, chunks[i].tokens, chunks[i].past, decoding, decoding ? context : 0.0)
+                           : at(&l->mixed, chunks[i].tokens, chunks[i].past, 0.0, 0.0);
+        return seconds;
+    }
+    double wholes = 0.0, whole = 0.0, rest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) wholes += chunks[i].past == 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (chunks[i].past == 0.0) whole += at(&l->whole, wholes, chunks[i].tokens, 0.0, 0.0);
+        else rest += at(&l->chunk, chunks[i].tokens, chunks[i].past, 0.0, 0.0);
+    }
+    return (wholes ? whole / wholes : 0.0) + rest + decode_attention(l, decoding, context);
+}
+
+/* What does not depend on the decoding sequences' context. */
+static double outer_seconds(const Kind *k, double computed, double rows, double batch) {
+    double seconds = along(&k->overhead, batch);
+    if (k->first) seconds += along(&k->embedding, computed);
+    if (k->last && rows) seconds += along(&k->head, rows);
+    return seconds;
+}
+
+/* An iteration with prompts in it. */
+static double step_seconds(const Kind *k, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
+    double tokens = 0.0, completed = 0.0, seconds = 0.0;
+    int encoder_decoder = k->encoder.rest.axes > 0;
+    for (Py_ssize_t i = 0; i < count; i++) tokens += chunks[i].tokens, completed += chunks[i].completes;
+    if (!encoder_decoder) {
+        seconds = k->layers * (along(&k->decoder.rest, tokens + decoding) +
+                               attention(&k->decoder, chunks, count, decoding, context));
+    } else {
+        if (count) {
+            seconds += k->encoder_layers *
+                       (along(&k->encoder.rest, tokens) + attention(&k->encoder, chunks, count, 0.0, 0.0));
+            seconds += k->layers * along(&k->decoder.cross, tokens);
+        }
+        if (decoding)
+            seconds += k->layers * (along(&k->decoder.rest, decoding) + decode_attention(&k->decoder, decoding, context));
+    }
+    return seconds + outer_seconds(k, tokens + decoding, encoder_decoder ? decoding : decoding + completed,
+                                   decoding + (double)count);
+}
+#endif

@@ -1,0 +1,317 @@
+/* The recurrences that pipelines follow, cell by cell, compiled: a search runs thousands of them within a second.
+ * recurrences.pyi says what each function takes; steady/pipeline.py, replay/cells.py and side.py what they are for.
+ *
+ * A cell starts when its stage is free and its input has arrived: max-plus recurrences, one order of the cells. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../exegpt/interpolation.h"
+
+enum { LONGEST_CYCLE = 12 }; /* phases of the longest cycle that is looked for */
+
+/* Zeros to be freed; NULL, with an exception, where there is no memory. */
+static double *zeros(Py_ssize_t count) {
+    double *memory = calloc(count ? count : 1, sizeof(double));
+    if (!memory) PyErr_NoMemory();
+    return memory;
+}
+
+/* One item through the stages from `ready` on; returns when it leaves the last one. */
+static inline double pass(double ready, const double *seconds, const double *hop, double *free_at, Py_ssize_t stages) {
+    for (Py_ssize_t s = 0; s < stages; s++) {
+        if (s > 0) ready = larger(free_at[s], ready + hop[s]);
+        ready += seconds[s];
+        free_at[s] = ready;
+    }
+    return ready;
+}
+
+/* A side's decoding iterations: every stage's seconds of what it holds beside attention, and its layers' attention. */
+static PyObject *decode_seconds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[10];
+    if (!take_arrays(arguments, given, 10, "irrrrrrrrw", views)) return NULL;
+    const Py_ssize_t *places = views[0].buf;
+    const double *layers = views[1].buf, *sequences = views[2].buf, *rest = views[3].buf, *batches = views[4].buf;
+    const double *contexts = views[5].buf, *attention = views[6].buf, *batch = views[7].buf, *context = views[8].buf;
+    double *out = views[9].buf;
+    Py_ssize_t own = size_of(&views[0]), points = size_of(&views[2]), high = size_of(&views[4]);
+    Py_ssize_t wide = size_of(&views[5]), asked = size_of(&views[7]);
+    Py_ssize_t stages = asked ? size_of(&views[9]) / asked : 0;
+    int fits = own && points && high && wide && size_of(&views[1]) == own && size_of(&views[3]) == points * own &&
+               size_of(&views[6]) == high * wide && size_of(&views[8]) == asked && size_of(&views[9]) == asked * stages;
+    for (Py_ssize_t s = 0; fits && asked && s < own; s++) fits = places[s] >= 0 && places[s] < stages;
+    for (Py_ssize_t n = 0; fits && n < asked; n++) {
+        double whole = larger(batch[n], 1.0);
+        Cell at = cell(sequences, points, whole);
+        double attended = within(attention, wide, cell(batches, high, whole), cell(contexts, wide, context[n]));
+        const double *below = rest + at.below * own, *above = rest + at.above * own;
+        for (Py_ssize_t s = 0; s < own; s++)
+            out[n * stages + places[s]] = larger(between(below[s], above[s], at.up), 0.0) + layers[s] * attended;
+    }
+    drop_arrays(views, 10);
+    if (!fits) return misfit();
+    Py_RETURN_NONE;
+}
+
+/* Iterations of equal micro-batches: each lasts as long as its slowest stage has micro-batches to do, or as one needs to
+ * come around. */
+static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[2];
+    if (!take_arrays(arguments, given, 4, "rw", views)) return NULL;
+    const double *seconds = views[0].buf;
+    double *out = views[1].buf, micro_batches = PyFloat_AsDouble(arguments[2]), way = PyFloat_AsDouble(arguments[3]);
+    Py_ssize_t iterations = size_of(&views[1]), stages = iterations ? size_of(&views[0]) / iterations : 0;
+    int fits = size_of(&views[0]) == iterations * stages && !PyErr_Occurred();
+    for (Py_ssize_t i = 0; fits && i < iterations; i++) {
+        double around = way, slowest = 0.0;
+        for (Py_ssize_t s = 0; s < stages; s++) {
+            around += seconds[i * stages + s];
+            slowest = larger(slowest, seconds[i * stages + s]);
+        }
+        out[i] = larger(micro_batches * slowest, around);
+    }
+    drop_arrays(views, 2);
+    if (!fits) return misfit();
+    Py_RETURN_NONE;
+}
+
+/* A phase: encoding micro-batches, then decoding iterations. */
+typedef struct {
+    const double *encode, *decode, *encode_hop, *decode_hop;
+    Py_ssize_t encodes, iterations, apart, stages;
+    Py_ssize_t micro_batches;
+    Py_ssize_t joins; /* micro-batches that new sequences join, in turn where they are fewer than all */
+    double *free_at;  /* [stages]: when each stage is free */
+    double *previous; /* [micro_batches]: when each one's last token is out */
+    double *out;      /* [cells]: when each cell leaves the last stage */
+} Phase;
+
+/* When the sequences that join a micro-batch have been encoded; 0 where none do. */
+static double encoded_for(const Phase *p, Py_ssize_t micro_batch, Py_ssize_t turn) {
+    if (!p->encodes) return 0.0;
+    if (p->joins >= p->micro_batches) {
+        Py_ssize_t share = (micro_batch + 1) * p->encodes / p->micro_batches - 1;
+        if (share > p->encodes - 1) share = p->encodes - 1;
+        return p->out[share > 0 ? share : 0];
+    }
+    Py_ssize_t place = ((micro_batch - turn) % p->micro_batches + p->micro_batches) % p->micro_batches;
+    return place < p->joins ? p->out[place * p->encodes / p->joins] : 0.0;
+}
+
+/* Run a phase; returns when it starts. */
+static double run_phase(const Phase *p, Py_ssize_t turn) {
+    double started = p->free_at[0];
+    Py_ssize_t cell = 0;
+    for (; cell < p->encodes; cell++)
+        p->out[cell] = pass(p->free_at[0], p->encode + cell * p->stages, p->encode_hop, p->free_at, p->stages);
+    for (Py_ssize_t iteration = 0; iteration < p->iterations; iteration++)
+        for (Py_ssize_t m = 0; m < p->micro_batches; m++, cell++) {
+            double ready = larger(p->free_at[0], p->previous[m]);
+            if (iteration == 0) ready = larger(ready, encoded_for(p, m, turn));
+            if (cell == 0) started = ready;
+            const double *seconds = p->decode + (iteration * p->apart + (p->apart > 1 ? m : 0)) * p->stages;
+            p->out[cell] = p->previous[m] = pass(ready, seconds, p->decode_hop, p->free_at, p->stages);
+        }
+    return started;
+}
+
+/* Whether a state [size] is an earlier one later by the same time everywhere: that time, else a negative number. */
+static double later_by(const double *state, const double *earlier, Py_ssize_t size) {
+    double low = INFINITY, high = -INFINITY;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        double later = state[i] - earlier[i];
+        if (later < low) low = later;
+        if (later > high) high = later;
+        if (high - low > 1e-9 * high) return -1.0;
+    }
+    return high;
+}
+
+/* Phases one after the other until the state repeats, at most `most`: the seconds per phase, and the last one's start.
+ * After `most` of them the mean over the later half is close. `states` [most, stages + micro_batches] is written. */
+static double settle(const Phase *p, Py_ssize_t most, double *states, double *started) {
+    Py_ssize_t size = p->stages + p->micro_batches;
+    *started = run_phase(p, 0);
+    for (Py_ssize_t phase = 0; phase < most; phase++) {
+        double *state = states + phase * size;
+        memcpy(state, p->free_at, p->stages * sizeof(double));
+        memcpy(state + p->stages, p->previous, p->micro_batches * sizeof(double));
+        for (Py_ssize_t back = 1; back <= phase && back <= LONGEST_CYCLE; back++) {
+            if (p->joins < p->micro_batches && back * p->joins % p->micro_batches) continue; /* another one's turn */
+            double later = later_by(state, state - back * size, size);
+            if (later >= 0.0) return later / back;
+        }
+        *started = run_phase(p, (phase + 1) * p->joins % p->micro_batches);
+    }
+    double longest = 0.0;
+    const double *last = states + (most - 1) * size, *half = states + most / 2 * size;
+    for (Py_ssize_t i = 0; i < size; i++) longest = larger(longest, last[i] - half[i]);
+    return longest / (double)(most - 1 - most / 2);
+}
+
+static void mean_and_deviation(const double *x, Py_ssize_t count, double *mean, double *deviation) {
+    double sum = 0.0, squares = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) sum += x[i];
+    *mean = sum / count;
+    for (Py_ssize_t i = 0; i < count; i++) squares += (x[i] - *mean) * (x[i] - *mean);
+    *deviation = sqrt(squares / count);
+}
+
+/* What a phase comes to, from its cells' ends and its start. */
+static PyObject *summary(const Phase *p, double started, double period, double *decoded) {
+    Py_ssize_t cells = p->encodes + p->iterations * p->micro_batches;
+    for (Py_ssize_t i = 0; i < cells; i++) p->out[i] -= started;
+    const double *iterations = p->out + p->encodes;
+    for (Py_ssize_t i = 0; i < p->iterations; i++) {
+        decoded[i] = iterations[i * p->micro_batches];
+        for (Py_ssize_t m = 1; m < p->micro_batches; m++)
+            decoded[i] = larger(decoded[i], iterations[i * p->micro_batches + m]);
+    }
+    double encoded = 0.0, first_encoded[2] = {0.0, 0.0}, first_decoded[2];
+    if (p->encodes) {
+        encoded = p->out[p->encodes - 1];
+        mean_and_deviation(p->out, p->encodes, &first_encoded[0], &first_encoded[1]);
+    }
+    mean_and_deviation(iterations, p->micro_batches, &first_decoded[0], &first_decoded[1]);
+    return Py_BuildValue("dd(dd)(dd)", period, encoded, first_encoded[0], first_encoded[1], first_decoded[0],
+                         first_decoded[1]);
+}
+
+static PyObject *run_phases(Phase *p, Py_ssize_t most, double *decoded) {
+    Py_ssize_t size = p->stages + p->micro_batches, cells = p->encodes + p->iterations * p->micro_batches;
+    double *memory = zeros(size + cells + most * size), started;
+    if (!memory) return NULL;
+    p->free_at = memory;
+    p->previous = memory + p->stages;
+    p->out = memory + size;
+    double period = 0.0;
+    if (most > 1) {
+        period = settle(p, most, memory + size + cells, &started);
+    } else {
+        started = run_phase(p, 0);
+        for (Py_ssize_t s = 0; s < p->stages; s++) period = larger(period, p->free_at[s]);
+    }
+    PyObject *found = summary(p, started, period, decoded);
+    free(memory);
+    return found;
+}
+
+static PyObject *phases(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[5];
+    if (!take_arrays(arguments, given, 8, "rrrrw", views)) return NULL;
+    Phase p = {.encode = views[0].buf, .decode = views[1].buf, .encode_hop = views[2].buf, .decode_hop = views[3].buf};
+    p.stages = size_of(&views[2]);
+    p.iterations = size_of(&views[4]);
+    p.micro_batches = PyLong_AsSsize_t(arguments[5]);
+    p.joins = PyLong_AsSsize_t(arguments[6]);
+    Py_ssize_t most = PyLong_AsSsize_t(arguments[7]);
+    Py_ssize_t sizes = p.stages * p.iterations;
+    int fits = sizes && p.micro_batches > 0 && p.joins > 0 && most > 0 && size_of(&views[3]) == p.stages;
+    if (fits) {
+        p.encodes = size_of(&views[0]) / p.stages;
+        p.apart = size_of(&views[1]) / sizes;
+        fits = (p.apart == 1 || p.apart == p.micro_batches) && size_of(&views[1]) == sizes * p.apart &&
+               size_of(&views[0]) == p.encodes * p.stages;
+    }
+    PyObject *found = NULL;
+    if (fits) found = run_phases(&p, most, views[4].buf);
+    else misfit();
+    drop_arrays(views, 5);
+    return found;
+}
+
+static PyObject *iterations(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[5];
+    if (!take_arrays(arguments, given, 5, "rrwww", views)) return NULL;
+    const double *seconds = views[0].buf, *hop = views[1].buf;
+    double *previous = views[2].buf, *starts = views[3].buf, *ends = views[4].buf;
+    Py_ssize_t stages = size_of(&views[1]), micro_batches = size_of(&views[2]), cells = size_of(&views[0]);
+    Py_ssize_t row = stages * micro_batches;
+    double *free_at = zeros(stages);
+    int fits = free_at && row && cells % row == 0 && size_of(&views[3]) == cells && size_of(&views[4]) == cells;
+    if (fits) {
+        for (Py_ssize_t i = 0; i < cells; i += stages) {
+            Py_ssize_t m = i % row / stages;
+            double ready = previous[m];
+            for (Py_ssize_t s = 0; s < stages; s++) {
+                ready = larger(free_at[s], s ? ready + hop[s] : ready);
+                starts[i + s] = ready;
+                ends[i + s] = free_at[s] = ready += seconds[i + s];
+            }
+            previous[m] = ready;
+        }
+    }
+    free(free_at);
+    drop_arrays(views, 5);
+    if (!fits) return misfit();
+    Py_RETURN_NONE;
+}
+
+static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[4];
+    if (!take_arrays(arguments, given, 5, "rrww", views)) return NULL;
+    const double *seconds = views[0].buf, *hop = views[1].buf;
+    double *starts = views[2].buf, *outs = views[3].buf;
+    Py_ssize_t stages = size_of(&views[1]), items = size_of(&views[2]), most = PyLong_AsSsize_t(arguments[4]);
+    double *free_at = zeros(stages);
+    int fits = free_at && stages && most > 0 && size_of(&views[0]) == items * stages && size_of(&views[3]) == items;
+    for (Py_ssize_t i = 0; fits && i < items; i++) {
+        starts[i] = larger(free_at[0], i >= most ? outs[i - most] : 0.0);
+        outs[i] = pass(starts[i], seconds + i * stages, hop, free_at, stages);
+    }
+    free(free_at);
+    drop_arrays(views, 4);
+    if (!fits) return misfit();
+    Py_RETURN_NONE;
+}
+
+static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_buffer views[6];
+    if (!take_arrays(arguments, given, 8, "rrwwww", views)) return NULL;
+    const double *seconds = views[0].buf, *hops = views[1].buf;
+    double *ready = views[2].buf, *free_at = views[3].buf, *starts = views[4].buf, *ends = views[5].buf;
+    double now = PyFloat_AsDouble(arguments[6]), until = PyFloat_AsDouble(arguments[7]);
+    Py_ssize_t pieces = size_of(&views[2]), stages = size_of(&views[3]), row = pieces * stages, ran = 0;
+    Py_ssize_t most = row ? size_of(&views[0]) / row : 0;
+    int fits = row && size_of(&views[0]) == most * row && size_of(&views[1]) == row &&
+               size_of(&views[4]) == most * row && size_of(&views[5]) == most * row && !PyErr_Occurred();
+    while (fits && ran < most) {
+        const double *own = seconds + ran * row;
+        for (Py_ssize_t p = 0; p < pieces; p++) {
+            double at = larger(now, ready[p]);
+            for (Py_ssize_t s = 0; s < stages; s++) {
+                Py_ssize_t place = ran * row + p * stages + s;
+                at = larger(at + hops[p * stages + s], free_at[s]);
+                starts[place] = at;
+                ends[place] = free_at[s] = at += own[p * stages + s];
+            }
+            ready[p] = at;
+        }
+        ran++;
+        now = larger(now, free_at[0]);
+        if (now >= until) break;
+    }
+    drop_arrays(views, 6);
+    if (!fits) return misfit();
+    return Py_BuildValue("nd", ran, now);
+}
+
+static PyMethodDef functions[] = {
+    FUNCTION(decode_seconds, "Decoding iterations on a side's stages."),
+    FUNCTION(rounds, "Iterations of equal micro-batches."),
+    FUNCTION(phases, "A phase in a pipeline that repeats it."),
+    FUNCTION(iterations, "Iterations alone, from an empty pipeline."),
+    FUNCTION(tandem, "Items one after the other through stages."),
+    FUNCTION(follow, "Iterations until the first stage is free at some time."),
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "recurrences",
+    .m_doc = "The recurrences that pipelines follow.",
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit_recurrences(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,125 @@
+"""What one iteration costs on one pipeline stage (docs/theory.md): its share of a group's work.
+
+Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
+head on the last, + the engine's overhead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from exegpt.profile import DegreeTables, Table
+from exegpt.schedule import Stage
+from exegpt.workload import LengthDistribution
+from xsimulator.cost.group import Group, Work
+from xsimulator.cost.iteration_attention import iteration_attention
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Prompts, or pieces of them, that one iteration encodes; lists of as many tokens each."""
+
+    tokens: Sequence[float]
+    past: Sequence[float]
+    """Tokens of each prompt that are already in the cache."""
+    completed: int
+    """How many prompts end here and give their first token."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageCost:
+    """Seconds of iterations on one stage of `layers` decoder layers and `encoder_layers` encoder layers."""
+
+    group: Group
+    layers: int
+    first: bool = True
+    last: bool = True
+    encoder_layers: int = 0
+
+    @property
+    def tables(self) -> DegreeTables:
+        """The group's tables."""
+        return self.group.tables
+
+    @property
+    def overhead(self) -> Table:
+        """The engine's."""
+        return self.group.overhead
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether prompts and output tokens go through different layers."""
+        return self.tables.encoder is not None
+
+    def of(self, work: Work) -> Array:
+        """This stage's share of a group's work."""
+        layers = self.layers * work.layer + self.encoder_layers * work.encoder_layer
+        seconds: Array = np.asarray(layers + self.first * work.embedding + self.last * work.head + work.engine)
+        return seconds
+
+    def encode(self, batch: ArrayLike, law: LengthDistribution) -> Array:
+        """Expected seconds to encode `batch` whole prompts with lengths of this law."""
+        return self.of(self.group.encode(batch, law))
+
+    def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
+        """Seconds to encode `batch` prompts of one length."""
+        return self.of(self.group.encode_fixed(batch, length))
+
+    def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
+        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context."""
+        return self.of(self.group.decode(batch, context))
+
+    def handover(self, tokens: ArrayLike) -> Array:
+        """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
+        seconds: Array = self.layers * self.group.cross_projection(tokens)
+        return seconds
+
+    def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
+        """Seconds of one concrete iteration: ragged prompts or pieces of them, beside `decoding` sequences."""
+        tokens, past, completed = (chunks.tokens, chunks.past, chunks.completed) if chunks else ((), (), 0)
+        new = sum(tokens)
+        rows = decoding if self.encoder_decoder else decoding + completed  # an encoder gives no token
+        seconds = self._concrete_layers(tokens, past, new, decoding, context)
+        if self.first:
+            seconds += self.tables.embedding.at(new + decoding)
+        if self.last and rows:
+            seconds += self.tables.head.at(rows)
+        return seconds + self.overhead.at(decoding + len(tokens))
+
+    def _concrete_layers(
+        self, tokens: Sequence[float], past: Sequence[float], new: float, decoding: int, context: float
+    ) -> float:
+        encoder, decoder = self.tables.encoder, self.tables.decoder
+        if encoder is None:
+            attention = iteration_attention(decoder, tokens, past, decoding, context)
+            return self.layers * (decoder.rest.at(new + decoding) + attention)
+        seconds = 0.0
+        if tokens:
+            seconds += self.encoder_layers * (encoder.rest.at(new) + iteration_attention(encoder, tokens, past, 0, 0.0))
+            if decoder.cross_projection is not None:
+                seconds += self.layers * decoder.cross_projection.at(new)
+        if decoding:
+            attention = iteration_attention(decoder, (), (), decoding, context)
+            seconds += self.layers * (decoder.rest.at(decoding) + attention)
+        return seconds
+
+
+def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple[StageCost, ...]:
+    """The costs of the stages that one phase runs through, in order; equal stages have one and the same. `group` gives
+    the group of a tensor-parallel degree.
+    """
+    made: dict[object, StageCost] = {}
+    costs = []
+    for place, stage in enumerate(stages):
+        decoders, encoders = (
+            stop - start for start, stop in (stage.decoder_layers or (0, 0), stage.encoder_layers or (0, 0))
+        )
+        shape = (decoders, place == 0, place == len(stages) - 1, encoders)
+        if (stage.tp, shape) not in made:
+            made[stage.tp, shape] = StageCost(group(stage.tp), *shape)
+        costs.append(made[stage.tp, shape])
+    return tuple(costs)

@@ -1,0 +1,199 @@
+"""Cells: the pieces of iterations on the stages of a pipeline, each when its turn comes (docs/theory.md).
+
+A cell starts when its stage is free, its input has arrived from the stage before, and, where it decodes, its
+micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.interpolation import linear
+from exegpt.policies import Cut, Piece, Step
+from exegpt.timeline import Span
+from xsimulator.cost.recurrences import follow
+from xsimulator.cost.side import Side
+from xsimulator.cost.stage import Chunks, StageCost
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+_MOST = 4096
+"""Iterations that are followed at once: a bound on memory."""
+_COUNT = np.arange(float(_MOST))
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a step, or of several alike. Seconds."""
+
+    iterations: int
+    next_s: float
+    """When the next step may be decided: the first stage is free."""
+    encoded: dict[int, float]
+    """When each sequence's prompt, or chunk of it, left the last stage, by the sequence's index."""
+    first: Array
+    """[micro-batches]: when the first iteration's tokens came out."""
+    last: Array
+    """[micro-batches]: and the last one's."""
+
+
+class DecodeSeconds:
+    """One stage's seconds of decoding iterations: what `StageCost.step` gives, which is linear in the context between
+    the points of its table.
+    """
+
+    def __init__(self, cost: StageCost):
+        self._cost = cost
+        layer = cost.tables.decoder
+        points = (layer.mixed_attention or layer.decode_attention).points[-1]
+        self._points = np.array(points if len(points) > 1 else (points[0], points[0] + 1.0))
+        self._values: dict[int, Array] = {}
+
+    def __call__(self, sequences: int, contexts: Array | float) -> Array:
+        """Seconds of iterations of so many sequences at these mean contexts; the contexts' shape."""
+        values = self._values.get(sequences)
+        if values is None:
+            values = np.array([self._cost.step(None, sequences, point) for point in self._points])
+            self._values[sequences] = values
+        at = np.asarray(contexts, dtype=np.float64, order="C")
+        seconds = np.empty(at.shape)
+        linear(self._points, values, at, seconds)
+        return seconds
+
+
+class Pipeline:
+    """The stages of one side of a replica while requests run through them, each step cut into pieces."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        side: Side,
+        cut: Cut,
+        keep_spans: bool = False,
+        replica: int = 0,
+    ):
+        stages = len(side.stages)
+        self.stages = side.stages
+        self._first_device = replica * (1 + max(rank for stage in scenario.stages for rank in stage.devices))
+        self.cut = cut
+        self.spans: list[Span] | None = [] if keep_spans else None
+        self.busy = np.zeros(stages)
+        """[stages]: seconds of work so far."""
+        self._free = np.zeros(stages)
+        """[stages]: when each one is free."""
+        self._token = np.zeros(cut.count)
+        """[micro-batches]: when each one's last token came out."""
+        self._scenario, self._side = scenario, side
+        kinds = {id(cost): cost for cost in side.costs}
+        self._costs = list(kinds.values())
+        """The costs that differ: equal stages share one."""
+        self._decode_seconds = [DecodeSeconds(cost) for cost in self._costs]
+        self._kind = np.array([list(kinds).index(id(cost)) for cost in side.costs])
+        """[stages]: which of them each one has."""
+        self._takes_over = scenario.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
+        """Whether prompts come from another side's encoders, and this one makes their keys and values."""
+        self._hops: dict[int, Array] = {}
+        self._pace = 0.0
+        """Seconds of a decoding iteration lately."""
+
+    @property
+    def seconds(self) -> float:
+        """When the last piece of work so far is done."""
+        return float(self._free.max())
+
+    def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
+        """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
+        next step would be decided before `until`.
+        """
+        if step.encode:
+            return self._run_encoding(self.cut.pieces(step), now)
+        return self._run_decoding(self.cut.pieces(step), now, most, until)
+
+    def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
+        seconds = np.array([[self._seconds(piece) for piece in pieces]]).take(self._kind, axis=2)
+        ready = np.array([self._token[piece.micro_batch] if piece.decode else 0.0 for piece in pieces])
+        _, next_s, _ = self._book(pieces, seconds, ready, now, np.inf)
+        encoded = {}
+        for piece, out in zip(pieces, ready.tolist(), strict=True):
+            if piece.decode:
+                self._token[piece.micro_batch] = out
+            for sequence, count in piece.encode:
+                encoded[sequence.index] = out
+                if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
+                    self._token[self.cut.micro_batch(sequence)] = out
+        last = self._token.copy()
+        return Ran(1, next_s, encoded, last, last)
+
+    def _seconds(self, piece: Piece) -> list[float]:
+        """One iteration of a piece on every kind of stage."""
+        chunks, decoding, context = _shape(piece)
+        if chunks is None:
+            return [float(decode_seconds(decoding, context)) for decode_seconds in self._decode_seconds]
+        return [cost.step(chunks, decoding, context) for cost in self._costs]
+
+    def _run_decoding(self, pieces: list[Piece], now: float, most: int, until: float) -> Ran:
+        shapes = []
+        for piece in pieces:
+            live = [s for s in piece.decode if not s.finished]
+            most = min([most, *[s.max_output - s.generated for s in live]])
+            # A finished row of a static batch is computed again at its last position.
+            shapes.append((len(piece.decode), sum([s.cached for s in piece.decode]) + len(live), len(live)))
+        if self._pace and until < np.inf:
+            most = min(most, int((until - now) / self._pace) + 2)
+        count = _COUNT[: min(most, _MOST)]
+        seconds = np.empty((len(count), len(pieces), len(self._costs)))
+        for p, (sequences, tokens, growth) in enumerate(shapes):
+            contexts = (tokens + growth * count) / sequences
+            for kind, decode_seconds in enumerate(self._decode_seconds):
+                seconds[:, p, kind] = decode_seconds(sequences, contexts)
+        if self._takes_over:
+            for p, piece in enumerate(pieces):
+                tokens = sum([s.input_tokens for s in piece.decode if s.generated == 0])
+                if tokens:
+                    seconds[0, p] += [float(cost.handover(tokens)) for cost in self._costs]
+        seconds = seconds.take(self._kind, axis=2)  # contiguous, so that one compiled loop does for all
+        micro_batches = [piece.micro_batch for piece in pieces]
+        ready = self._token[micro_batches]
+        iterations, next_s, ends = self._book(pieces, seconds, ready, now, until)
+        self._pace = (next_s - now) / iterations
+        first = self._token.copy()
+        first[micro_batches] = ends[0, :, -1]
+        self._token[micro_batches] = ready
+        return Ran(iterations, next_s, {}, first, self._token.copy())
+
+    def _book(
+        self, pieces: list[Piece], seconds: Array, ready: Array, now: float, until: float
+    ) -> tuple[int, float, Array]:
+        """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
+        hops = np.array([self._hop(piece.tokens) for piece in pieces])
+        starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
+        iterations, next_s = follow(seconds, hops, ready, self._free, starts, ends, now, until)
+        starts, ends = starts[:iterations], ends[:iterations]
+        self.busy += seconds[:iterations].sum(axis=(0, 1))
+        if self.spans is not None:
+            for i, p, s in np.ndindex(*ends.shape):
+                piece, device = pieces[p], self._first_device + self.stages[s].devices[0]
+                begin, end = float(starts[i, p, s]), float(ends[i, p, s])
+                self.spans.append(
+                    Span(device, s, piece.phase, piece.micro_batch, begin, end, piece.sequences, piece.tokens)
+                )
+        return iterations, next_s, ends
+
+    def _hop(self, tokens: int) -> Array:
+        """[stages]: seconds to each stage from the one before."""
+        if tokens not in self._hops:
+            self._hops[tokens] = self._scenario.hops(self._side, tokens)
+        return self._hops[tokens]
+
+
+def _shape(piece: Piece) -> tuple[Chunks | None, int, float]:
+    """What a stage's cost depends on: the prompts, how many decode, and their mean context."""
+    chunks = None
+    if piece.encode:
+        completed = sum([s.cached + count >= s.input_tokens for s, count in piece.encode])
+        chunks = Chunks([count for _, count in piece.encode], [s.cached for s, _ in piece.encode], completed)
+    decoding = len(piece.decode)
+    tokens = sum([s.cached + (not s.finished) for s in piece.decode])
+    return chunks, decoding, tokens / decoding if decoding else 0.0

@@ -1,0 +1,191 @@
+"""The event simulator for many requests: `replay` compiled, without a timeline, given up as soon as a bound is broken.
+
+Its decisions and times are those of `event_simulator.py`, request by request.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.errors import InputError
+from exegpt.model import activation_bytes
+from exegpt.profile import LayerTables, Profile, Table
+from exegpt.schedule import Schedule
+from xsimulator.cost.side import Side
+from xsimulator.cost.stage import StageCost
+from xsimulator.replay import event_loop
+from xsimulator.steady.kv_transfer import handover_seconds, way
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+_POLICIES = {"static": 0, "hybrid": 0, "orca": 1, "chunked": 2, "rra": 3, "waa-c": 4, "waa-m": 4}
+"""The numbers that event_loop.c gives the policies."""
+COUNTS, COUNTS_FOR_LATENCY = 1.0, 2.0
+"""Flags of a request: it counts for the bounds on tokens, and for that on latency."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """One replica's requests in order of arrival, arrays [n]."""
+
+    arrivals: Array
+    """Seconds."""
+    inputs: Array
+    """Tokens."""
+    outputs: Array
+    """Tokens."""
+    flags: Array
+    """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
+
+
+@dataclass
+class Watch:
+    """Bounds that end a replay when too many requests have missed one: [3] each, of the time to first token, the time
+    per output token and the latency.
+    """
+
+    limits: Array
+    """Seconds since arrival (per output token: since the first); infinite: no bound."""
+    allowed: Array
+    """Requests that may miss each."""
+    missed: Array
+    """Requests that have; several replicas' add up."""
+
+    @staticmethod
+    def nothing() -> "Watch":
+        """Without any bound."""
+        return Watch(np.full(3, inf), np.full(3, inf), np.zeros(3))
+
+
+@dataclass(frozen=True)
+class Times:
+    """When things happened, arrays [n] in seconds."""
+
+    started: Array
+    first: Array
+    finished: Array
+    busy: Array
+    """[stages]: seconds of work, in the schedule's order of stages."""
+
+
+class Replicas:
+    """Replicas of schedules for one model, cluster and profile: what stages cost is packed once for all of them."""
+
+    def __init__(self, profile: Profile):
+        self._profile = profile
+        self._scenarios: dict[object, Scenario] = {}
+        self._packed: dict[object, Array] = {}
+
+    def serve(self, schedule: Schedule, requests: Requests, watch: Watch | None = None) -> Times | None:
+        """Run one replica's own requests through a schedule; None where a bound of `watch` was broken for certain.
+
+        Raises InputError for a request that the KV cache could not hold.
+        """
+        scenario = self._scenario(schedule)
+        _check_blocks(schedule, requests, scenario.encoder_decoder)
+        watch = watch or Watch.nothing()
+        count = len(requests.arrivals)
+        times, busy = np.empty((count, 3)), np.zeros(len(schedule.stages))
+        done = event_loop.run(
+            requests.arrivals,
+            requests.inputs,
+            requests.outputs,
+            requests.flags,
+            self._sides(schedule, scenario),
+            _settings(schedule, scenario.encoder_decoder),
+            watch.limits,
+            watch.allowed,
+            watch.missed,
+            times,
+            busy,
+        )
+        started, first, finished = np.ascontiguousarray(times.T)
+        return Times(started, first, finished, busy) if done else None
+
+    def _scenario(self, schedule: Schedule) -> Scenario:
+        key = (schedule.stages, schedule.kv_dtype)
+        if key not in self._scenarios:
+            self._scenarios[key] = Scenario.of(schedule, self._profile, None, "exact", True)
+        return self._scenarios[key]
+
+    def _sides(self, schedule: Schedule, scenario: Scenario) -> Array:
+        """The stages of the side, or of both sides, with how steps are cut for them."""
+        micro_batches = schedule.micro_batches or len(scenario.decode.stages)
+        key = (id(scenario), micro_batches, schedule.encode_micro_batches)
+        if key not in self._packed:
+            apart = scenario.encode is not scenario.decode
+            takes_over = apart and scenario.encoder_decoder
+            head = [micro_batches, schedule.encode_micro_batches or 0, takes_over]
+            sides = [_side(scenario, scenario.encode, [1, 0, 0])] if apart else []
+            sides.append(_side(scenario, scenario.decode, head))
+            transfer = _handover(scenario) if apart else _table(None)
+            self._packed[key] = np.concatenate([*sides, transfer])
+        return self._packed[key]
+
+
+def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool) -> None:
+    tokens = requests.inputs + requests.outputs - 1 + encoder_decoder
+    longest = int(tokens.argmax())
+    need = -(-int(tokens[longest]) // schedule.block_size)
+    if need > schedule.kv_blocks:
+        raise InputError(
+            f"Request {longest} needs {need} KV blocks for {requests.inputs[longest]:.0f} +"
+            f" {requests.outputs[longest]:.0f} tokens, and the cache has {schedule.kv_blocks}: shorten it or give the "
+            "cache more memory."
+        )
+
+
+def _settings(schedule: Schedule, encoder_decoder: bool) -> Array:
+    batch = schedule.max_num_seqs or schedule.encode_batch or 0
+    other = schedule.max_num_batched_tokens or schedule.prefills_per_step or schedule.decode_iterations or 0
+    numbers = (_POLICIES[schedule.policy], batch, other, schedule.kv_blocks, schedule.block_size, encoder_decoder)
+    return np.array(numbers, dtype=np.float64)
+
+
+def _side(scenario: Scenario, side: Side, head: list[int]) -> Array:
+    kinds = {id(cost): cost for cost in side.costs}
+    places = [list(kinds).index(id(cost)) for cost in side.costs]
+    numbers = [len(side.stages), *head, len(kinds), *places]
+    return np.concatenate([np.array(numbers, dtype=np.float64), *map(_kind, kinds.values()), *_hops(scenario, side)])
+
+
+def _kind(cost: StageCost) -> Array:
+    tables = cost.tables
+    numbers = np.array([cost.layers, cost.encoder_layers, cost.first, cost.last], dtype=np.float64)
+    ends = [_table(table) for table in (tables.embedding, tables.head, cost.overhead)]
+    return np.concatenate([numbers, *ends, _layer(tables.decoder), _layer(tables.encoder)])
+
+
+def _layer(tables: LayerTables | None) -> Array:
+    names = ("rest", "encode_attention", "chunk_attention", "decode_attention", "mixed_attention", "cross_projection")
+    return np.concatenate([_table(getattr(tables, name) if tables else None) for name in names])
+
+
+def _table(table: Table | None) -> Array:
+    if table is None:
+        return np.zeros(1)
+    sizes = [len(points) for points in table.points]
+    return np.array([len(sizes), *sizes, *(x for points in table.points for x in points), *table.values])
+
+
+def _hops(scenario: Scenario, side: Side) -> list[Array]:
+    """Seconds to each stage from the one before by tokens: linear between the points of the profile's two tables."""
+    tables = (scenario.profile.send, scenario.profile.send_between_nodes)
+    sent = scenario.model.hidden * activation_bytes(scenario.profile.dtype)
+    tokens = np.unique([point / sent for table in tables for point in table.points[0]])
+    seconds = np.array([scenario.hops(side, float(n)) for n in tokens])
+    return [_along(tokens, column) for column in seconds.T]
+
+
+def _handover(scenario: Scenario) -> Array:
+    """Seconds from an encoding side to the decoding one by tokens."""
+    each, table = way(scenario)
+    tokens = np.array(table.points[0]) / each
+    return _along(tokens, np.array([handover_seconds(scenario, float(n)) for n in tokens]))
+
+
+def _along(points: Array, values: Array) -> Array:
+    return np.concatenate([[1.0, len(points)], points, values])

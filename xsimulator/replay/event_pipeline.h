@@ -1,0 +1,193 @@
+/* Steps on the stages of a pipeline, compiled (cells.py, exegpt/policies/micro_batches.py). */
+#ifndef EXEGPT_EVENT_PIPELINE_H
+#define EXEGPT_EVENT_PIPELINE_H
+#include "event_ledger.h"
+
+/* ---- a pipeline (cells.py, exegpt/policies/micro_batches.py) ---- */
+
+/* A micro-batch's part of a step. */
+typedef struct {
+    Py_ssize_t micro_batch, begin, encodes; /* its chunks */
+    double decodes, live, cached, joining;  /* its sequences, their tokens in the cache, and those of new ones' inputs */
+    double ready;
+} Part;
+
+typedef struct {
+    Py_ssize_t stages, micro_batches, encode_parts, kinds;
+    const double *place; /* [stages]: its kind */
+    const Kind *kind;
+    Grid *hop;           /* [stages]: seconds from the stage before by tokens */
+    double *free_at, *busy, *token, *seconds, *hops, *outer;
+    Part *parts;
+    Chunk *sorted;
+    int takes_over;
+} Pipeline;
+
+static inline Py_ssize_t micro_batch(const Pipeline *p, Py_ssize_t sequence) {
+    return p->micro_batches == 1 ? 0 : sequence % p->micro_batches; /* a division is slow */
+}
+
+/* Chunks in the order of their micro-batches, whose counts are in the parts' `encodes`. */
+static void sort_chunks(Pipeline *p, Step *step) {
+    Py_ssize_t begin = 0;
+    for (Py_ssize_t m = 0; m < p->micro_batches; m++) {
+        p->parts[m].begin = begin;
+        for (Py_ssize_t i = 0; p->parts[m].encodes && i < step->encodes; i++)
+            if (micro_batch(p, step->chunks[i].sequence) == m) p->sorted[begin++] = step->chunks[i];
+    }
+    memcpy(step->chunks, p->sorted, step->encodes * sizeof *step->chunks);
+}
+
+/* Cut a step; returns how many parts it has. */
+static Py_ssize_t cut(Pipeline *p, const Ledger *l, Step *step) {
+    Py_ssize_t count = 0, all = p->micro_batches;
+    for (Py_ssize_t m = 0; m < all; m++) p->parts[m] = (Part){.micro_batch = m};
+    for (Py_ssize_t i = 0; i < step->encodes; i++) p->parts[micro_batch(p, step->chunks[i].sequence)].encodes++;
+    if (step->encodes && all > 1) sort_chunks(p, step);
+    if (p->encode_parts && !step->decodes) {
+        Py_ssize_t parts = p->encode_parts < step->encodes ? p->encode_parts : step->encodes;
+        for (Py_ssize_t i = 0; i < parts; i++) {
+            Py_ssize_t begin = step->encodes * i / parts, end = step->encodes * (i + 1) / parts;
+            p->parts[i] = (Part){.micro_batch = i, .begin = begin, .encodes = end - begin};
+        }
+        return parts;
+    }
+    for (Py_ssize_t i = 0; i < step->decodes; i++) {
+        const Request *r = &l->requests[step->decode[i]];
+        Part *part = &p->parts[micro_batch(p, step->decode[i])];
+        part->decodes += 1.0, part->live += !r->finished, part->cached += (double)r->cached;
+        if (!r->generated) part->joining += (double)r->input;
+    }
+    for (Py_ssize_t m = 0; m < all; m++)
+        if (p->parts[m].encodes || p->parts[m].decodes) p->parts[count++] = p->parts[m];
+    return count;
+}
+
+/* Where a part goes next, from `p->seconds` [parts, kinds] and `p->hops` [parts, stages]; returns when the first stage
+ * is free. */
+static double follow(Pipeline *p, Py_ssize_t parts, double now) {
+    for (Py_ssize_t i = 0; i < parts; i++) {
+        double at = larger(now, p->parts[i].ready);
+        for (Py_ssize_t s = 0; s < p->stages; s++) {
+            double seconds = p->seconds[i * p->kinds + (Py_ssize_t)p->place[s]];
+            at = larger(at + p->hops[i * p->stages + s], p->free_at[s]);
+            p->free_at[s] = at += seconds;
+            p->busy[s] += seconds;
+        }
+        p->parts[i].ready = at;
+    }
+    return larger(now, p->free_at[0]);
+}
+
+static void find_hops(Pipeline *p, const Step *step, Py_ssize_t parts) {
+    for (Py_ssize_t i = 0; i < parts; i++) {
+        double tokens = p->parts[i].decodes;
+        for (Py_ssize_t c = 0; c < p->parts[i].encodes; c++) tokens += step->chunks[p->parts[i].begin + c].tokens;
+        for (Py_ssize_t s = 0; s < p->stages; s++) p->hops[i * p->stages + s] = along(&p->hop[s], tokens);
+    }
+}
+
+static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now) {
+    Py_ssize_t parts = cut(p, l, step);
+    find_hops(p, step, parts);
+    for (Py_ssize_t i = 0; i < parts; i++) {
+        Part *part = &p->parts[i];
+        double context = part->decodes ? (part->cached + part->live) / part->decodes : 0.0;
+        for (Py_ssize_t k = 0; k < p->kinds; k++)
+            p->seconds[i * p->kinds + k] =
+                step_seconds(&p->kind[k], step->chunks + part->begin, part->encodes, part->decodes, context);
+        part->ready = part->decodes ? p->token[part->micro_batch] : 0.0;
+    }
+    double next = follow(p, parts, now);
+    for (Py_ssize_t i = 0; i < parts; i++) {
+        const Part *part = &p->parts[i];
+        if (part->decodes) p->token[part->micro_batch] = part->ready;
+        for (Py_ssize_t c = part->begin; c < part->begin + part->encodes; c++) {
+            Chunk *chunk = &step->chunks[c];
+            chunk->out = part->ready;
+            if (chunk->completes && l->requests[chunk->sequence].output > 1)
+                p->token[micro_batch(p, chunk->sequence)] = part->ready;
+        }
+    }
+    memcpy(step->first, p->token, p->micro_batches * sizeof *p->token);
+    return next;
+}
+
+/* Iterations of one part on one stage: within a cell of the attention's table each lasts longer than the one before by
+ * the same time, so that a row of them is a sum. Returns how many ran, and from when on the next may. */
+static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double *now, double until) {
+    const Kind *k = p->kind;
+    const Grid *g = &k->decoder.decode;
+    double growth = part->live / part->decodes, at = larger(*now, part->ready) + p->hops[0], begun = at;
+    at = begun = larger(at, p->free_at[0]);
+    Py_ssize_t ran = 0;
+    while (ran < most && (!ran || at < until)) {
+        double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
+        Cell where = cell(g->points[1], g->size[1], context);
+        double edge = where.above + 1 < g->size[1] ? g->points[1][where.above] : INFINITY;
+        double first = p->outer[0] + k->layers * decode_attention(&k->decoder, part->decodes, context);
+        double longer = k->layers * decode_attention(&k->decoder, part->decodes, context + growth) - (first - p->outer[0]);
+        double here = growth > 0.0 ? floor((edge - context) / growth) + 1.0 : INFINITY;
+        if (context + growth > edge) here = 1.0, longer = 0.0;
+        double left = (double)(most - ran), count = larger(1.0, here < left ? here : left);
+        double wait = until - at;
+        if (wait < count * first + longer * count * (count - 1.0) / 2.0) { /* until then fewer run */
+            double b = first - longer / 2.0, root = longer > 0.0 ? sqrt(b * b + 2.0 * longer * larger(wait, 0.0)) : b;
+            double fewer = ceil(2.0 * larger(wait, 0.0) / (b + root) - 1e-9);
+            count = larger(1.0, fewer < count ? fewer : count);
+        }
+        at += count * first + longer * count * (count - 1.0) / 2.0;
+        if (!ran) p->seconds[0] = first;
+        ran += (Py_ssize_t)count;
+    }
+    p->busy[0] += at - begun;
+    p->free_at[0] = *now = at;
+    return ran;
+}
+
+/* Decoding alone, up to `most` times, until somebody ends or the next step would be decided at `until` or later. */
+static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
+    Py_ssize_t parts = cut(p, l, step), most = step->repeats, ran = 0;
+    for (Py_ssize_t i = 0; i < step->decodes; i++) {
+        const Request *r = &l->requests[step->decode[i]];
+        if (!r->finished && r->output - r->generated < most) most = r->output - r->generated;
+    }
+    find_hops(p, step, parts);
+    for (Py_ssize_t i = 0; i < parts; i++) {
+        Part *part = &p->parts[i];
+        part->ready = p->token[part->micro_batch];
+        for (Py_ssize_t k = 0; k < p->kinds; k++)
+            p->outer[i * p->kinds + k] = p->kind[k].layers * along(&p->kind[k].decoder.rest, part->decodes) +
+                                         outer_seconds(&p->kind[k], part->decodes, part->decodes, part->decodes);
+    }
+    memcpy(step->first, p->token, p->micro_batches * sizeof *p->token);
+    if (parts == 1 && p->stages == 1 && p->kind->decoder.decode.axes == 2 && !p->kind->decoder.mixed.axes && !p->takes_over) {
+        double began = larger(larger(now, p->parts->ready) + p->hops[0], p->free_at[0]);
+        ran = run_row(p, p->parts, most, &now, until);
+        step->first[p->parts->micro_batch] = began + p->seconds[0];
+        p->token[p->parts->micro_batch] = *next = now;
+        return ran;
+    }
+    do {
+        for (Py_ssize_t i = 0; i < parts; i++) {
+            const Part *part = &p->parts[i];
+            double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
+            for (Py_ssize_t k = 0; k < p->kinds; k++) {
+                const Kind *kind = &p->kind[k];
+                double seconds = p->outer[i * p->kinds + k] +
+                                 kind->layers * decode_attention(&kind->decoder, part->decodes, context);
+                if (p->takes_over && !ran && part->joining)
+                    seconds += kind->layers * along(&kind->decoder.cross, part->joining);
+                p->seconds[i * p->kinds + k] = seconds;
+            }
+        }
+        now = follow(p, parts, now);
+        if (!ran)
+            for (Py_ssize_t i = 0; i < parts; i++) step->first[p->parts[i].micro_batch] = p->parts[i].ready;
+        ran++;
+    } while (ran < most && now < until);
+    for (Py_ssize_t i = 0; i < parts; i++) p->token[p->parts[i].micro_batch] = p->parts[i].ready;
+    *next = now;
+    return ran;
+}
+#endif

@@ -1,0 +1,42 @@
+"""Record: when each simulated request started, gave its first token and finished."""
+
+from collections.abc import Callable, Iterable
+
+from exegpt.policies import Sequence, Step
+from exegpt.served import Served
+from xsimulator.replay.cells import Ran
+
+
+class Record:
+    """The times of `requests` requests, in seconds, as they become known; `micro_batch` tells each sequence's."""
+
+    def __init__(self, requests: int, micro_batch: Callable[[Sequence], int], encoder_decoder: bool):
+        self.served: list[Served] = []
+        """In order of their last steps."""
+        self._micro_batch = micro_batch
+        self._encoder_decoder = encoder_decoder
+        self._started: list[float | None] = [None] * requests
+        self._first: list[float | None] = [None] * requests
+
+    def start(self, step: Step, now: float) -> None:
+        """A step is decided at `now`: prompts that have nothing in the cache start."""
+        for sequence, _ in step.encode:
+            if sequence.cached == 0:
+                self._started[sequence.index] = now
+
+    def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
+        """A step has been run, and booked in the ledger."""
+        for sequence, _ in step.encode:
+            if sequence.generated:
+                self._first[sequence.index] = ran.encoded[sequence.index]
+        if self._encoder_decoder:
+            for sequence in step.decode:
+                if self._first[sequence.index] is None:
+                    self._first[sequence.index] = float(ran.first[self._micro_batch(sequence)])
+        for sequence in finished:
+            index = sequence.index
+            started, first = self._started[index], self._first[index]
+            assert started is not None and first is not None, "a finished request has begun"
+            out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
+            times = (sequence.arrival_s, started, first, out)
+            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times))

@@ -1,0 +1,179 @@
+"""What iteration-level policies share: a steady state is a mixture of iterations, and a query lives through many."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.workload import LengthDistribution
+from xsimulator.cost.group import Group, Work, token_totals
+from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.pipeline import iteration_times
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+CELLS, FEWEST, MOST = 1536, 64, 384
+"""Micro-batches that are followed through a pipeline, and the fewest and most iterations that they make."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Kinds of iterations, arrays [kinds]."""
+
+    weight: Array
+    """Share of the iterations; sums to 1."""
+    prompts: Array
+    """Prompts, or pieces, encoded."""
+    decoding: Array
+    """Sequences decoded beside them."""
+    piece: LengthDistribution
+    """The tokens of one prompt, or piece, encoded."""
+    prefill_iterations: float
+    """Iterations that one prompt's encoding takes."""
+    most_tokens: float = math.inf
+    """Prompt tokens that an iteration takes at most; what is more waits for the next."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Iterations in the steady state, seconds."""
+
+    mean: float
+    """From one token of a sequence to its next."""
+    deviation: float
+    first: float
+    """From the start of the iteration that encodes a prompt, or its last piece, to the first token."""
+    first_deviation: float
+    busy: Array
+    """[stages]: busy fractions."""
+    decoding_share: float
+    """Share of the time that would be left without prompts."""
+
+
+def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array) -> Array:
+    """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` pieces of `tokens` tokens
+    together beside `decoding` sequences: the arguments' shape and [stages].
+    """
+    context = scenario.resident_context
+    law = scenario.workload.input
+    most = float(np.maximum(prompts.max(), 1.0))
+
+    def of(group: Group) -> Work:
+        each = group.prompt_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
+        attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
+        return group.mixed(tokens, prompts, decoding, context, attention)
+
+    return scenario.decode.each(of)
+
+
+def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
+    """Iterations one after the other."""
+    totals, p = token_totals(mixture.prompts, mixture.piece)
+    weight = np.outer(mixture.weight, p).ravel()
+    tokens = _within(totals, (mixture.prompts * mixture.piece.mean)[:, None], mixture.most_tokens).ravel()
+    prompts, decoding = np.repeat(mixture.prompts, len(p)), np.repeat(mixture.decoding, len(p))
+    seconds = seconds_of(scenario, prompts, tokens, decoding)[:, 0]
+    mean = float(weight @ seconds)
+    deviation = float(np.sqrt(weight @ (seconds - mean) ** 2))
+    own = weight * prompts
+    first = float(own @ seconds / own.sum()) if own.sum() else mean
+    alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)[:, 0]
+    return Rounds(mean, deviation, first, deviation, np.ones(1), float(weight @ alone) / mean)
+
+
+def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
+    """As many micro-batches as stages, followed through the pipeline for many rounds.
+
+    A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
+    and lengths are drawn evenly from their laws, always the same way.
+    """
+    parts = len(scenario.stages)
+    count = min(MOST, max(FEWEST, CELLS // parts))
+    u, v, w = _draws(count, parts)
+    kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
+    each, extra = np.divmod(mixture.prompts[kind] / parts, 1.0)
+    turn = (w[:, None] + np.arange(parts) / parts) % 1.0
+    prompts = each[:, None] + (turn < extra[:, None])
+    tokens = _drawn(prompts, mixture.piece, v.reshape(prompts.shape))
+    totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.piece.mean
+    tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
+    decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
+    cells = seconds_of(scenario, prompts, tokens, decoding)
+    hop = scenario.hops(scenario.decode, float(tokens.mean() + decoding.mean()))
+    begin, end = iteration_times(cells, hop)
+    settled = slice(count // 8, None)
+    out = end[:, :, -1]
+    between = np.diff(out, axis=0)[settled]
+    first = (out[1:] - end[:-1, -1:, 0])[settled][prompts[1:][settled] > 0]  # a step begins as the first stage is free
+    span = float(between.mean())
+    nothing = np.zeros(len(mixture.decoding))
+    alone = mixture.weight @ seconds_of(scenario, nothing, nothing, mixture.decoding / parts)
+    return Rounds(
+        mean=span,
+        deviation=float(between.std()),
+        first=float(first.mean()) if first.size else span,
+        first_deviation=float(first.std()) if first.size else 0.0,
+        busy=(end - begin).sum(axis=1)[settled].mean(axis=0) / span,
+        decoding_share=float(alone.sum() / cells.mean(axis=(0, 1)).sum()),
+    )
+
+
+@functools.cache
+def _draws(count: int, parts: int) -> tuple[Array, Array, Array]:
+    """Even draws from (0, 1) in a random order, always the same: one an iteration, one a micro-batch, one an iteration
+    again.
+    """
+    rng = np.random.default_rng(0)
+    u, v = ((rng.permutation(n) + 0.5) / n for n in (count, count * parts))
+    return u, v, rng.random(count)
+
+
+def _within(totals: Array, mean: Array, most: float) -> Array:
+    """Tokens of iterations drawn towards their mean so far that none exceeds `most`: what is too long for one waits for
+    the next, and where the mean itself is `most`, all are alike.
+    """
+    excess = float((totals - mean).max())
+    if excess <= 0 or not math.isfinite(most):
+        return totals
+    return mean + min(1.0, max(0.0, most - float(mean.max())) / excess) * (totals - mean)
+
+
+def _drawn(prompts: Array, piece: LengthDistribution, u: Array) -> Array:
+    """Tokens of `prompts` pieces together, at the quantiles `u` of their law."""
+    index = np.minimum(np.searchsorted(np.cumsum(piece.p), u), len(piece.s) - 1)
+    tokens: Array = prompts * piece.mean + np.sqrt(prompts) * (piece.s[index] - piece.mean)
+    return tokens
+
+
+def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Outcome:
+    """The steady state in which `rate` queries enter an iteration."""
+    rounds = (one_stage if len(scenario.stages) == 1 else pipelined)(scenario, mixture)
+    first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
+    if len(scenario.stages) == 1:
+        first = mixture.prefill_iterations * rounds.first
+    shift = 1.0 if scenario.first_by_encoding else 0.0
+
+    def lifetime(lengths: Array) -> Lifetime:
+        need = np.maximum(lengths - shift, 0.0)
+        after = rounds.deviation * np.sqrt(need)
+        return Lifetime(first + need * rounds.mean, np.hypot(after, rounds.first_deviation), after)
+
+    first_token = first if shift else first + rounds.mean  # an encoder-decoder's comes from its first iteration
+    return Outcome(
+        throughput=rate / rounds.mean,
+        lifetime=lifetime,
+        first_token=(first_token, rounds.first_deviation),
+        demand=Demand(
+            blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.piece.mean + mixture.decoding).max())
+        ),
+        busy=rounds.busy,
+        binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
+    )
+
+
+def blocks(scenario: Scenario, max_num_seqs: int) -> int:
+    """KV blocks that so many residents hold, its 99.9th percentile."""
+    return scenario.biased_reservation.quantile(max_num_seqs, max_num_seqs)

@@ -1,0 +1,145 @@
+"""Memory per device: weights, KV blocks, activations, reserve; and how many blocks a schedule needs and gets."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.cluster import ClusterSpec
+from exegpt.model import ModelSpec, activation_bytes
+from exegpt.schedule import BLOCK_SIZE, Stage
+from exegpt.workload import Workload
+from xsimulator.steady.residents import cornish_fisher, decode_iterations_of
+
+Array = NDArray[np.float64]
+
+_RESERVE_BYTES = 2**28
+"""The allocator's fragments, the runtime's own buffers."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one device of a stage holds, in bytes."""
+
+    weights: float
+    workspace: float
+    block: float
+    """One KV block, all of the stage's layers."""
+    usable: float
+    """What may be used."""
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that fit beside the rest; 0 or less where the weights alone don't fit."""
+        free = self.usable - self.weights - self.workspace - _RESERVE_BYTES
+        return int(free // self.block) if self.block else (2**62 if free >= 0 else -1)
+
+    def at_once(self, tokens: float) -> "StageMemory":
+        """Of a device that computes so many tokens at once, made of one that computes a single one."""
+        return StageMemory(self.weights, self.workspace * int(tokens), self.block, self.usable)
+
+    def bytes(self, kv_blocks: int) -> float:
+        """Bytes in use with a pool of so many blocks."""
+        return self.weights + self.workspace + _RESERVE_BYTES + kv_blocks * self.block
+
+
+def stage_memory(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    stage: Stage,
+    dtype: str,
+    kv_dtype: str,
+    tokens: int,
+    ends: tuple[bool, bool],
+) -> StageMemory:
+    """Memory of one device of a stage that computes up to `tokens` tokens at once; `ends`: whether it holds the
+    embedding and the head.
+    """
+    start, stop = stage.decoder_layers or (0, 0)
+    encoder_start, encoder_stop = stage.encoder_layers or (0, 0)
+    first, last = ends
+    weights = (stop - start) * model.layer_bytes(stage.tp, dtype)
+    weights += (encoder_stop - encoder_start) * model.layer_bytes(stage.tp, dtype, encoder=True)
+    shared = first and last and model.tied_embeddings
+    outer = first * model.embedding_parameters + last * (
+        model.head_parameters + model.tied_embeddings * model.vocab * model.hidden
+    )
+    outer -= shared * model.vocab * model.hidden
+    weights += outer * activation_bytes(dtype) / stage.tp
+    # The widest moment of a layer: its input, the feed-forward's inner product, and the result.
+    width = 2 * model.hidden + (3 if model.gated else 2) * model.ffn / stage.tp
+    workspace = tokens * width * activation_bytes(dtype)
+    block = BLOCK_SIZE * (stop - start) * model.kv_bytes(stage.tp, kv_dtype)
+    return StageMemory(weights, workspace, block, cluster.device.memory_bytes * cluster.memory_fraction)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Blocks that residents hold: unit moments per query, and the most that one query holds.
+
+    Moments of independent residents add up (`+`).
+    """
+
+    mean: float
+    variance: float
+    third: float
+    longest: int
+
+    def __add__(self, other: "Reservation") -> "Reservation":
+        return Reservation(
+            self.mean + other.mean,
+            self.variance + other.variance,
+            self.third + other.third,
+            max(self.longest, other.longest),
+        )
+
+    def times(self, queries: float) -> "Reservation":
+        """So many queries together."""
+        return Reservation(self.mean * queries, self.variance * queries, self.third * queries, self.longest)
+
+    def quantile(self, queries: float, most: float) -> int:
+        """The 99.9th percentile of the blocks held where `queries` queries add up and at most `most` are resident."""
+        blocks = cornish_fisher(queries * self.mean, queries * self.variance, queries * self.third)
+        return max(self.longest, math.ceil(min(blocks, math.ceil(most) * self.longest)))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLaw:
+    """How many blocks queries hold: all of the tokens that they will ever cache, from their admission on."""
+
+    need: Array
+    """[lengths]: D(S)."""
+    survivors: Array
+    """[3, lengths]: E[blocks^k · 1(D ≥ need)], k = 1, 2, 3."""
+    longest: int
+    """The most that one query holds."""
+
+    @staticmethod
+    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockLaw":
+        """Of the queries that arrive, or of those found `resident`: as often as the iterations that they stay."""
+        need, p = decode_iterations_of(workload.output, encoder_decoder)
+        if resident:
+            p = p * (need + 1)
+            p = p / p.sum()
+        inputs = workload.input
+        blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+        spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
+        skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
+        powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
+        survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
+        return BlockLaw(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
+
+    def reservation(self, iterations: float | None) -> Reservation:
+        """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).
+
+        A query keeps its blocks to the end of its c(S) phases, so the cohorts of ages 1, 2, ... add up: of each the
+        central moments of 1(D > age, or age 0) · blocks. None: one query, whoever arrives (a static batch).
+        """
+        left = [0]  # the shortest that is left; after no phase, all
+        if iterations is not None and iterations < self.need[-1]:
+            ages = np.arange(iterations, self.need[-1], iterations)
+            left += np.searchsorted(self.need, ages, side="right").tolist()
+        m1, m2, m3 = self.survivors[:, left]
+        third = m3 - 3 * m1 * m2 + 2 * m1**3
+        return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), self.longest)

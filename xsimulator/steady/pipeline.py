@@ -1,0 +1,82 @@
+"""The pipeline as an exact recurrence over (iteration, micro-batch, stage) (docs/theory.md).
+
+A cell starts when its stage is free, its input has arrived from the stage before, and, on the first stage of a
+decoding iteration, the micro-batch's own previous token is out. Every stage works in the same order: a phase's
+encoding micro-batches, then its decoding iterations, then the next phase's.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.cost.recurrences import iterations, phases, tandem
+
+Array = NDArray[np.float64]
+
+_PHASES = 200
+"""Phases after which the search for a cycle ends."""
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """One phase in a pipeline that repeats it, times in seconds from the start of its encoding on the first stage."""
+
+    period: float
+    """From one phase's start to the next one's."""
+    encoded: float
+    """When the last encoding micro-batch leaves the last stage."""
+    decoded: Array
+    """[N_D]: when each decoding iteration leaves the last stage."""
+    first_encoded: tuple[float, float]
+    """Mean and deviation over the encoding micro-batches of when one leaves the last stage."""
+    first_decoded: tuple[float, float]
+    """The same of the first iteration's micro-batches."""
+
+
+def phase_times(
+    encode: Array,
+    decode: Array,
+    micro_batches: int = 1,
+    hops: tuple[Array, Array] | None = None,
+    repeats: bool = True,
+    sequences: int | None = None,
+) -> PhaseTimes:
+    """The steady phase of a pipeline.
+
+    `encode` [encoding micro-batches, stages] and `decode` [iterations, stages], or where micro-batches differ
+    [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `hops`, the seconds from
+    the stage before to each stage [stages], of an encoding and of a decoding micro-batch. With `repeats` the phase is
+    run until its period settles; without, once from an empty pipeline (its period is then its length). `sequences` are
+    encoded in a phase: where they are fewer than the micro-batches, they join these in turn.
+    """
+    encode = np.asarray(encode, dtype=np.float64, order="C")
+    decode = np.asarray(decode, dtype=np.float64, order="C")
+    encode_hop, decode_hop = hops or (np.zeros(encode.shape[1]),) * 2
+    joins = micro_batches if sequences is None else min(sequences, micro_batches)
+    decoded = np.empty(len(decode))
+    most = _PHASES if repeats else 1
+    period, encoded, *first = phases(encode, decode, encode_hop, decode_hop, decoded, micro_batches, joins, most)
+    return PhaseTimes(period, encoded, decoded, *first)
+
+
+def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:
+    """Start and end in seconds of every cell of iterations alone, from an empty pipeline: [iterations, micro-batches,
+    stages], as `decode`; `hop` [stages] as in `phase_times`.
+    """
+    decode = np.asarray(decode, dtype=np.float64, order="C")
+    starts, ends = np.empty(decode.shape), np.empty(decode.shape)
+    iterations(decode, hop, np.zeros(decode.shape[1]), starts, ends)
+    return starts, ends
+
+
+def tandem_times(seconds: Array, hop: Array, most: int) -> tuple[float, float, float]:
+    """Items one after the other through stages, at most `most` at once: the mean seconds between two of them, and the
+    mean and deviation of an item's way. `seconds` [items, stages], `hop` [stages] as in `phase_times`.
+    """
+    starts, outs = np.empty(len(seconds)), np.empty(len(seconds))
+    tandem(np.asarray(seconds, dtype=np.float64, order="C"), hop, starts, outs, most)
+    settled = slice(len(outs) // 4, None)
+    way = (outs - starts)[settled]
+    between = (outs[-1] - outs[settled][0]) / (len(way) - 1)
+    return float(between), float(way.mean()), float(way.std())

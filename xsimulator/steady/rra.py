@@ -1,0 +1,116 @@
+"""RRA, round-robin allocation (paper section 4.1; docs/theory.md)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.pipeline import PhaseTimes, phase_times
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """RRA's phase on a pipeline."""
+
+    times: PhaseTimes
+    encoding: Array
+    """[stages]: seconds of encoding work."""
+    decoding: Array
+    """[stages]: seconds of decoding work."""
+
+
+def phase(
+    scenario: Scenario,
+    encode_batch: int,
+    decode_iterations: int,
+    encode_micro_batches: int | None = None,
+    tagged: bool = False,
+) -> Phase:
+    """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
+    iterations, a micro-batch for every stage.
+
+    An iteration is skipped where nobody is left; for a `tagged` query, which is resident itself, it always runs.
+    """
+    side, law = scenario.decode, scenario.workload.input
+    steady = scenario.steady(decode_iterations)
+    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    parts = decode_parts(scenario, encode_batch, decode_iterations)
+    runs = steady.any_active(encode_batch / parts)
+    batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
+    encode = side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces))
+    decode = side.decode(batches, steady.context)
+    if not tagged:
+        decode = runs[:, None] * decode
+    times = phase_times(
+        encode,
+        decode,
+        micro_batches=parts,
+        hops=(
+            scenario.hops(side, encode_batch / pieces * law.mean),
+            scenario.hops(side, float(batches.max())),
+        ),
+        sequences=encode_batch,
+    )
+    return Phase(times, encode.sum(axis=0), decode.sum(axis=0) * parts)
+
+
+def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
+    """How many micro-batches `encode_batch` prompts are encoded in: never more than there are prompts."""
+    return min(asked or len(scenario.encode.stages), encode_batch)
+
+
+def decode_parts(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """How many micro-batches the decoding batch is cut into: one for every stage, as long as there are sequences."""
+    return min(len(scenario.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
+
+
+def outcome(
+    scenario: Scenario, encode_batch: int, decode_iterations: int, encode_micro_batches: int | None = None
+) -> Outcome:
+    """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
+    start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
+    """
+    found = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    times = own = found.times
+    steady, law = scenario.steady(decode_iterations), scenario.workload.input
+    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    parts = decode_parts(scenario, encode_batch, decode_iterations)
+    if steady.any_active(encode_batch / parts)[-1] <= 0.999:
+        own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
+    deviation = scenario.encode.encode_deviation(encode_batch, law)
+    shift = 1.0 if scenario.first_by_encoding else 0.0
+
+    def lifetime(lengths: Array) -> Lifetime:
+        need = lengths - shift
+        phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
+        last = np.where(need > 0, own.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
+        seconds: Array = (phases - 1) * own.period + last
+        return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
+
+    first, spread = times.first_encoded if shift else own.first_decoded
+    return Outcome(
+        throughput=encode_batch / times.period,
+        lifetime=lifetime,
+        first_token=(first, float(np.hypot(deviation, spread))),
+        demand=Demand(
+            blocks(scenario, encode_batch, decode_iterations),
+            encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),
+        ),
+        busy=(found.encoding + found.decoding) / times.period,
+        binding="encoding" if found.encoding.sum() > found.decoding.sum() else "decoding",
+    )
+
+
+def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """KV blocks that the residents of all phases hold, its 99.9th percentile."""
+    most = encode_batch * float(np.ceil(scenario.workload.output.max / decode_iterations))
+    return scenario.reservation(decode_iterations).quantile(encode_batch, most)
+
+
+def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
+    """B_D, rounded: sequences being decoded at the start of a phase."""
+    return max(1, round(encode_batch * scenario.steady(decode_iterations).batch_ratio))

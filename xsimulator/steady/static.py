@@ -1,0 +1,80 @@
+"""Static batches: encoded together, decoded to the batch's longest output, no early termination.
+
+FasterTransformer cuts a batch into as many micro-batches as there are stages; DeepSpeed's hybrid scheduling takes more
+of them for encoding, against bubbles, and fewer for decoding.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.workload import LengthDistribution
+from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.pipeline import PhaseTimes, phase_times
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+
+def expected_longest(law: LengthDistribution, batch: int) -> float:
+    """Expected greatest of `batch` independent lengths."""
+    below = np.concatenate([[0.0], np.cumsum(law.p)]) ** batch
+    return float(law.s @ np.diff(below))
+
+
+def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
+    """One batch from an empty pipeline to the greatest output length: encoded in `pieces` micro-batches, decoded in
+    `parts`; its times, and each stage's seconds of encoding and of decoding work.
+
+    Finished rows are computed along, at their last position.
+    """
+    side, law = scenario.decode, scenario.workload.input
+    contexts = scenario.once("static contexts", lambda: _contexts(scenario))
+    encode = side.each(lambda group: group.encode_parts(batch / pieces, law, pieces))
+    decode = side.decode(batch / parts, contexts)
+    hops = scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)
+    times = phase_times(encode, decode, parts, hops, repeats=False)
+    return times, encode.sum(axis=0), decode.sum(axis=0) * parts
+
+
+def _contexts(scenario: Scenario) -> Array:
+    """[iterations]: mean context of a batch's rows."""
+    need, p = scenario.iterations
+    iterations = max(1, int(need.max()))
+    contexts: Array = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
+    return contexts
+
+
+def outcome(
+    scenario: Scenario, batch: int, encode_micro_batches: int | None = None, micro_batches: int | None = None
+) -> Outcome:
+    """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
+    own last token. Without counts, there are as many micro-batches as stages.
+    """
+    pieces, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
+    times, encoding, decoding = phase(scenario, batch, pieces, parts)
+    shift = 1.0 if scenario.first_by_encoding else 0.0
+    ends = np.concatenate([[times.encoded], times.decoded])
+    law = scenario.workload.input
+    deviation = scenario.encode.encode_deviation(batch, law)
+
+    def lifetime(lengths: Array) -> Lifetime:
+        seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
+        return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
+
+    first, spread = times.first_encoded if shift else times.first_decoded
+    longest = scenario.once(("longest", batch), lambda: expected_longest(scenario.workload.output, batch)) - shift
+    duration = float(np.interp(longest, np.arange(len(ends)), ends))
+    decoding = decoding * longest / max(len(ends) - 1, 1)
+    return Outcome(
+        throughput=batch / duration,
+        lifetime=lifetime,
+        first_token=(first, float(np.hypot(deviation, spread))),
+        demand=Demand(blocks(scenario, batch), batch * max(law.mean / pieces, 1 / parts)),
+        busy=(encoding + decoding) / duration,
+        binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
+    )
+
+
+def blocks(scenario: Scenario, batch: int) -> int:
+    """KV blocks that a batch holds, its 99.9th percentile."""
+    return scenario.reservation(None).quantile(batch, batch)
