@@ -31,7 +31,8 @@ from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
 from xprofiler.points import FULL, Points, grids
 from xprofiler.recorder import Recorder
-from xprofiler.timing import Timing, reading_much, timed
+from xprofiler.reuse import Reuse
+from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
@@ -240,19 +241,23 @@ def _parts(
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
     probe = AttentionProbe(model.share, most, longest, model.dtype, model.device)
-    time = functools.partial(timed, device=model.device, before=reading_much(model.device))
+    reuse = Reuse(model)
+
+    def time(call: Callable[[], object], before: Callable[[], object]) -> Timing:
+        return timed(call, device=model.device, before=before)
+
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {
-        "rest": lambda tokens: time(layer_pass(model, tokens)),
-        "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True)),
-        "cross_projection": lambda tokens: time(_cross_projection(model, tokens)),
-        "embedding": lambda tokens: time(_embedding(model, tokens)),
-        "head": lambda rows: time(head_pass(model, rows)),
+        "rest": lambda tokens: time(layer_pass(model, tokens), reuse.layers(tokens)),
+        "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True), reuse.layers(tokens)),
+        "cross_projection": lambda tokens: time(_cross_projection(model, tokens), reuse.layers(tokens)),
+        "embedding": lambda tokens: time(_embedding(model, tokens), reuse.ends(tokens)),
+        "head": lambda rows: time(head_pass(model, rows), reuse.ends(rows)),
         "all_reduce": lambda tokens: sums(computed_rows(tokens)),
-        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole)),
-        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole)),
-        "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context)),
+        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole), reuse.attention()),
+        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole), reuse.attention()),
+        "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context), reuse.attention()),
     }
     turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
     if isinstance(model, EncoderDecoder):

@@ -16,7 +16,8 @@ from exegpt.model import BYTES, ModelSpec
 from exegpt.models import Model
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.measure import cold_layers, head_pass, layer_pass
-from xprofiler.timing import reading_much, timed
+from xprofiler.reuse import Reuse
+from xprofiler.timing import timed
 from xrunner.comm.ranks import Ranks
 
 _READS, _COMPUTES = 16, 260
@@ -40,9 +41,9 @@ class Slowdown:
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
     """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
-    own, before = {}, reading_much(model.device)
+    own, reuse = {}, Reuse(model)
 
-    def timing(call: Callable[[], object], tokens: int) -> float:
+    def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
         return timed(call, least=_CALLS[tokens], most=_CALLS[tokens], device=model.device, before=before).seconds
 
     if model.layers:  # an encoder-decoder's encoding side has none
@@ -50,10 +51,11 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
         layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of))
         for tokens in (_READS, _COMPUTES):
             measured = _measured(table, tokens)
-            seconds = timing(layer_pass(model, int(measured), most=layers), tokens)
+            seconds = timing(layer_pass(model, int(measured), most=layers), tokens, reuse.layers(tokens))
             own[str(tokens)] = seconds / layers / table.at(measured)
     if model.head:
-        own["head"] = timing(head_pass(model, _READS), _READS) / profile.degree(model.shard.of).head.at(float(_READS))
+        seconds = timing(head_pass(model, _READS), _READS, reuse.ends(_READS))
+        own["head"] = seconds / profile.degree(model.shard.of).head.at(float(_READS))
     every = ranks.all(own)
 
     def median(name: str) -> float:

@@ -15,10 +15,6 @@ _GRAPH_S = 0.01
 """A graph has so many calls at most, and lasts no longer than this if it has several."""
 _FLUSH_BYTES = 2**28
 """More than a GPU's cache."""
-_READ_BYTES = 2**27
-"""What a processor reads between two calls: about as much as a run does between two visits of one layer, the head's
-weights and the keys and values of some tens of sequences. Layers that outgrow the caches are cold without it; others,
-called in a row, were 5 to 20 % faster than in a run."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,6 @@ def of_times(times: list[float]) -> Timing:
     """What some calls' seconds come to."""
     low, median, high = np.percentile(times, [25, 50, 75])
     return Timing(float(median), float((high - low) / median) if median else 0.0)
-
-
-def reading_much(device: "torch.device") -> Callable[[], object]:
-    """What leaves a processor's caches as they are between a run's iterations; nothing on a GPU, whose are cold anyway.
-    Its memory is free again when it is forgotten.
-    """
-    import torch
-
-    if device.type != "cpu":
-        return lambda: None
-    much = torch.ones(_READ_BYTES // 4)
-    return much.sum
 
 
 def _clock(call: Callable[[], object], before: Callable[[], None] = lambda: None) -> Callable[[], float]:
