@@ -25,6 +25,9 @@ _READS, _COMPUTES = 16, 260
 Over a single token, passes in a row differ by a fifth, with what caches keep of the weights."""
 _CALLS = {_READS: 9, _COMPUTES: 3}
 """How often each is timed, 0.3 s in all; a fixed number, since ranks of a tensor-parallel group call alike."""
+_WARM_UPS = 20
+"""Calls before the first timed ones: after a pause, and over new memory, a CPU takes 0.2 s to come to its speed; the
+head came out 15 % slower than in a profile, which computes without a pause."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
     own, reuse = {}, Reuse(model)
 
     def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
-        return timed(call, least=_CALLS[tokens], most=_CALLS[tokens], device=model.device, before=before).seconds
+        calls = {"least": _CALLS[tokens], "most": _CALLS[tokens], "warm_ups": _WARM_UPS if tokens == _READS else 1}
+        return timed(call, device=model.device, before=before, **calls).seconds
 
     if model.layers:  # an encoder-decoder's encoding side has none
         table = profile.degree(model.shard.of).decoder.rest

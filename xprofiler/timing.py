@@ -32,11 +32,14 @@ def timed(
     most: int = 20,
     device: "torch.device | None" = None,
     before: Callable[[], object] = lambda: None,
+    warm_ups: int = 1,
 ) -> Timing:
-    """Time `call` after one warm-up, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
+    """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
     on a GPU, the time there, from a cold cache; on a processor `before` is called before each, untimed.
     """
-    call()
+    for _ in range(warm_ups):
+        before()
+        call()
     clock = _clock(call, before) if device is None or device.type == "cpu" else _gpu_clock(call, device)
     times: list[float] = []
     end = time.perf_counter() + budget_s

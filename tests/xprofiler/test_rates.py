@@ -61,7 +61,7 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
         (2 * 3.0 * degree.decoder.rest.at(16.0), 2 * 4.0 * degree.decoder.rest.at(260.0), degree.head.at(16.0))
     )
 
-    def timed(call, least, most, device, before):
+    def timed(call, least, most, device, before, warm_ups):
         assert before() and least == most  # much has been read
         call()
         return Timing(next(passes), 0.0)
