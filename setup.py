@@ -11,9 +11,9 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "exegpt/__init__.py").read_
 
 REQUIRED = [
     "torch>=2.8",  # the layers
-    "numpy>=1.26",  # tables, laws, replay
-    "scipy>=1.11",  # fitting the laws of lengths
-    "numba>=0.61",  # kernels for the processor
+    "numpy>=1.26",  # tables, distributions, replay
+    "scipy>=1.11",  # fitting the distributions of lengths
+    "numba>=0.61",  # kernels for the CPU
     "safetensors>=0.4.3",  # weights
     "tokenizers>=0.20",  # text to ids and back
     "pydantic>=2.8",  # reading documents strictly

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from exegpt.cli import output
-from exegpt.policies import Piece, Sequence
+from exegpt.policies import MicroBatch, Sequence
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
 from xrunner.rank.assembly import Assembler, Running
@@ -51,10 +51,10 @@ def step_seconds(batch: int, context: int, **options: float) -> tuple[float, flo
     assemble, times = Assembler(running, BLOCK_SIZE), []
     for _ in range(_STEPS):
         began = time.perf_counter()
-        work, receivers = assemble(Piece(0, (), sequences))
+        batch, receivers = assemble(MicroBatch(0, (), sequences))
         assembled = time.perf_counter()
-        if work.sampling:
-            state.sampling(work.sampling, [torch.from_numpy(array) for array in work.sampling])
+        if batch.sampling:
+            state.sampling(batch.sampling, [torch.from_numpy(array) for array in batch.sampling])
         times.append((assembled - began, time.perf_counter() - assembled))
         for one in receivers:
             one.output.append(7)

@@ -1,8 +1,9 @@
 """Tokens per second on this machine: our policies beside transformers' `generate` and its continuous batching.
 
-Same weights, same requests (task T's lengths), same run, two threads; WAA, whose sides are apart, on two ranks of one
-thread each. Ours run unbounded and once more under static's 70th-percentile latency; the peers are unbounded. Then each
-phase's share of what the machine's two rates allow, of the ranks of what they allow each of both while both compute.
+Same weights, same requests (task T's lengths), same run, two threads; WAA, whose sides are disaggregated, on two ranks
+of one thread each. Ours run unbounded and once more under static's 70th-percentile latency; the peers are unbounded.
+Then each phase's share of what the machine's two rates allow, of the ranks of what they allow each of both while both
+compute.
 
     python -m benchmarks.cpu
 """
@@ -98,7 +99,7 @@ def _medians(schedules: Sequence[Schedule], runs: Sequence[Sequence[Any]]) -> tu
     return rows, timelines
 
 
-def apart(directory: Path, workload: str, bound_s: float, most: int) -> Schedule | None:
+def disaggregated(directory: Path, workload: str, bound_s: float, most: int) -> Schedule | None:
     """WAA's best schedule on the ranks with at most so many residents; None where there is none within the bound.
 
     Where prompts are encoded faster than their outputs are decoded, memory alone says how many are resident: the most
@@ -116,7 +117,7 @@ def apart(directory: Path, workload: str, bound_s: float, most: int) -> Schedule
     return None
 
 
-def run_apart(
+def run_disaggregated(
     directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], runs: int
 ) -> tuple[list[Row], list[Timeline], tuple[float, float]]:
     """Each schedule's median run on the ranks, and each rank's FLOP/s and bytes/s while all compute."""
@@ -207,8 +208,8 @@ def main() -> None:
         for row, timeline in zip(ours[: len(unbounded)], timelines, strict=False)
         for share in shares(model.spec, row.name, timeline, context, flops_s, bytes_s)
     ]
-    sides = [one for one in (apart(directory, args.workload, b, args.most) for b in (math.inf, bound)) if one]
-    rows, timelines, rates = run_apart(directory, sides, requests, args.runs)
+    sides = [one for one in (disaggregated(directory, args.workload, b, args.most) for b in (math.inf, bound)) if one]
+    rows, timelines, rates = run_disaggregated(directory, sides, requests, args.runs)
     ours += rows
     for row, timeline in zip(rows, timelines, strict=True):
         if row.bound_s is None:

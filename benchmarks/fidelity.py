@@ -7,7 +7,7 @@ run on the very requests that the replay predicts, several times over. Run it wh
     python -m benchmarks.fidelity --policy all  # every policy's best schedule, not the best of all alone
     python -m benchmarks.fidelity --policy all --disturb   # a busy process on one core during the runs
     python -m benchmarks.fidelity --model DIR   # another model's directory, which `exegpt model create` may have made
-    python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding apart
+    python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding disaggregated
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 The engine decodes 64 sequences of about 1,024 tokens with 32 layers, by graphs. Its device is a stand-in: tensors have
 no data, and nothing that is queued is done. What is left is deciding, packing and bookkeeping, from one decision to the
-next: as elapsed time, and as this process's own processor time, which other processes leave alone.
+next: as elapsed time, and as this process's own CPU time, which other processes leave alone.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Absent:
 
 
 class OwnTime(Ranks):
-    """A rank alone, whose clock is the processor time of its process."""
+    """A rank alone, whose clock is the CPU time of its process."""
 
     def clock(self) -> Callable[[], float]:
         return time.process_time
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         for policy, (name, way) in itertools.product(POLICIES, WAYS.items()):
             elapsed, own = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
             said = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, own)]
-            print(f"{policy:4}, {name}: elapsed {said[0]}, processor {said[1]}, {len(own):,} iterations", flush=True)
+            print(f"{policy:4}, {name}: elapsed {said[0]}, CPU {said[1]}, {len(own):,} iterations", flush=True)
             if profiled:
                 with cProfile.Profile() as profile:
                     steps(model, policy, way, Ranks())

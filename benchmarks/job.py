@@ -132,7 +132,7 @@ def main(asked_file: str, done_file: str) -> None:
             engine = Engine.load(asked.model, schedule, ranks, device=find_device(asked.device, ranks.local))
             report = engine.run(asked.requests)
             done = Run(report.seconds, tuple(report.results), report.served, report.timeline)
-            runs += [one for one in ranks.gather(done if engine.speaks else None, 0, Run) if one]
+            runs += [one for one in ranks.gather(done if engine.leads else None, 0, Run) if one]
             engine.close()
         flops_s = statistics.median(ranks.all(machine.matrix_flops_s()))
         bytes_s = statistics.median(ranks.all(machine.read_bandwidth_bytes_s()))

@@ -38,7 +38,7 @@ class Asked:
 
 
 def drift(asked_file: str) -> None:
-    """Run on this rank; the one that speaks in the end prints the change and what it is made of."""
+    """Run on this rank; the leader in the end prints the change and what it is made of."""
     import torch
 
     from xrunner.comm.ranks import job
@@ -56,7 +56,7 @@ def drift(asked_file: str) -> None:
         engine.close()
         Engine.load(asked.model, asked.schedules[1], ranks).close()
         loading = max(ranks.all(time.perf_counter() - start))
-        if not engine.speaks:
+        if not engine.leads:
             return
         (change,) = report.changes
         assert change.moved and len(report.results) == len(asked.requests)

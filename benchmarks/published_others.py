@@ -40,7 +40,7 @@ INFINITY_FABRIC = LinkSpec(0.65 * 448e9, 6e-6)
 
 
 @dataclass(frozen=True)
-class Found:
+class Difference:
     """One figure of one row."""
 
     table: str
@@ -69,7 +69,7 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
         yield from (row for row in csv.DictReader(file) if row["model"] in MODELS)
 
 
-def serving() -> Iterator[Found]:
+def serving() -> Iterator[Difference]:
     """500 requests at a rate (Poisson, all of the mean length), or all at once."""
     for row in _rows("trtllm_serving.csv"):
         rate, count = row["offered_requests_per_s"], int(row["requests"])
@@ -80,35 +80,35 @@ def serving() -> Iterator[Found]:
         served, seconds = run(MODELS[row["model"]], cluster, "bf16", "tensorrt-llm", requests, MOST_SEQUENCES)
         times, group = latencies(served, "arrival"), f"TP {row['tp']}, {'at a rate' if rate else 'all at once'}"
         tokens_s = count * int(row["osl"]) / seconds
-        yield Found("TensorRT-LLM 0.14, TPOT", group, float(times["tpot"].mean()) / float(row["mean_itl_s"]) - 1)
-        yield Found("TensorRT-LLM 0.14, TTFT", group, float(times["ttft"].mean()) / float(row["mean_ttft_s"]) - 1)
+        yield Difference("TensorRT-LLM 0.14, TPOT", group, float(times["tpot"].mean()) / float(row["mean_itl_s"]) - 1)
+        yield Difference("TensorRT-LLM 0.14, TTFT", group, float(times["ttft"].mean()) / float(row["mean_ttft_s"]) - 1)
         if not rate:
-            yield Found("TensorRT-LLM 0.14, tokens/s", group, tokens_s / float(row["output_tokens_per_s"]) - 1)
+            yield Difference("TensorRT-LLM 0.14, tokens/s", group, tokens_s / float(row["output_tokens_per_s"]) - 1)
 
 
-def first_tokens() -> Iterator[Found]:
+def first_tokens() -> Iterator[Difference]:
     """One request alone, of which one token is made."""
     for row in _rows("trtllm_ttft.csv"):
         cluster = parse_cluster(f"{row['tp']}x{DEVICES[row['gpu']]}")
         request = [RequestLengths(int(row["isl"]), 1)]
         _, seconds = run(MODELS[row["model"]], cluster, row["precision"], "tensorrt-llm", request, 1)
         group = f"TP {row['tp']}, {row['isl']} tokens"
-        yield Found("TensorRT-LLM 0.9, first token alone", group, seconds / float(row["ttft_s"]) - 1)
+        yield Difference("TensorRT-LLM 0.9, first token alone", group, seconds / float(row["ttft_s"]) - 1)
 
 
-def rocm() -> Iterator[Found]:
+def rocm() -> Iterator[Difference]:
     """vLLM on eight MI300X: maximum load, then whole batches."""
     cluster = ClusterSpec("8xMI300X", 1, 8, MI300X, INFINITY_FABRIC, INFINITY_FABRIC)
     for row in _rows("rocm_vllm_throughput.csv"):
         requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["requests"])
         _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, int(row["max_num_seqs"]))
         tokens_s = len(requests) * int(row["osl"]) / seconds
-        yield Found("vLLM 0.10, tokens/s", "8 x MI300X", tokens_s / float(row["tokens_per_s"]) - 1)
+        yield Difference("vLLM 0.10, tokens/s", "8 x MI300X", tokens_s / float(row["tokens_per_s"]) - 1)
     for row in _rows("rocm_vllm_latency.csv"):
         requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["batch_size"])
         _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, len(requests))
         few = "up to 16" if len(requests) <= 16 else "32 to 128"
-        yield Found("vLLM 0.10, latency", f"8 x MI300X, batches of {few}", seconds / float(row["latency_s"]) - 1)
+        yield Difference("vLLM 0.10, latency", f"8 x MI300X, batches of {few}", seconds / float(row["latency_s"]) - 1)
 
 
 def main() -> None:

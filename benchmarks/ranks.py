@@ -40,7 +40,7 @@ TOGETHER = (
     (STAGES, ("rra",)),
     (STAGES, ("waa-c", "waa-m")),
 )
-"""For the ranks: replicas, a pipeline, and encoding and decoding apart."""
+"""For the ranks: replicas, a pipeline, and encoding and decoding disaggregated."""
 
 
 Asked = tuple[tuple[dict[str, Any], tuple[str, ...]], ...]

@@ -47,7 +47,7 @@ def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
         policy="static",
         model=ModelReference(MODEL, MODEL.fingerprint),
         cluster=CLUSTER,
-        workload=workload.laws,
+        workload=workload.without_requests,
         profile=ProfileReference(profile.source, profile.fingerprint),
         stages=stages,
         kv_blocks=blocks,

@@ -30,7 +30,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
-from xscheduler.search import Found, search
+from xscheduler.search import SearchResult, search
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
 from xsimulator.steady.scenario import Scenario
 
@@ -160,7 +160,7 @@ def measure(name: str, made: Tabulated, methods: Sequence[str], oracle: str = "e
     return Case(name, free.search.space, bounds, searches, broken)
 
 
-def _found(method: str, made: list[Space]) -> Found:
+def _found(method: str, made: list[Space]) -> SearchResult:
     if method == "optuna" or method == "exhaustive":
         return search(made, method)
     return search(made, "bnb", float(method.removeprefix("bnb ").removesuffix("%")) / 100)

@@ -47,7 +47,7 @@ def chunked_engine(
     tokens: int,
     memory_fraction: float | None = None,
 ) -> Schedule:
-    """The settings of an engine that encodes prompts in pieces: most sequences, most tokens per iteration."""
+    """The settings of an engine that encodes prompts in chunks: most sequences, most tokens per iteration."""
     where = parse_cluster(cluster, memory_fraction)
     setting = Setting(builtin_model(model), where, workload, profile, kv_dtype, ())
     return engine_schedule(setting, "chunked", tp, None, 16, max_num_seqs=seqs, max_num_batched_tokens=tokens)

@@ -23,7 +23,7 @@ from exegpt.cluster import local_cluster
 from exegpt.model import Architecture, ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
-from exegpt.models.device import PROCESSOR, find_device
+from exegpt.models.device import CPU, find_device
 from exegpt.models.families import FAMILIES
 from exegpt.request import Request, Result
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -164,7 +164,7 @@ def _models(
 def run(
     number: int,
     seed: int = 0,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
     archs: Sequence[Architecture] = tuple(FAMILIES),
     sizes: Mapping[str, int] = SIZES,
 ) -> list[Row]:
@@ -187,12 +187,12 @@ def run(
 def run_two_ranks(
     number: int,
     seed: int = 0,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
     archs: Sequence[Architecture] = ("llama", "gpt2"),
     sizes: Mapping[str, int] = SIZES,
 ) -> list[Row]:
-    """The same on two ranks: a pipeline, a tensor-parallel group, and encoding and decoding apart. Where there is one
-    GPU, they share it.
+    """The same on two ranks: a pipeline, a tensor-parallel group, and encoding and decoding disaggregated. Where there
+    is one GPU, they share it.
     """
     workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []

@@ -169,14 +169,14 @@ def builtin_model(name: str) -> ModelSpec:
     """The spec of a built-in model, by any of its names, under which a derived one stays known; InputError as
     `exegpt.model_names.resolve` has it.
     """
-    own = hub_id(name)
-    return ModelSpec.from_config(builtin_config(own), _BY_LOWER.get(own.lower(), own))
+    hub_name = hub_id(name)
+    return ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
 
 
 def stands_for(name: str) -> str | None:
     """The built-in model whose sizes a derived name has; None for a built-in model's own name."""
-    own = hub_id(name)
-    return None if own.lower() in _BY_LOWER else resolve(own, _BY_LOWER).builtin
+    hub_name = hub_id(name)
+    return None if hub_name.lower() in _BY_LOWER else resolve(hub_name, _BY_LOWER).builtin
 
 
 def hub_id(name: str) -> str:

@@ -103,12 +103,12 @@ class ClusterSpec(Noun):
 
     @property
     def devices(self) -> int:
-        """How many devices there are in all (N)."""
+        """Number of devices (N)."""
         return self.nodes * self.devices_per_node
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the devices are this machine's processor."""
+        """Whether the devices are this machine's CPU."""
         return self.device.kind == "cpu"
 
 
@@ -216,11 +216,11 @@ def device_kind(kind: str) -> DeviceSpec:
     """
     words = _words(kind)
     exact = [name for name in KINDS if name.lower() == kind.lower()]
-    found = exact or [name for name in KINDS if words and _names(words, name)]
-    if len(found) == 1:
-        return _KINDS[found[0]][0]
-    if found:
-        raise InputError(f"'{kind}' may be {' or '.join(found)}: say which.")
+    kinds = exact or [name for name in KINDS if words and _names(words, name)]
+    if len(kinds) == 1:
+        return _KINDS[kinds[0]][0]
+    if kinds:
+        raise InputError(f"'{kind}' may be {' or '.join(kinds)}: say which.")
     raise InputError(
         f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; `exegpt show 8x{KINDS[0]} --yaml` prints "
         "a file in which to describe another one."
@@ -228,7 +228,7 @@ def device_kind(kind: str) -> DeviceSpec:
 
 
 _SAY_NOTHING = re.compile(r"nvidia|geforce|tesla|ada|blackwell|hbm\de?|server|edition|workstation")
-"""Words of a kind's marketing name that tell no two apart."""
+"""Words of marketing names that distinguish no two kinds."""
 
 
 def _words(kind: str) -> list[str]:
@@ -240,15 +240,15 @@ def _words(kind: str) -> list[str]:
 
 def _names(words: list[str], name: str) -> bool:
     """Whether a kind has these words: those of its name, its memory, and its form where that is the only one here."""
-    own = _words(name)
-    known = {*own, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
+    kind_words = _words(name)
+    known = {*kind_words, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
     if _KINDS[name][1] in (_NVLINK3, _NVLINK3_A800, _NVLINK4, _NVLINK5):
         known.add("sxm")
-    return words[0] == own[0] and known.issuperset(words)
+    return words[0] == kind_words[0] and known.issuperset(words)
 
 
 def local_cluster() -> ClusterSpec:
-    """This machine's processor as one device. Its rates are zero: they are measured when they are asked for."""
+    """This machine's CPU as one device. Its rates are zero: they are measured on first use."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     device = DeviceSpec("cpu", memory, 0.0, {}, 1.0, 1.0, attention_fraction=1.0)
     link = LinkSpec(10e9, 1e-6)
@@ -299,7 +299,7 @@ def _no_cluster(text: str) -> str:
 
 
 def _from_yaml(path: Path) -> ClusterSpec:
-    """A cluster from a file: what it doesn't say is its `kind`'s. InputError names all that is wrong with it."""
+    """A cluster from a file; missing keys are its `kind`'s. InputError lists all problems."""
     from exegpt.document import read_yaml, to_dict, validated
 
     data = read_yaml(path, "cluster")
@@ -317,8 +317,8 @@ def _from_yaml(path: Path) -> ClusterSpec:
         data["device"] = {"kind": path.stem} | data["device"]
     if like or problems:  # where the kind is at fault, any does to look at the rest
         for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
-            given = data.get(key, {})
-            data[key] = to_dict(noun) | given if isinstance(given, dict) else given
+            section = data.get(key, {})
+            data[key] = to_dict(noun) | section if isinstance(section, dict) else section
     if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
         data.setdefault("inter", data["intra"])
     if data.get("devices_per_node") == 1 and "inter" in data:

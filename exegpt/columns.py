@@ -55,11 +55,11 @@ Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
 """
 
 KEYS = (*COLUMNS, "arrival_s", "arrival_ms")
-"""What `--columns` assigns; the last two say an arrival's unit."""
+"""Keys of `--columns`; the last two set an arrival's unit."""
 
 _SECONDS, _MILLISECONDS = 1.0, 1e-3
 _UNITS = {"arrivals": _SECONDS, "arrivalms": _MILLISECONDS, "timestampms": _MILLISECONDS}
-"""Seconds per unit of the names that say it, by their letters alone."""
+"""Seconds per unit for names that contain a unit, by their letters alone."""
 _SLOWEST_S = 60.0
 """A median gap above this is taken for another unit than seconds."""
 _IGNORED = {
@@ -96,7 +96,7 @@ class Columns:
     output: str
     arrival: str | None
     unit_s: float | None
-    """Seconds per unit of a numeric arrival; None: the name doesn't say it."""
+    """Seconds per unit of a numeric arrival; None: not in its name."""
     notes: tuple[str, ...]
     """Sentences about columns that look like something and aren't read."""
 
@@ -106,16 +106,16 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
 
     InputError where the input's or the output's isn't there, or one that was asked for.
     """
-    found = {key: _find(key, names, asked, path) for key in COLUMNS}
+    columns = {key: _find(key, names, asked, path) for key in COLUMNS}
     timed = [key for key in ("arrival_s", "arrival_ms") if key in asked]
     if timed:
-        found["arrival"] = _find(timed[0], names, asked, path)
-    arrival = found["arrival"]
+        columns["arrival"] = _find(timed[0], names, asked, path)
+    arrival = columns["arrival"]
     unit_s = _UNITS[_letters(timed[0])] if timed else _unit(arrival, names) if arrival else None
-    used = {name for name in found.values() if name}
-    notes = [*_lookalikes([name for name in names if name not in used], found), *_ignored(names, used)]
-    assert found["input"] and found["output"]
-    return Columns(found["input"], found["output"], arrival, unit_s, tuple(f"'{path}': {text}" for text in notes))
+    used = {name for name in columns.values() if name}
+    notes = [*_lookalikes([name for name in names if name not in used], columns), *_ignored(names, used)]
+    assert columns["input"] and columns["output"]
+    return Columns(columns["input"], columns["output"], arrival, unit_s, tuple(f"'{path}': {text}" for text in notes))
 
 
 def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object) -> str | None:
@@ -135,7 +135,7 @@ def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object
 
 
 def _unit(arrival: str, names: Sequence[str]) -> float | None:
-    """Seconds per unit where the names tell it: Mooncake's `timestamp`, beside `hash_ids`, is in milliseconds;
+    """Seconds per unit where the names imply it: Mooncake's `timestamp`, beside `hash_ids`, is in milliseconds;
     Qwen-Bailian's, which has a `chat_id` too, in seconds.
     """
     if arrival == "timestamp" and "hash_ids" in names:
@@ -144,7 +144,7 @@ def _unit(arrival: str, names: Sequence[str]) -> float | None:
 
 
 def unit_of(moments: Iterable[float], column: str, path: object) -> float:
-    """Seconds per unit of numeric arrivals whose column doesn't say it: 1, unless they come so slowly that they must
+    """Seconds per unit of numeric arrivals without a unit in the name: 1, unless they come so slowly that they must
     be something else, for which InputError asks.
     """
     ordered = sorted(moments)
@@ -160,13 +160,13 @@ def unit_of(moments: Iterable[float], column: str, path: object) -> float:
     )
 
 
-def _lookalikes(unused: Sequence[str], found: Mapping[str, str | None]) -> list[str]:
+def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> list[str]:
     """A sentence for every unused column whose name resembles a known one."""
     notes = []
     for name in unused:
-        key = next((key for key in COLUMNS if _resembles(name, key, found[key] is None)), None)
-        if key and found[key]:
-            notes.append(f"column '{name}' is not read, {key} is '{found[key]}'; --columns {key}=NAME takes another")
+        key = next((key for key in COLUMNS if _resembles(name, key, columns[key] is None)), None)
+        if key and columns[key]:
+            notes.append(f"column '{name}' is not read, {key} is '{columns[key]}'; --columns {key}=NAME takes another")
         elif key:
             notes.append(f"column '{name}' is not read as arrivals; if it holds them, pass --columns {key}={name}")
     return notes

@@ -58,9 +58,9 @@ def validated(cls: type[Noun], data: Any) -> tuple[Noun | None, list[str]]:
     try:
         return _adapter(cls).validate_python(data, strict=False), []
     except ValidationError as error:
-        found = list(dict.fromkeys(_problem(dict(one)) for one in error.errors()))
-    more = [f"and {len(found) - _MOST_PROBLEMS} more"] if len(found) > _MOST_PROBLEMS else []
-    return None, found[:_MOST_PROBLEMS] + more
+        problems = list(dict.fromkeys(_problem(dict(detail)) for detail in error.errors()))
+    more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+    return None, problems[:_MOST_PROBLEMS] + more
 
 
 _MOST_PROBLEMS = 10
@@ -80,16 +80,16 @@ _PROBLEMS = {
 
 
 def _problem(error: dict[str, Any]) -> str:
-    """What one of pydantic's errors says, in our words."""
-    own = error.get("ctx", {}).get("error")
-    if isinstance(own, InputError):  # a noun's own sentence
-        return str(own).rstrip(".")
+    """The message of one of pydantic's errors, in this project's words."""
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):  # a noun's own sentence
+        return str(cause).rstrip(".")
     where = ".".join(str(part) for part in error["loc"]) or "the top level"
     value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
-    said = error["msg"].replace("Input should be", "must be")
-    return form.format(where=where, value=value) if form else f"{where} {said} (got {value})"
+    message = error["msg"].replace("Input should be", "must be")
+    return form.format(where=where, value=value) if form else f"{where} {message} (got {value})"
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:
@@ -125,7 +125,7 @@ def write(path: str | Path, noun: Any) -> None:
 
 
 def check_file(path: Path, what: str = "file") -> None:
-    """InputError unless there is a plain file: nobody waits for a pipe, or reads a device without end."""
+    """InputError unless the path is a plain file: reading a pipe or a device could block for ever."""
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a {what} in it.")
     if not path.exists():
@@ -210,5 +210,5 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def read(cls: type[Noun], path: str | Path) -> Noun:
-    """Read a noun from a JSON file; InputError says what is wrong with it."""
+    """Read a noun from a JSON file; InputError lists all problems."""
     return from_dict(cls, read_json(path), f"'{path}'")

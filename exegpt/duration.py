@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_text(seconds: float, digits: int = 3) -> str:
-    """A time as sentences and tables have it, to so many digits: `137 s`, `9.63 s`, `87.4 ms`, `8 µs`."""
+    """A time for sentences and tables, to so many digits: `137 s`, `9.63 s`, `87.4 ms`, `8 µs`."""
     if float(f"{seconds:.{digits}g}") >= 1:
         return f"{figure_text(seconds, digits)} s"
     if 0 < seconds < 1e-4:
@@ -41,7 +41,7 @@ def duration_text(seconds: float, digits: int = 3) -> str:
 
 
 def beyond_text(seconds: float, limit_s: float) -> str:
-    """`12.1 s, over 12 s`: a time and the limit that it exceeds, to four digits or as many as tell them apart."""
+    """`12.1 s, over 12 s`: a time and the limit that it exceeds, to four digits or as many as distinguish them."""
     texts = ("", "")
     for digits in range(4, 17):
         texts = (duration_text(seconds, digits), duration_text(limit_s, digits))

@@ -50,7 +50,7 @@ ENGINES = {
         # published throughputs (every fifth by hash); those don't determine the time per iteration: as vLLM's.
         EngineSpec("tensorrt-llm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
         # Time per iteration calibrated on every tenth request of a vLLM 0.19 server's run (benchmarks/silicon.py,
-        # table a); no published measurement tells the others from TensorRT-LLM's, on the same devices.
+        # table a); no published measurement distinguishes the others from TensorRT-LLM's.
         EngineSpec("vllm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.
         EngineSpec("paper"),

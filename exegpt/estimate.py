@@ -1,4 +1,4 @@
-"""Estimate: what a schedule will give, or gave: throughput, latencies, memory, utilisation."""
+"""Estimate: predicted or measured throughput, latencies, memory and utilisation of a schedule."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ class Estimate(Noun):
     throughput_seq_s: float
     throughput_tok_s: float
     latency_s: float | None
-    """At the asked bound's meaning."""
+    """The latency that the bound is about."""
     latency_p50_s: float | None
     latency_p99_s: float | None
     ttft_s: float | None
@@ -25,16 +25,16 @@ class Estimate(Noun):
     ttft_p99_s: float | None
     tpot_p99_s: float | None
     latency_from: Literal["start", "arrival"] = "start"
-    """`start`: the moment the encoding batch that holds the request begins."""
+    """Latencies count from the start of the request's encoding batch, or from its arrival."""
     memory_bytes: tuple[float, ...] = ()
     """Peak per rank."""
     utilisation: tuple[float, ...] = ()
     """Busy fraction per rank."""
     binding: Binding | None = None
-    """What keeps the throughput from being higher."""
+    """What limits the throughput."""
     feasible: bool = True
     violations: tuple[str, ...] = ()
     latency_tail_s: float | None = None
-    """Of the 99.9th percentile of output lengths, which a run's own figure for its longest requests comes close to."""
+    """Of the 99.9th percentile of output lengths: close to a run's latency of its longest requests."""
     extrapolated: tuple[str, ...] = ()
-    """Tables of the profile that were asked outside their grid."""
+    """Tables of the profile that were queried outside their grid."""

@@ -228,7 +228,7 @@ def _size(value: Any, what: str, most: int = MAX_SIZE) -> int:
 
 @dataclass(frozen=True)
 class _Config:
-    """A `config.json` whose sizes are checked as they are asked for, by the file's own names."""
+    """A `config.json` whose sizes are checked on access, by the file's own names."""
 
     values: dict[str, Any]
     name: str

@@ -93,15 +93,15 @@ def resolve(name: str, known: Mapping[str, str]) -> Named:
     words = _plain(text).split("-")
     quantised = [word for word in words if _QUANTISED.fullmatch(word)]
     plain = "-".join(word for word in words if word not in quantised and word != "dynamic")
-    found = _derived(plain) or _tuned(plain, known)
-    if found and quantised:
+    resolved = _derived(plain) or _tuned(plain, known)
+    if resolved and quantised:
         way = "--dtype fp8" if quantised == ["fp8"] else "the dtype that comes nearest"
         raise InputError(
             f"'{name}' is a quantised checkpoint ({', '.join(quantised)}), which can't be read: plan its original, "
-            f"--model {found.builtin}, with {way}."
+            f"--model {resolved.builtin}, with {way}."
         )
-    if found:
-        return found
+    if resolved:
+        return resolved
     for pattern, what in _UNSUPPORTED:
         if re.search(pattern, plain):
             raise InputError(f"'{name}' is not supported: {what}; `exegpt list models` shows what can be planned.")
@@ -112,9 +112,9 @@ def _plain(text: str) -> str:
     """The name without its owner, in the built-in names' spelling: `meta-llama-3.1-8b` and `llama3.1:8b` become
     `llama-3.1-8b`.
     """
-    own = text.rstrip("/").rsplit("/", 1)[-1].replace(":", "-")
-    own = re.sub(r"(?<=\d)_(?=\d)", ".", own).replace("_", "-")
-    return re.sub(r"^(meta-)?llama-?(?=\d)", "llama-", own)
+    name = text.rstrip("/").rsplit("/", 1)[-1].replace(":", "-")
+    name = re.sub(r"(?<=\d)_(?=\d)", ".", name).replace("_", "-")
+    return re.sub(r"^(meta-)?llama-?(?=\d)", "llama-", name)
 
 
 def _derived(plain: str) -> Named | None:
@@ -128,10 +128,10 @@ def _derived(plain: str) -> Named | None:
 
 def _tuned(plain: str, known: Mapping[str, str]) -> Named | None:
     """The built-in model behind `-Instruct` and the like."""
-    own = {_plain(key): name for key, name in known.items()}
-    bare = {_without_tuning(key): name for key, name in own.items()}
-    found = own.get(plain) or bare.get(_without_tuning(plain))
-    return Named(found) if found else None
+    plain_names = {_plain(key): name for key, name in known.items()}
+    bare = {_without_tuning(key): name for key, name in plain_names.items()}
+    name = plain_names.get(plain) or bare.get(_without_tuning(plain))
+    return Named(name) if name else None
 
 
 def _without_tuning(plain: str) -> str:
@@ -140,8 +140,8 @@ def _without_tuning(plain: str) -> str:
 
 def _hint(plain: str, known: Mapping[str, str]) -> str:
     names: Iterable[str] = difflib.get_close_matches(plain, [*map(_plain, known)], n=5, cutoff=_NEAR)
-    own = {_plain(key): name for key, name in known.items()}
-    near = list(dict.fromkeys(own[name] for name in names))[:3]
+    plain_names = {_plain(key): name for key, name in known.items()}
+    near = list(dict.fromkeys(plain_names[name] for name in names))[:3]
     if near:
         return f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}."
     return "`exegpt list models` shows those that are built in, and a directory with a config.json is read too."

@@ -1,4 +1,4 @@
-"""What all nouns share: a document that holds a key they don't know is refused, not half read."""
+"""Base of all nouns: documents with unknown keys are refused."""
 
 from typing import ClassVar
 

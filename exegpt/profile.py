@@ -1,4 +1,4 @@
-"""Profile: how long one layer, the embedding, the head and the engine take, as tables over a measured grid."""
+"""Profile: times of one layer, the embedding, the head and the engine, as tables over a measured grid."""
 
 import bisect
 import functools
@@ -23,8 +23,8 @@ class Table(Noun):
 
     `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
     `spread` their relative interquartile ranges, where they were measured. `filled` are the places in `values` that
-    complete the rectangle without having been measured. Beyond the grid the outermost cell's slope goes on; `covers`
-    tells whether a query needed that, or a filled value.
+    complete the rectangle without having been measured. Beyond the grid the outermost cell's slope is extrapolated;
+    `covers` returns False for queries that need that, or a filled value.
     """
 
     axes: tuple[str, ...]
@@ -56,16 +56,16 @@ class Table(Noun):
             return max(self.values[0], 0.0)
         if len(points) == 1:
             x = np.asarray(at[0], dtype=np.float64, order="C")
-            found = np.empty(x.shape)
-            linear(points[0], values, x, found)
-            return found
+            seconds = np.empty(x.shape)
+            linear(points[0], values, x, seconds)
+            return seconds
         if len(points) == 2:
             x, y = (np.asarray(a, dtype=np.float64, order="C") for a in at)
             if x.shape != y.shape:
                 x, y = _broadcast(x, y)
-            found = np.empty(x.shape)
-            bilinear(points[0], points[1], values, x, y, found)
-            return found
+            seconds = np.empty(x.shape)
+            bilinear(points[0], points[1], values, x, y, seconds)
+            return seconds
         lower, fraction = [], []
         for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
             if len(p) == 1:  # an axis with one point: constant along it
@@ -86,7 +86,7 @@ class Table(Noun):
         return np.maximum(total, 0.0)
 
     def at(self, *where: float) -> float:
-        """Seconds at one point: what calling the table gives, without the cost of arrays."""
+        """Seconds at one point: the same as calling the table, without the cost of arrays."""
         points, values = self._grid
         if len(points) == 1:
             return linear_at(points[0], values, *where)

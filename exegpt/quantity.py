@@ -1,11 +1,11 @@
-"""Numbers as people read them: three significant digits, thousands apart, never an exponent."""
+"""Numbers for people: three significant digits, thousands separators, never an exponent."""
 
 import math
 
 NOTHING = "–"
-"""What stands where there is no number."""
+"""Text for a missing number."""
 _CAP = 10.0
-"""A greater relative error is only called so."""
+"""Relative errors beyond this are printed as `> 10x`."""
 
 
 def figure_text(value: float | None, digits: int = 3) -> str:

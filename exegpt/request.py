@@ -1,4 +1,4 @@
-"""Request and Result: what comes in and what goes out, one JSON line each (docs: the commands' files)."""
+"""Request and Result: the runner's input and output, one JSON line each."""
 
 import zlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 @dataclass(frozen=True)
 class Request(Noun):
-    """One prompt to continue: greedily, unless a temperature is asked for."""
+    """One prompt to continue; greedy by default."""
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -21,15 +21,15 @@ class Request(Noun):
     arrival_s: float = 0.0
     """Seconds since the run began."""
     temperature: float = 0.0
-    """What logits are divided by before a token is drawn; 0 takes the likeliest one."""
+    """Divisor of the logits; 0: greedy."""
     top_k: int = 0
-    """Only so many of the likeliest tokens are drawn from; 0: all."""
+    """Sample from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Of those, only the likeliest that together have this share of the probability."""
+    """Of those, keep the likeliest that together have this share of the probability."""
     repetition_penalty: float = 1.0
-    """By how much tokens that the prompt or the output has already are less likely."""
+    """Penalty of tokens that are already in the prompt or the output; 1: none."""
     seed: int | None = None
-    """Of what is drawn, which depends on nothing else; None: one made of the id."""
+    """Seed of the sampling, which depends on nothing else; None: a hash of the id."""
 
     @property
     def greedy(self) -> bool:
@@ -38,18 +38,18 @@ class Request(Noun):
 
     @property
     def own_seed(self) -> int:
-        """The seed, given or made of the id."""
+        """The seed, or a hash of the id."""
         return zlib.crc32(self.id.encode()) if self.seed is None else self.seed
 
     @property
     def lengths(self) -> RequestLengths:
-        """What a simulator needs to know of it: an output as long as is allowed."""
+        """Its lengths for the simulator, with an output as long as allowed."""
         return RequestLengths(len(self.prompt_ids), self.max_tokens, self.arrival_s)
 
 
 @dataclass(frozen=True)
 class Result(Noun):
-    """What became of a request. Times in seconds since the run began."""
+    """The outcome of a request. Times in seconds since the run began."""
 
     id: str
     prompt_tokens: int

@@ -15,7 +15,7 @@ PolicyName = Literal["static", "hybrid", "orca", "chunked", "rra", "waa-c", "waa
 Bound = Literal["p99-length", "p99-queries"]
 
 BLOCK_SIZE = 16
-"""Tokens per KV block, unless a schedule says otherwise."""
+"""Default number of tokens per KV block."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Stage(Noun):
 
 @dataclass(frozen=True)
 class ProfileReference(Noun):
-    """Which profile a schedule stands on."""
+    """The profile for which a schedule was tuned."""
 
     source: str
     fingerprint: str
@@ -48,7 +48,7 @@ class ModelReference(Noun):
 
 @dataclass(frozen=True)
 class Schedule(Noun):
-    """What the scheduler found and the runner enforces. A variable that a policy doesn't have is None."""
+    """The result of the scheduler, which the runner enforces. Variables that the policy doesn't have are None."""
 
     version: int
     policy: PolicyName
@@ -158,10 +158,10 @@ def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
     """Whether stages hold so many layers, each at least one; none at all where there are none."""
     if not layers:
         return not any(held)
-    parts = [one for one in held if one is not None]
+    parts = [part for part in held if part is not None]
     edges = [0, *(stop for _, stop in parts)]
-    whole = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
-    return whole and parts == list(itertools.pairwise(edges))
+    covered = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
+    return covered and parts == list(itertools.pairwise(edges))
 
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

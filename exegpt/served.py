@@ -1,6 +1,6 @@
-"""Served requests: when each one started, gave its first token and finished; what their latencies come to.
+"""Served requests: times of start, first token and finish of each one; their summary.
 
-The event simulator and the runner both report in this form, so that predicted and measured are the same arithmetic.
+The event simulator and the runner both report in this form, so that one arithmetic covers prediction and measurement.
 """
 
 from collections.abc import Sequence
@@ -67,15 +67,15 @@ def latencies(served: Sequence[Served], since: str) -> dict[str, np.ndarray]:
 
 
 def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
-    """Of each request [n], whether it is among those that a bound on the 99th-percentile length is about: its output's
-    length lies between the 98th and the 100th percentile of all.
+    """Of each request [n], whether a bound on the 99th-percentile length is about it: its output's length lies between
+    the 98th and the 100th percentile of all.
     """
     long: np.ndarray = output_tokens >= np.percentile(output_tokens, 98)
     return long
 
 
 BOUND_QUANTILES = {"p99-length": 0.95, "p99-queries": 0.99}
-"""The share of the requests that a bound is about whose latency must meet it."""
+"""Share of the requests within a bound's scope whose latency must meet it."""
 
 
 def bound_latency(served: Sequence[Served], bound: Bound, since: str) -> float | None:
@@ -89,8 +89,8 @@ def bound_latency(served: Sequence[Served], bound: Bound, since: str) -> float |
 
 def _bound_latency(columns: ServedColumns, bound: Bound, since: str) -> float:
     latency = columns.latencies(since)["latency"]
-    asked = latency[long_outputs(columns.output_tokens)] if bound == "p99-length" else latency
-    return float(np.percentile(asked, 100 * BOUND_QUANTILES[bound]))
+    in_scope = latency[long_outputs(columns.output_tokens)] if bound == "p99-length" else latency
+    return float(np.percentile(in_scope, 100 * BOUND_QUANTILES[bound]))
 
 
 def summarise(
@@ -150,4 +150,4 @@ def steady_tokens_s(served: Sequence[Served]) -> float | None:
         if s.output_tokens > 1:
             overlap = min(s.finish_s, end) - max(s.first_token_s, begin)
             total += max(0.0, overlap) / (s.finish_s - s.first_token_s) * (s.output_tokens - 1)
-    return total / (end - begin) if total else None  # a moment between two batches is no steady state
+    return total / (end - begin) if total else None  # the gap between two batches is no steady state

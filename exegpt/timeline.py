@@ -1,4 +1,4 @@
-"""Timeline: who did what when, in one form for the simulator and the runner."""
+"""Timeline: spans of work by device, in one form for the simulator and the runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Phase = Literal["encode", "decode", "mixed", "overhead"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work of one device. Times in seconds since the timeline began."""
+    """One micro-batch on one device. Times in seconds since the timeline began."""
 
     device: int
     stage: int

@@ -38,7 +38,7 @@ Note = Callable[[str], None]
 
 
 def silent(_: str) -> None:
-    """Drop a note: whoever asks for none reads the file's columns by itself."""
+    """Drop a note."""
 
 
 def parse_rate(text: str) -> float:
@@ -92,11 +92,11 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     if path.suffix not in SUFFIXES:
         raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
     rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
-    lengths, moments, found = _lengths(rows, columns or {}, path)
+    lengths, moments, names = _lengths(rows, columns or {}, path)
     served = [i for i, (_, output) in enumerate(lengths) if output]
-    if not found or not served:
+    if not names or not served:
         raise InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
-    for text in found.notes:
+    for text in names.notes:
         note(text)
     if len(served) < len(lengths):
         note(f"'{path}': {len(lengths) - len(served):,} of {len(lengths):,} rows have no output and are left out")
@@ -104,7 +104,7 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
         moments = [moments[i] for i in served] if moments else []
     if not moments:
         return [RequestLengths(*pair) for pair in lengths]
-    seconds = _seconds(moments, found, path)
+    seconds = _seconds(moments, names, path)
     first = min(seconds)
     return [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
 
@@ -115,17 +115,17 @@ def _lengths(
     """(input, output) of every row, their arrivals as they stand there where a column has them, and the columns."""
     lengths: list[tuple[int, int]] = []
     moments: list[float | Date] = []
-    found = None
+    names = None
     for count, (number, row) in enumerate(rows):
         if count == MAX_ROWS:
             raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
-        found = found or find_columns([name for name in row if name is not None], asked, path)
+        names = names or find_columns([name for name in row if name is not None], asked, path)
         where = f"'{path}', row {number}, column"
-        input = _length(row.get(found.input), f"{where} '{found.input}'", 1)
-        lengths.append((input, _length(row.get(found.output), f"{where} '{found.output}'", 0)))
-        if found.arrival:
-            moments.append(_moment(row.get(found.arrival), f"{where} '{found.arrival}'"))
-    return lengths, moments, found
+        input = _length(row.get(names.input), f"{where} '{names.input}'", 1)
+        lengths.append((input, _length(row.get(names.output), f"{where} '{names.output}'", 0)))
+        if names.arrival:
+            moments.append(_moment(row.get(names.arrival), f"{where} '{names.arrival}'"))
+    return lengths, moments, names
 
 
 def _seconds(moments: list[float | Date], columns: Columns, path: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""Workload: how long requests and answers are (paper section 2; S_E and S_D), and when they arrive."""
+"""Workload: lengths of inputs and outputs (paper section 2; S_E and S_D), and arrivals."""
 
 import functools
 import math
@@ -18,7 +18,9 @@ MAX_TOKENS = 10_000_000
 
 @dataclass(frozen=True)
 class LengthDistribution(Noun):
-    """A law over lengths in tokens: `lengths` (increasing, at least 1) with their `probabilities` (summing to 1)."""
+    """A distribution over lengths in tokens: `lengths` (increasing, at least 1) with their `probabilities` (summing to
+    1).
+    """
 
     lengths: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -86,7 +88,7 @@ class LengthDistribution(Noun):
 
     @staticmethod
     def from_samples(samples: Iterable[int] | Array) -> "LengthDistribution":
-        """The empirical law of observed lengths."""
+        """The empirical distribution of observed lengths."""
         values = np.asarray(list(samples) if not isinstance(samples, np.ndarray) else samples, dtype=np.int64)
         return LengthDistribution._collect(values, np.ones(len(values)))
 
@@ -94,8 +96,8 @@ class LengthDistribution(Noun):
     def truncated_normal(mean: float, std: float, max: int, fit: bool = True) -> "LengthDistribution":
         """A normal truncated to (0, max], in whole tokens: P(s) is the normal's weight in (s-1, s].
 
-        With `fit`, the parent's moments are chosen so that the discrete law has the asked mean and deviation; where
-        no truncated normal has them (or without `fit`), `mean` and `std` are the parent's (docs/theory.md).
+        With `fit`, the parent's moments are chosen so that the discrete distribution has the asked mean and deviation;
+        where no truncated normal has them (or without `fit`), `mean` and `std` are the parent's (docs/theory.md).
         """
         parent = _fit_parent(mean, std, max) if fit else None
         s, p = _discrete_normal(*(parent or (mean, std)), max)
@@ -121,10 +123,10 @@ def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | Non
         return np.array([m - mean, math.sqrt(max(s**2 @ p - m * m, 0.0)) - std])
 
     bounds = ([-20.0 * most, -5.0], [20.0 * most, math.log(20.0 * most)])
-    found = least_squares(miss, [mean, math.log(std)], bounds=bounds, xtol=1e-14, ftol=1e-14, gtol=1e-14)
-    if np.abs(found.fun).max() > 1e-3:
+    fit = least_squares(miss, [mean, math.log(std)], bounds=bounds, xtol=1e-14, ftol=1e-14, gtol=1e-14)
+    if np.abs(fit.fun).max() > 1e-3:
         return None
-    return float(found.x[0]), math.exp(found.x[1])
+    return float(fit.x[0]), math.exp(fit.x[1])
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,9 @@ class RequestLengths(Noun):
 
 @dataclass(frozen=True)
 class Workload(Noun):
-    """The laws of input and output length, and where known the requests themselves and their rate of arrival.
+    """The distributions of input and output length, and where known the requests themselves and their rate of arrival.
 
-    The analysis takes the two laws as independent; `requests` keeps the pairs for a replay.
+    The analysis takes the two distributions as independent; `requests` keeps the pairs for a replay.
     """
 
     name: str
@@ -168,7 +170,7 @@ class Workload(Noun):
             raise InputError(f"Workload '{self.name}' has the arrival rate {self.arrival_rate}: it must be above 0.")
 
     @property
-    def laws(self) -> "Workload":
+    def without_requests(self) -> "Workload":
         """This workload without its request list: what a schedule file carries."""
         return replace(self, requests=None)
 
@@ -183,7 +185,7 @@ class Workload(Noun):
         return float(np.corrcoef(pairs.T)[0, 1])
 
     def draw(self, n: int, seed: int = 0, context: int | None = None) -> tuple[RequestLengths, ...]:
-        """`n` requests: from the list where there is one (in order, around again), else from the laws.
+        """`n` requests: from the list where there is one (in order, around again), else from the distributions.
 
         With `context`, a request that is longer is clipped to it, the output first.
         """
@@ -214,7 +216,7 @@ class Workload(Noun):
 
     @staticmethod
     def fixed(input: int, output: int) -> "Workload":
-        """Every request alike, as `2048/256` asks."""
+        """Equal requests, as in `2048/256`."""
         return Workload(f"{input}/{output}", LengthDistribution.fixed(input), LengthDistribution.fixed(output), output)
 
     def scaled_to(self, context: int) -> tuple["Workload", float, float]:
@@ -222,14 +224,14 @@ class Workload(Noun):
         fits into `context` tokens.
 
         Returns the workload, the factor, and the share of requests that are longer still: those of a list are clipped
-        here, those drawn from laws when they are drawn.
+        here, those drawn from distributions when they are drawn.
         """
         factor = min(1.0, context / self._total_quantile(0.99))
         if not self.requests:
             input, output = self.input.scaled(factor), self.output.scaled(factor)
             p99 = max(1, round(self.p99_output * factor))
             scaled = replace(self, input=input, output=output, p99_output=p99)
-            return scaled, factor, float(scaled._total_law()[context + 1 :].sum())
+            return scaled, factor, float(scaled._total_lengths()[context + 1 :].sum())
         rows = [
             replace(r, input=max(1, round(r.input * factor)), output=max(1, round(r.output * factor)))
             for r in self.requests
@@ -238,7 +240,7 @@ class Workload(Noun):
         scaled = replace(Workload.from_requests(self.name, clipped), arrival_rate=self.arrival_rate)
         return scaled, factor, sum(a != b for a, b in zip(rows, clipped, strict=True)) / len(rows)
 
-    def _total_law(self) -> Array:
+    def _total_lengths(self) -> Array:
         """Probability of each input + output, 0 first, were the two independent."""
         a, b = np.zeros(self.input.max + 1), np.zeros(self.output.max + 1)
         a[np.asarray(self.input.lengths)] = self.input.p
@@ -251,7 +253,7 @@ class Workload(Noun):
         """The `q` quantile of input + output."""
         if self.requests:
             return float(np.quantile([r.input + r.output for r in self.requests], q))
-        return float(np.searchsorted(np.cumsum(self._total_law()), q))
+        return float(np.searchsorted(np.cumsum(self._total_lengths()), q))
 
 
 _TASKS = {  # paper, Table 3: input mean, std, max; output mean, std, 99th percentile, max

@@ -6,7 +6,7 @@ from numba import njit, prange
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import compiled
 
-_PIECE = 512
+_CHUNK = 512
 """Logits looked at together."""
 
 
@@ -27,10 +27,10 @@ def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
 @njit
 def place_of_greatest(line):  # type: ignore[no-untyped-def]
     """The place of a line's greatest value, the first where several are equal."""
-    # The greatest of each piece in vector registers, then the place in the winning piece alone.
+    # The greatest of each chunk in vector registers, then its place within the winning chunk.
     top, first = line[0], 0
-    for start in range(0, len(line), _PIECE):
-        value = greatest(line[start : start + _PIECE])
+    for start in range(0, len(line), _CHUNK):
+        value = greatest(line[start : start + _CHUNK])
         if value > top:
             top, first = value, start
     while first < len(line) - 1 and line[first] != top:

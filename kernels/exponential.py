@@ -16,8 +16,8 @@ def exp(x):  # type: ignore[no-untyped-def]
     Relative error below 3e-7 for |x| < 1 and below 1e-5 within [-87, 88]; beyond, the value at the border.
     """
     y = min(max(x * _LOG2_E, np.float32(-126)), np.float32(127))
-    whole = np.floor(y + np.float32(0.5))
-    f = y - whole
+    rounded = np.floor(y + np.float32(0.5))
+    f = y - rounded
     power = _C7
     power = power * f + _C6
     power = power * f + _C5
@@ -26,5 +26,5 @@ def exp(x):  # type: ignore[no-untyped-def]
     power = power * f + _C2
     power = power * f + _C1
     power = power * f + np.float32(1)
-    exponent = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    exponent = (np.int32(rounded) + np.int32(127)) << np.int32(23)
     return power * np.int32(exponent).view(np.float32)

@@ -14,7 +14,7 @@ def _probe():  # type: ignore[no-untyped-def]
 
 
 INTERPRETED = isinstance(_probe, InterpretedFunction)
-"""Whether kernels run in Triton's interpreter, on the processor: TRITON_INTERPRET was 1 when Triton was imported."""
+"""Whether kernels run in Triton's interpreter, on the CPU: TRITON_INTERPRET was 1 when Triton was imported."""
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 

@@ -1,7 +1,7 @@
 """Blocks of the paged cache into a contiguous buffer, to be sent, and out of one.
 
 A cache is given as its tensors, all layers' keys and values, each [blocks, ...], or as the same KV heads of each: a
-block's part in one piece. Parts are equally large, and as far apart in one tensor as in the others. A buffer is
+block's part contiguously. Parts are equally large, and as far apart in one tensor as in the others. A buffer is
 contiguous, [tensors, n, part], `part` being the elements of one block's part. Blocks are int64 [n], on the cache's
 device.
 """

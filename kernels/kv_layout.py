@@ -1,4 +1,4 @@
-"""How keys and values lie in the paged cache; the one place that tells the devices' layouts apart.
+"""The layouts of keys and values in the paged cache, by device; nothing else depends on the device's layout.
 
 Values are [blocks, kv_heads, block_size, head_size] everywhere, and on a GPU keys are like them: a token's key is
 written as one row, and other libraries read it (FlashInfer's `HND` layout). The CPU's kernel multiplies by a block of

@@ -12,7 +12,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     """Store k and v, each [tokens, kv_heads, head_size], at their tokens' slots, int64 [tokens].
 
     Slot s is place s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size],
-    `keys` of the shape that `kv_layout.key_shape` tells.
+    `keys` has the shape of `kv_layout.key_shape`.
     """
     if device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu

@@ -1,4 +1,4 @@
-"""Matrix products whose weights are packed once for the processor's vector units."""
+"""Matrix products whose weights are packed once for the CPU's vector units."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ _BATCH_HINT = 16
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch has oneDNN's packed product for `dtype` on this processor."""
+    """Whether this build of torch has oneDNN's packed product for `dtype` on this CPU."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
         return False

@@ -45,7 +45,7 @@ def layer_norm(
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`layer_norm` in plain PyTorch, and on the processor."""
+    """`layer_norm` in plain PyTorch, and on the CPU."""
     return F.layer_norm(x if residual is None else residual.add_(x), weight.shape, weight, bias, epsilon)
 
 

@@ -1,6 +1,6 @@
-"""Sampling on the processor, compiled by numba: `sampling.sample_reference` without sorting.
+"""Sampling on the CPU, compiled by numba: `sampling.sample_reference` without sorting.
 
-The greatest logit of every piece of a row says where to look: few pieces hold the k greatest, or what is left of the
+The greatest logit of every chunk of a row shows where to search: few chunks hold the k greatest, or what is left of the
 mass once negligible logits are put aside. Of few tokens the times are made one by one, of many eight at a time.
 """
 
@@ -17,7 +17,7 @@ _W0, _W1 = (np.uint64(w) for w in WEYL)
 _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32(MOST)
 _GROUPS = 256
-_PIECE = 64
+_CHUNK = 64
 """Logits of which the greatest is kept."""
 _SUMMED = 1024
 _FEW = 8
@@ -83,21 +83,21 @@ def _draw_of(x, places, seed, position):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _piece_tops(x):  # type: ignore[no-untyped-def]
-    """The greatest value of each piece of x."""
-    tops = np.empty(-(-len(x) // _PIECE), np.float32)
-    for piece in range(len(tops)):
-        tops[piece] = greatest(x[piece * _PIECE : (piece + 1) * _PIECE])
+def _chunk_tops(x):  # type: ignore[no-untyped-def]
+    """The greatest value of each chunk of x."""
+    tops = np.empty(-(-len(x) // _CHUNK), np.float32)
+    for chunk in range(len(tops)):
+        tops[chunk] = greatest(x[chunk * _CHUNK : (chunk + 1) * _CHUNK])
     return tops
 
 
 @njit(error_model="numpy")
 def _places(x, tops, least):  # type: ignore[no-untyped-def]
-    """Where x is at least so much, by looking into the pieces whose tops are."""
+    """Where x is at least so much, by looking into the chunks whose tops are."""
     places, count = np.empty(len(x), np.int32), 0
-    for piece in range(len(tops)):
-        if tops[piece] >= least:
-            for place in range(piece * _PIECE, min((piece + 1) * _PIECE, len(x))):
+    for chunk in range(len(tops)):
+        if tops[chunk] >= least:
+            for place in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, len(x))):
                 if x[place] >= least:
                     places[count] = place
                     count += 1
@@ -106,7 +106,7 @@ def _places(x, tops, least):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _kth_greatest(x, tops, k):  # type: ignore[no-untyped-def]
-    """The k-th greatest value of x, or its least finite one: k pieces have a value that is no less than the k-th of
+    """The k-th greatest value of x, or its least finite one: k chunks have a value that is no less than the k-th of
     their tops."""
     bound = np.sort(tops)[len(tops) - k] if k <= len(tops) else _LOWEST
     return _least_kept(x[_places(x, tops, max(bound, _LOWEST))], k, 0.0)
@@ -182,7 +182,7 @@ def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, slot
             out[row] = place_of_greatest(x)
             continue
         x = x / temperature[row]
-        tops, least = _piece_tops(x), _LOWEST
+        tops, least = _chunk_tops(x), _LOWEST
         if greatest(tops) == -np.inf:
             out[row] = 0
             continue

@@ -7,19 +7,19 @@ import torch
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 _asked = torch.get_num_threads()
-numba.get_num_threads()  # numba's first call tells OpenMP, and so torch, to use every processor
+numba.get_num_threads()  # numba's first call makes OpenMP, and so torch, use every CPU
 torch.set_num_threads(_asked)
 
 
 def follow_torch() -> None:
-    """Let numba use as many threads as torch does (at most the processors that numba found)."""
+    """Let numba use as many threads as torch does (at most the CPUs that numba found)."""
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     if numba.get_num_threads() != threads:
         numba.set_num_threads(threads)
 
 
 def compiled(x: torch.Tensor) -> bool:
-    """Whether the kernels compiled by numba take this tensor: float32 on the processor. Makes the threads agree."""
+    """Whether the kernels compiled by numba take this tensor: float32 on the CPU. Makes the threads agree."""
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     follow_torch()

@@ -41,8 +41,8 @@ _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link
 
 def systems_folder() -> Path | None:
     """The installed package's folder of tables; None where it isn't installed."""
-    found = importlib.util.find_spec(_PACKAGE)
-    places = found.submodule_search_locations if found else None
+    package = importlib.util.find_spec(_PACKAGE)
+    places = package.submodule_search_locations if package else None
     return Path(next(iter(places))) / "systems" if places else None
 
 
@@ -98,14 +98,14 @@ def aiconfigurator_profile(
 
 
 def _find(folder: Path | None) -> Path:
-    found = folder or systems_folder()
-    if found is None:
+    systems = folder or systems_folder()
+    if systems is None:
         raise InputError(
             "The package aiconfigurator is not installed: `pip install exegpt[gpu-data]`, or name its systems folder."
         )
-    if not (found / "data").is_dir():
-        raise InputError(f"'{found}' is not a systems folder of aiconfigurator: it has no folder 'data'.")
-    return found
+    if not (systems / "data").is_dir():
+        raise InputError(f"'{systems}' is not a systems folder of aiconfigurator: it has no folder 'data'.")
+    return systems
 
 
 @dataclass
@@ -157,19 +157,19 @@ def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: s
         return Products.of(m, n, k, rows["latency"] * _MS, *rates)
 
     half = products("bfloat16", "bf16")
-    own = half if dtype != "fp8" else products(_GEMM_DTYPES[dtype], dtype)
+    measured = half if dtype != "fp8" else products(_GEMM_DTYPES[dtype], dtype)
     # An 8-bit product was measured with a kernel that quantises its input first. With TensorRT-LLM's static scales the
     # norm or activation before does that: what the least 8-bit product takes beyond the least 16-bit one is left out.
-    apart = max(own.floor_s - half.floor_s, 0.0) if tables.engine == "trtllm" else 0.0
+    quantising = max(measured.floor_s - half.floor_s, 0.0) if tables.engine == "trtllm" else 0.0
     attention = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}.get(kv_dtype, kv_dtype)
     encode = _attention(tables, "context", model.head_size, attention)
     decode = _attention(tables, "generation", model.head_size, attention)
     reduce = _collective(tables.columns("comm", "custom_allreduce"))
     gather = _collective(tables.columns("comm", "nccl", engine="nccl", op_name="all_gather", nccl_dtype="half"))
     return Operators(
-        rows=own.rows,
-        product=lambda n, k: own.seconds(n, k) - apart,
-        head_product=lambda n, k: np.interp(own.rows, half.rows, half.seconds(n, k)),
+        rows=measured.rows,
+        product=lambda n, k: measured.seconds(n, k) - quantising,
+        head_product=lambda n, k: np.interp(measured.rows, half.rows, half.seconds(n, k)),
         moved=lambda size: half.floor_s + size / half.reached_bytes_s,
         encode_attention=lambda heads, kv_heads: table_for(encode, heads, kv_heads),
         decode_attention=lambda heads, kv_heads: table_for(decode, heads, kv_heads),
@@ -225,16 +225,18 @@ def _collective(rows: dict[str, Array]) -> dict[int, Table]:
     graphs = {s for s in sources if s.endswith("_graph")}
     if graphs:
         kept &= np.isin(rows["kernel_source"].astype(str), sorted(graphs))
-    found = {}
+    tables = {}
     for devices in np.unique(rows["num_gpus"][kept]):
-        own = kept & (rows["num_gpus"] == devices)
+        measured = kept & (rows["num_gpus"] == devices)
         best: dict[float, float] = {}
-        for size, latency in zip(rows["message_size"][own].tolist(), rows["latency"][own].tolist(), strict=True):
+        for size, latency in zip(
+            rows["message_size"][measured].tolist(), rows["latency"][measured].tolist(), strict=True
+        ):
             bytes_ = float(size) * _ELEMENT_BYTES
             best[bytes_] = min(latency * _MS, best.get(bytes_, np.inf))
         sizes = tuple(sorted(best))
-        found[int(devices)] = Table(("bytes",), (sizes,), tuple(best[s] for s in sizes))
-    return found
+        tables[int(devices)] = Table(("bytes",), (sizes,), tuple(best[s] for s in sizes))
+    return tables
 
 
 def _seconds(tables: dict[int, Table], size: Array, tp: int) -> Array:

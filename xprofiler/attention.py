@@ -1,4 +1,4 @@
-"""The attention kernel alone, over caches as cold as the runner finds them."""
+"""Times of the attention kernel, over caches as cold as in a run."""
 
 import itertools
 from collections.abc import Callable
@@ -10,22 +10,21 @@ import torch
 from exegpt.kernels.attention import attention, make_work_list
 from exegpt.model import ModelSpec
 from exegpt.models.cache import KVCache
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from exegpt.schedule import BLOCK_SIZE
 
 COLD_BYTES = 2**28
-"""A pool of this size outgrows the processor's caches: between two visits of one layer's cache the runner reads all
-the weights, so a block is never still there."""
+"""A pool of this size outgrows the CPU's caches. In a run all weights are read between two uses of one layer's KV
+cache, so its blocks are never cached."""
 
 
 _LAYERS = 2
-"""Layers whose queries and outputs take turns: the kernel finds neither in the first caches, as after a layer's
-products."""
+"""Layers whose queries and outputs alternate: neither is in the nearest caches, as after a layer's matrix products."""
 
 
 class AttentionProbe:
     """Calls the attention kernel of one layer over a pool that holds `batch` sequences of `length` tokens, or more, in
-    the memory that a `KVCache` has, block after block as a `BlockPool` hands them out. Every call takes other blocks
+    the memory that a `KVCache` has, block after block as a `BlockPool` allocates them. Every call takes other blocks
     than the one before, and reads queries and writes outputs that lie as they do in a layer: queries beside keys and
     values, both out of the nearest caches.
     """
@@ -36,7 +35,7 @@ class AttentionProbe:
         batch: int,
         length: int,
         dtype: str = "fp32",
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ):
         block_bytes = BLOCK_SIZE * model.kv_bytes(1, dtype)
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)

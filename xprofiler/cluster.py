@@ -8,13 +8,13 @@ import torch
 
 from exegpt import document
 from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from xprofiler import machine
 from xrunner.comm.ranks import Ranks
 
 
-def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = PROCESSOR) -> ClusterSpec:
-    """A device per rank: a GPU, or a share of its node's processors and memory. Its rates are those of the median rank
+def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = CPU) -> ClusterSpec:
+    """A device per rank: a GPU, or a share of its node's CPUs and memory. Its rates are those of the median rank
     while all ranks compute. All ranks must call it (about a second).
     """
     local = machine.local(on)

@@ -1,4 +1,4 @@
-"""What moving data between the ranks of a job costs: the all-reduce of hidden states, point-to-point sends, copies."""
+"""Times of moving data between the ranks of a job: all-reduces of hidden states, point-to-point sends, copies."""
 
 import torch
 
@@ -14,7 +14,7 @@ _COPY_BYTES = 2**26
 
 HOST_COPY = Grid("host_copy", ("bytes",), ((_COPY_BYTES,),))
 ALONE = Table(("bytes",), ((1.0,),), (0.0,))
-"""One device sends nothing."""
+"""The send table of a single device."""
 
 
 def time_all_reduce(links: Links, reduce: Reduce | None, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:
@@ -28,17 +28,17 @@ def time_all_reduce(links: Links, reduce: Reduce | None, rows: int, hidden: int,
 
 
 def pairs(ranks: Ranks) -> dict[str, tuple[int, int]]:
-    """Which two ranks measure each kind of link that the job has: those of neighbouring pipeline stages."""
-    found = {}
+    """The two ranks that measure each kind of link of the job: those of neighbouring pipeline stages."""
+    by_link = {}
     if ranks.per_node > 1:
-        found["send"] = (ranks.nodes[0][0], ranks.nodes[0][1])
+        by_link["send"] = (ranks.nodes[0][0], ranks.nodes[0][1])
     if len(ranks.nodes) > 1:
-        found["send_between_nodes"] = (ranks.nodes[0][-1], ranks.nodes[1][0])
-    return found
+        by_link["send_between_nodes"] = (ranks.nodes[0][-1], ranks.nodes[1][0])
+    return by_link
 
 
 def link_grids(ranks: Ranks) -> tuple[Grid, ...]:
-    """What is measured about the job's links, once each in every pass."""
+    """The grids of the job's links, each measured once per pass."""
     sends = tuple(Grid(name, ("bytes",), (_BYTES,)) for name in pairs(ranks))
     return (*sends, HOST_COPY) if ranks.size > 1 else ()
 
@@ -68,7 +68,7 @@ def _time_copy(size: int) -> Timing:
 
 
 def sends(recorder: Recorder, ranks: Ranks) -> tuple[Table, Table]:
-    """The tables of sends within a node and between nodes; where the job has one kind of link alone, both are that."""
+    """The tables of sends within a node and between nodes; with one kind of link both are the same."""
     grids = {grid.table: grid for grid in link_grids(ranks)}
     tables = {name: recorder.compiled(grids[name]) for name in pairs(ranks)}
     within = tables.get("send") or tables.get("send_between_nodes") or ALONE
@@ -83,9 +83,9 @@ def host_copy(recorder: Recorder, ranks: Ranks) -> dict[str, str]:
 
 
 def link(table: Table, share: float = 1.0) -> LinkSpec:
-    """The link that a table over bytes tells of, `share` bytes of traffic per byte asked: the smallest message's time,
-    and the largest's bytes per second beyond that.
+    """The link of a table over bytes, with `share` bytes of traffic per byte of a message. Latency: the smallest
+    message's time; bandwidth: the largest's bytes over its time beyond that.
     """
-    (sizes,), (latency, *_, whole) = table.points, table.values
-    carrying = whole - latency if whole > latency else whole
+    (sizes,), (latency, *_, longest) = table.points, table.values
+    carrying = longest - latency if longest > latency else longest
     return LinkSpec(share * sizes[-1] / carrying, latency)

@@ -20,7 +20,7 @@ _OUTPUT = 24
 
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
-    """Mean seconds per decoding iteration of `batch` sequences beyond what `degree`'s tables say; never negative."""
+    """Mean seconds per decoding iteration of `batch` sequences beyond `degree`'s tables; never negative."""
     prompt = min(_PROMPT, model.spec.context // 2)
     output = min(_OUTPUT, model.spec.context - prompt)
     rng = np.random.default_rng(batch)

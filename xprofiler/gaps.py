@@ -1,4 +1,4 @@
-"""Grids with gaps: values that were measured on parts of a rectangle, made into a Table over all of it."""
+"""Grids with gaps: a Table over a rectangle of which only parts were measured."""
 
 import itertools
 from collections.abc import Mapping
@@ -55,5 +55,5 @@ def _along(at: Array, values: Array) -> tuple[Array, Array]:
 def table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], values: Array, beyond: Array) -> Table:
     """The Table of `values`, whose NaNs become those of `beyond` and are named as filled."""
     gaps = np.isnan(values)
-    whole = np.where(gaps, beyond, values).ravel()
-    return Table(axes, points, tuple(whole.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)
+    filled = np.where(gaps, beyond, values).ravel()
+    return Table(axes, points, tuple(filled.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)

@@ -1,8 +1,8 @@
-"""Attention kernels of any heads from those that were measured.
+"""Attention tables of any number of heads from measured ones.
 
-Every KV head of every sequence is on its own: 32 heads of one sequence are the same work as 8 heads of four. So heads
-that were not measured are folded into more sequences of fewer heads; a number of query heads per KV head that was not
-measured lies between its neighbours'.
+KV heads are independent: 32 heads of one sequence are the same work as 8 heads of four. So heads that were not measured
+are folded into more sequences of fewer heads; a ratio of query heads to KV heads that was not measured is interpolated
+between its neighbours.
 """
 
 import math
@@ -17,7 +17,7 @@ from exegpt.profile import Table
 def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: int) -> Table:
     """The table [batch, length] for so many heads and KV heads, from tables over one common grid.
 
-    Raises InputError where the measured ones don't tell.
+    Raises InputError where no measured table leads there.
     """
     for fold in (d for d in range(1, kv_heads + 1) if math.gcd(heads, kv_heads) % d == 0):
         h, kv = heads // fold, kv_heads // fold

@@ -11,7 +11,7 @@ from exegpt import document
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from exegpt.noun import Noun
 from exegpt.profile import Profile
 from xprofiler import machine, store
@@ -30,7 +30,7 @@ class Job(Noun):
 
 
 def measured_job(
-    directory: Path, dtype: str, ranks: Ranks, device: torch.device = PROCESSOR, progress: Progress | None = None
+    directory: Path, dtype: str, ranks: Ranks, device: torch.device = CPU, progress: Progress | None = None
 ) -> Job:
     """What such a job measured before, at all points rather than at few; else now, at few. All ranks call it alike,
     and all get it.

@@ -1,6 +1,6 @@
 """The layers source: a folder of one engine's layer timings, as LLM serving simulators publish them.
 
-`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) times one attention kernel for a piece of a
+`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) times one attention kernel for a chunk of a
 prompt beside decoding sequences, `dense.csv` (layer, tokens, time_us) the other layers by tokens, `per_sequence.csv`
 (layer, sequences, time_us) those that see one row per sequence. Times are in microseconds, for one device.
 """
@@ -64,7 +64,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """What `meta.yaml`, in the folder or the one above it, says; nothing where there is none."""
+    """The contents of `meta.yaml` in the folder or the one above it; empty without one."""
     import yaml
 
     for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
@@ -100,13 +100,13 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[float, float]]:
     """Seconds by layer and number of tokens or sequences."""
-    found: dict[str, dict[float, float]] = defaultdict(dict)
+    seconds: dict[str, dict[float, float]] = defaultdict(dict)
     for row in _read(path, ("layer", axis)):
-        found[row["layer"]][float(row[axis])] = float(row["time_us"]) * _US
+        seconds[row["layer"]][float(row[axis])] = float(row["time_us"]) * _US
     for layer in needed:
-        if layer not in found:
-            raise InputError(f"'{path}' has no layer '{layer}': it has {', '.join(sorted(found))}.")
-    return dict(found)
+        if layer not in seconds:
+            raise InputError(f"'{path}' has no layer '{layer}': it has {', '.join(sorted(seconds))}.")
+    return dict(seconds)
 
 
 def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
@@ -159,5 +159,5 @@ def _attention(path: Path) -> Table:
         growth = values[0, 0, n] - values[0, 0, n - 1]
         beyond[:, :, n] = np.where(np.isnan(beyond[:, :, n]), beyond[:, :, n - 1] + growth, beyond[:, :, n])
     if np.isnan(beyond).any():
-        raise InputError(f"'{path}' does not hold enough rows of pieces alone and of decoding alone to fill its grid.")
+        raise InputError(f"'{path}' does not hold enough rows of chunks alone and of decoding alone to fill its grid.")
     return table(("chunk", "past", "decodes", "context"), points, values, beyond)

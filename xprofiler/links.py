@@ -1,7 +1,7 @@
-"""How the ranks of a job move data while they are measured: as in a run, by MPI through host memory or, where every
-rank has a GPU of its own, by NCCL from GPU to GPU.
+"""Links between the ranks of a measured job: as in a run, by MPI through host memory or, where every rank has a GPU of
+its own, by NCCL from GPU to GPU.
 
-Numbers of repetitions are fixed, since all who take part must make the same calls.
+Numbers of repetitions are fixed, since all participating ranks must make the same calls.
 """
 
 import functools
@@ -23,7 +23,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class HostLinks:
-    """Tensors stand in host memory; MPI moves them."""
+    """Tensors are in host memory, and MPI moves them."""
 
     how = "MPI through host memory"
     device = torch.device("cpu")
@@ -32,12 +32,14 @@ class HostLinks:
         self._ranks = ranks
 
     def all_reduce(self, tp: int) -> Reduce | None:
-        """The sum over this rank's group of `tp` neighbours on its node, None for one left over; all must call it."""
+        """The sum over this rank's group of `tp` neighbours on its node, None for a rank without a full group; all must
+        call it.
+        """
         group = self._ranks.group(tp)
         return functools.partial(summed, group=group) if group is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """Sends a tensor from the pair's first rank to its second, and back."""
+        """A function that sends a tensor from the pair's first rank to its second, and back."""
         first = self._ranks.rank == pair[0]
         go = self._ranks.between(pair[1] if first else pair[0], first)
         return lambda x: go(x.numpy())
@@ -48,7 +50,7 @@ class HostLinks:
 
 
 class DirectLinks:
-    """Tensors go from one rank's device to another's by torch.distributed. All ranks make it at once."""
+    """Tensors go from device to device by torch.distributed. All ranks construct it at once."""
 
     how = "NCCL between GPUs"
 
@@ -62,15 +64,17 @@ class DirectLinks:
         self._pairs = {pair: dist.new_group(list(pair), backend=backend) for pair in pairs}
 
     def all_reduce(self, tp: int) -> Reduce | None:
-        """The sum over this rank's group of `tp` neighbours on its node, None for one left over; all must call it."""
+        """The sum over this rank's group of `tp` neighbours on its node, None for a rank without a full group; all must
+        call it.
+        """
         import torch.distributed as dist
 
         mine = None
         for node in self._ranks.nodes:
             for first in range(0, len(node) - tp + 1, tp):
                 members = node[first : first + tp]
-                made = dist.new_group(list(members), backend=self._backend)
-                mine = made if self._ranks.rank in members else mine
+                group = dist.new_group(list(members), backend=self._backend)
+                mine = group if self._ranks.rank in members else mine
 
         def reduce(x: torch.Tensor) -> torch.Tensor:
             dist.all_reduce(x, group=mine)
@@ -79,7 +83,7 @@ class DirectLinks:
         return reduce if mine is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """Sends a tensor from the pair's first rank to its second, and back."""
+        """A function that sends a tensor from the pair's first rank to its second, and back."""
         import torch.distributed as dist
 
         first, group = self._ranks.rank == pair[0], self._pairs[pair]
@@ -92,8 +96,8 @@ class DirectLinks:
         return go
 
     def time(self, call: Callable[[], object]) -> Timing:
-        """Seconds of a call that other ranks make too, on the device: all are queued at once, so that after the first
-        no rank waits for another's host.
+        """Device seconds of a call that other ranks make too. All calls are queued at once, so that after the first no
+        rank waits for another's host.
         """
         call()
         moments = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 2)]
@@ -108,13 +112,13 @@ Links = HostLinks | DirectLinks
 
 
 def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device) -> Links:
-    """The ranks' ways to each other; Agreed where several ranks share a GPU or have no NCCL."""
+    """The links between the ranks; Agreed where several ranks share a GPU or have no NCCL."""
     if ranks.size == 1 or device.type == "cpu":
         return HostLinks(ranks)
     ranks.agree(_has_nccl)
     if len(set(ranks.all((ranks.host, identity(device))))) < ranks.size:
         raise Agreed(
-            f"{ranks.size} ranks share fewer GPUs, whose times together are nobody's: start one rank for each GPU."
+            f"{ranks.size} ranks share fewer GPUs, whose times can't be separated: start one rank for each GPU."
         )
     return DirectLinks(ranks, pairs, device)
 

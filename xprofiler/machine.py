@@ -1,4 +1,4 @@
-"""This machine: what it is, and the two rates that bound everything on it, measured."""
+"""This machine: its provenance and its two measured rates, of computing and of reading memory."""
 
 import math
 import os
@@ -20,7 +20,7 @@ _GPU_MEMORY_FRACTION = 0.9
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
-"""What tells apart processors that a cloud gives one name, such as "AMD EPYC": of x86, then of Arm."""
+"""Fields that distinguish CPUs of one marketing name, such as "AMD EPYC": of x86, then of Arm."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Rates(Noun):
             raise InputError(f"The rates {self.flops_s} FLOP/s and {self.bandwidth_bytes_s} bytes/s must be positive.")
 
 
-def processor() -> str:
-    """The processor's name and generation as the system tells them."""
+def cpu_name() -> str:
+    """The CPU's name and generation, from the operating system."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -50,8 +50,8 @@ def processor() -> str:
 
 
 def local(device: "torch.device") -> ClusterSpec:
-    """This machine's processor or GPU as a cluster of one device. A GPU's rates are measured (a second); the
-    processor's are zero, and measured when they are asked for.
+    """This machine's CPU or GPU as a cluster of one device. A GPU's rates are measured (a second); the
+    CPU's are zero, and measured on first use.
     """
     cluster = local_cluster()
     if device.type == "cpu":
@@ -69,7 +69,7 @@ def local(device: "torch.device") -> ClusterSpec:
 
 
 def which(cluster: ClusterSpec) -> "torch.device | None":
-    """The device of this machine that a cluster was made of by `local`; None where it is another's."""
+    """The device of this machine from which `local` made a cluster; None for another machine's."""
     import torch
 
     if cluster.is_cpu:
@@ -79,7 +79,7 @@ def which(cluster: ClusterSpec) -> "torch.device | None":
 
 
 def provenance(device: "torch.device | None" = None) -> dict[str, str]:
-    """Hardware and software that a measurement on this machine's processor, or on its GPU, depends on."""
+    """Hardware and software that a measurement on this machine's CPU, or on its GPU, depends on."""
     import torch
 
     import exegpt
@@ -87,7 +87,7 @@ def provenance(device: "torch.device | None" = None) -> dict[str, str]:
     if device and device.type == "cuda":
         return provenance() | {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return {
-        "processor": processor(),
+        "processor": cpu_name(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
@@ -96,7 +96,7 @@ def provenance(device: "torch.device | None" = None) -> dict[str, str]:
 
 
 def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype: "torch.dtype | None" = None) -> float:
-    """FLOP/s of a large matrix product, in float32 unless told otherwise, through the linear kernel that the runner
+    """FLOP/s of a large matrix product, in float32 by default, through the linear kernel that the runner
     uses.
     """
     import torch
@@ -117,7 +117,7 @@ def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = No
 
 
 def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
-    """The local cluster with its processor's rate in a dtype and bandwidth measured (about a second)."""
+    """The local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
     from exegpt.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))

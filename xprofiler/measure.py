@@ -1,10 +1,10 @@
-"""The measured source: one layer of a model on this machine, its parts timed apart (paper section 3, XProfiler).
+"""The measured source: one layer of a model on this machine, its parts timed separately (paper section 3, XProfiler).
 
-The attention kernel is timed alone by shape, the rest of the layer by tokens, then the embedding, the head with
-sampling, and what the engine adds to an iteration. The rest is timed over all of the model's layers in turn, since in
-a run no layer's weights are still in the processor's caches when they are needed again. A job of several ranks
-measures on all of them at once, since in a run they share power and memory bandwidth: at degree 1 and as shards of
-every tensor-parallel degree that a node's ranks can form.
+Timed are the attention kernel by shape, the rest of the layer by tokens, the embedding, the head with sampling, and the
+engine's overhead per iteration. The rest of the layer is timed over all of the model's layers in turn, since in a run
+no layer's weights stay in the CPU's caches between iterations. A job of several ranks measures on all of them at once,
+since in a run they share power and memory bandwidth: at degree 1 and as shards of every tensor-parallel degree that a
+node's ranks can form.
 """
 
 import functools
@@ -20,7 +20,7 @@ from exegpt.cluster import LinkSpec, local_cluster
 from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
 from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
-from exegpt.models.device import PROCESSOR, made_current
+from exegpt.models.device import CPU, made_current
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -38,12 +38,12 @@ from xrunner.comm.ranks import Ranks
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
 
 Progress = Callable[[str, int, int], None]
-"""Called with the table's name, the points measured and the points in all."""
+"""Called with the table's name, the number of measured points and the number of all points."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A job's Profile, and what its links have carried: all-reduces within a node, sends between nodes."""
+    """A job's Profile and its measured links: all-reduces within a node, sends between nodes."""
 
     profile: Profile
     intra: LinkSpec
@@ -54,10 +54,10 @@ def measure_profile(
     source: str | Path | ModelSpec,
     dtype: str = "fp32",
     progress: Progress | None = None,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
     points: Points = FULL,
 ) -> Profile:
-    """Measure a model's layers on this machine and keep the profile; an interrupted one goes on."""
+    """Measure a model's layers on this machine and store the profile; resumes an interrupted measurement."""
     return measure_job(source, dtype, Ranks(), progress, device, points).profile
 
 
@@ -66,15 +66,15 @@ def measure_job(
     dtype: str,
     ranks: Ranks,
     progress: Progress | None = None,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
     points: Points = FULL,
 ) -> Measured:
     """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
-    links between them. A rank that is alone keeps the profile (several: `xprofiler/job.py`); an interrupted measurement
-    goes on. All ranks return the same.
+    links between them. A single rank stores the profile (several: `xprofiler/job.py`); resumes an interrupted
+    measurement. All ranks return the same.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
-    InputError on every rank where the ranks' models, dtypes, versions or processors differ, or where they share GPUs.
+    InputError on every rank where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
     """
     device = made_current(device)
     ranks.agree(lambda: _facts(source, dtype, device))
@@ -91,7 +91,7 @@ def measure_job(
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
 
     def load(tp: int) -> Model:
-        shard = Shard(ranks.local % tp, tp, _apart)
+        shard = Shard(ranks.local % tp, tp, _no_all_reduce)
         if isinstance(source, ModelSpec):
             return random_model(spec, cold_layers(spec, dtype, tp), dtype, shard=shard, device=device)
         layers = None if ranks.size == 1 else cold_layers(spec, dtype, tp)
@@ -110,14 +110,14 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
 
 
 def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device) -> dict[str, str]:
-    """What must be the same on all ranks; InputError for what can't be measured on one."""
+    """Facts that must be the same on all ranks; InputError for a model or dtype that can't be measured."""
     spec = _spec(source)
     torch_dtype(dtype)
     return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device)
 
 
 def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
-    """How a job of several ranks was measured."""
+    """Provenance of a job of several ranks; empty for one."""
     if ranks.size == 1:
         return {}
     measured = pairs(ranks)
@@ -125,7 +125,7 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
         "ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}",
         "measured": "all ranks at once, the median rank",
         "transport": links.how,
-        "rest": "at degrees above 1 with the layer's all-reduces, measured apart",
+        "rest": "at degrees above 1 with the layer's all-reduces, measured separately",
         "ends": "embedding and head whole on every device",
         "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
         + (", taken for the other kind too" if len(measured) == 1 else ""),
@@ -133,8 +133,8 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
 
 
 def cold_layers(spec: ModelSpec, dtype: str, tp: int) -> int:
-    """Enough layers that a layer's weights have left the processor's caches when its turn comes again: the ranks of a
-    node need not hold the model as often as they are.
+    """Number of layers after which a layer's weights have left the CPU's caches: the ranks of a node need not hold a
+    copy of the model each.
     """
     return min(spec.layers, -int(-COLD_BYTES // spec.layer_bytes(tp, dtype)))
 
@@ -156,19 +156,19 @@ def _measure(
         measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
     model = load(1)
-    whole, overhead = _whole(model, recorder, points)
-    tables = [whole]
+    unsharded, overhead = _whole(model, recorder, points)
+    tables = [unsharded]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp in degrees[1:]:
         decoder, encoder, reduced = _shard(load(tp), recorder, points, links, links.all_reduce(tp))
-        tables.append(replace(whole, tp=tp, decoder=decoder, encoder=encoder))
+        tables.append(replace(unsharded, tp=tp, decoder=decoder, encoder=encoder))
         intra = link(reduced, share=2 * (tp - 1) / tp)
     profile = Profile(
         version=Profile.VERSION,
         source="measured",
         model=spec.fingerprint,
         dtype=dtype,
-        device=local_cluster().device.kind if model.device == PROCESSOR else facts["device"],
+        device=local_cluster().device.kind if model.device == CPU else facts["device"],
         degrees=tuple(tables),
         overhead=overhead,
         send=send,
@@ -178,8 +178,8 @@ def _measure(
     return Measured(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
 
-def _apart(partial: torch.Tensor) -> torch.Tensor:
-    """No all-reduce: it is timed apart, by tokens."""
+def _no_all_reduce(partial: torch.Tensor) -> torch.Tensor:
+    """The partial sums unreduced: the all-reduce is timed separately, by tokens."""
     return partial
 
 
@@ -197,8 +197,8 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
 def _shard(
     model: Model, recorder: Recorder, points: Points, links: Links, reduce: Reduce | None
 ) -> tuple[LayerTables, LayerTables | None, Table]:
-    """The tables of a decoder layer's shard and of an encoder layer's, all-reduces included, one for each block of the
-    layer; and the seconds of one all-reduce over its bytes.
+    """The tables of a decoder layer's shard and of an encoder layer's, with one all-reduce for each block of the layer;
+    and the table of an all-reduce by its bytes.
     """
     dtype, hidden = torch_dtype(model.dtype), model.spec.hidden
     sums = functools.partial(time_all_reduce, links, reduce, hidden=hidden, dtype=dtype)
@@ -225,7 +225,7 @@ def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
 
 
 def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
-    """Of an encoder-decoder: prompts' attention is the encoder's alone."""
+    """The encoder layer's tables; None for a decoder-only model."""
     if "encoder_rest" not in tables:
         return None
     return LayerTables(rest=tables["encoder_rest"], **{name: tables[name] for name in _ATTENTION})
@@ -234,8 +234,8 @@ def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
 def _parts(
     model: Model, recorder: Recorder, points: Points, sums: Callable[[int], Timing | None] = lambda rows: None
 ) -> dict[str, Table]:
-    """The tables of everything but the engine's overhead; `sums` times an all-reduce of so many rows. The attention
-    probe's pool is free again at the end.
+    """All tables but the engine's overhead; `sums(rows)` times an all-reduce of so many rows. The attention probe's
+    pool is freed at the end.
     """
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
@@ -247,7 +247,7 @@ def _parts(
         return timed(call, device=model.device, before=before)
 
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
-    whole = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
+    options = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
     calls: dict[str, Callable[..., Timing | None]] = {
         "rest": lambda tokens: time(layer_pass(model, tokens), reuse.layers(tokens)),
         "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True), reuse.layers(tokens)),
@@ -255,8 +255,8 @@ def _parts(
         "embedding": lambda tokens: time(_embedding(model, tokens), reuse.ends(tokens)),
         "head": lambda rows: time(head_pass(model, rows), reuse.ends(rows)),
         "all_reduce": lambda tokens: sums(computed_rows(tokens)),
-        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **whole), reuse.attention()),
-        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **whole), reuse.attention()),
+        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **options), reuse.attention()),
+        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **options), reuse.attention()),
         "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context), reuse.attention()),
     }
     turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
@@ -310,9 +310,9 @@ def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> 
     """
     if not isinstance(model, EncoderDecoder):
         return probe.call(batch, 1, context - 1)
-    inputs, own = max(1, context // 2), context - context // 2
+    inputs, outputs = max(1, context // 2), context - context // 2
     cross = probe.call(batch, 1, inputs - 1, causal=False, scale=1.0)
-    itself = probe.call(batch, 1, own - 1, scale=1.0, bias=model.decoder_bias)
+    itself = probe.call(batch, 1, outputs - 1, scale=1.0, bias=model.decoder_bias)
     return lambda: (itself(), cross())
 
 

@@ -105,7 +105,7 @@ def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec
         decoder=LayerTables(
             rest=_over("tokens", rows, products + _between_products(model, operators, tp) + 2 * waited),
             encode_attention=encode,
-            chunk_attention=_pieces(encode, decode),
+            chunk_attention=_chunks(encode, decode),
             decode_attention=decode,
         ),
         embedding=_over("tokens", rows, operators.moved(2 * hidden) + reduce),
@@ -130,16 +130,16 @@ def _over(axis: str, at: Array, seconds: Array) -> Table:
     return Table((axis,), (tuple(at.tolist()),), tuple(np.asarray(seconds, dtype=np.float64).tolist()))
 
 
-def _pieces(encode: Table, decode: Table) -> Table:
-    """Attention of a piece of a prompt after what is cached, from that of whole prompts: the share of the whole's pairs
-    of tokens that the piece computes, but at least the time to read the cache once, as a decoding step does.
+def _chunks(encode: Table, decode: Table) -> Table:
+    """Attention of a chunk of a prompt after what is cached, from that of whole prompts: the share of the whole's pairs
+    of tokens that the chunk computes, but at least the time to read the cache once, as a decoding step does.
     """
     batches, lengths = encode.points
     first = lengths[0]
     chunks = tuple(n for n in lengths if 2 * n <= lengths[-1])
     chunk, past = np.meshgrid(np.array(chunks), np.array((0.0, *chunks)), indexing="ij")
-    whole = encode(batches[0], np.maximum(chunk + past, first))
+    prompt_s = encode(batches[0], np.maximum(chunk + past, first))
     share = chunk * (2 * past + chunk + 1) / ((chunk + past) * (chunk + past + 1))
     read = np.where(past > 0, decode(1.0, past + chunk), 0.0)
-    seconds = np.maximum(whole * share, read)
+    seconds = np.maximum(prompt_s * share, read)
     return Table(("chunk", "past"), (chunks, (0.0, *chunks)), tuple(seconds.ravel().tolist()))

@@ -64,6 +64,6 @@ def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
         Grid("head", ("rows",), (tuple(n for n in points.tokens if n <= 516),)),
         Grid("overhead", ("batch",), (points.engine_batches,)),
     )
-    others = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
+    remaining = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
     encoders = of_encoders if model.encoder_layers else ()
-    return {grid.table: grid.of_degree(tp) for grid in (*layer, *encoders, *others)}
+    return {grid.table: grid.of_degree(tp) for grid in (*layer, *encoders, *remaining)}

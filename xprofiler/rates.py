@@ -1,8 +1,8 @@
-"""How fast the machine is beside its profile: a run times the model's layers again at two numbers of tokens, of which
-one is bound by reading memory and the other by computing, and its head; its prediction is scaled by what has changed.
+"""The machine's speed relative to its profile. A run times the model's layers again at two numbers of tokens, one bound
+by reading memory and one by computing, and its head; its prediction is scaled by the change.
 
-The layers themselves are timed, since no other read finds the caches as they do: on one machine, a pass over memory
-varied by a third while the layers' times stood still.
+The layers themselves are timed, since no other read has their cache behaviour: on one machine, a pass over memory
+varied by a third while the layers' times stayed the same.
 """
 
 import itertools
@@ -32,7 +32,7 @@ head came out 15 % slower than in a profile, which computes without a pause."""
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times as long the machine takes as when it was profiled."""
+    """The machine's times divided by those of its profile."""
 
     compute: float = 1.0
     read: float = 1.0
@@ -44,7 +44,7 @@ class Slowdown:
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
     """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
-    own, reuse = {}, Reuse(model)
+    ratios, reuse = {}, Reuse(model)
 
     def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
         calls = {"least": _CALLS[tokens], "most": _CALLS[tokens], "warm_ups": _WARM_UPS if tokens == _READS else 1}
@@ -56,14 +56,14 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
         for tokens in (_READS, _COMPUTES):
             measured = _measured(table, tokens)
             seconds = timing(layer_pass(model, int(measured), most=layers), tokens, reuse.layers(tokens))
-            own[str(tokens)] = seconds / layers / table.at(measured)
+            ratios[str(tokens)] = seconds / layers / table.at(measured)
     if model.head:
         seconds = timing(head_pass(model, _READS), _READS, reuse.ends(_READS))
-        own["head"] = seconds / profile.degree(model.shard.of).head.at(float(_READS))
-    every = ranks.all(own)
+        ratios["head"] = seconds / profile.degree(model.shard.of).head.at(float(_READS))
+    of_ranks = ranks.all(ratios)
 
     def median(name: str) -> float:
-        return statistics.median(one[name] for one in every if name in one)
+        return statistics.median(ratios[name] for ratios in of_ranks if name in ratios)
 
     return Slowdown(median(str(_COMPUTES)), median(str(_READS)), median("head"))
 

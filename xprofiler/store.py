@@ -1,4 +1,4 @@
-"""Where profiles are kept: one file per model, dtype and machine, under the user's cache folder."""
+"""The store of profiles: one file per model, dtype and machine, under the user's cache folder."""
 
 import os
 from dataclasses import replace
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def facts(device: "torch.device | None", points: Points = FULL) -> dict[str, str]:
-    """What tells apart the profiles that this machine measures: the machine, and the points unless they are all."""
+    """Facts that distinguish the profiles of this machine: its provenance, and the points unless all are measured."""
     return machine.provenance(device) | ({} if points == FULL else {"points": "few"})
 
 
 def find_here(model: ModelSpec, dtype: str, device: "torch.device | None" = None) -> Profile | None:
-    """The profile that this machine's device has been measured for, the one of all points rather than that of few."""
+    """This device's stored profile of a model, of all points if there is one, else of few; None without either."""
     return find(model, dtype, facts(device)) or find(model, dtype, facts(device, FEW))
 
 
 def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """The local cluster with the CPU's two rates, measured on first use and kept: the same question gets the same
-    answer.
+    """The local cluster with the CPU's two rates, measured on first use and stored, so that equal queries get equal
+    answers.
     """
     path = folder() / f"rates-{document.fingerprint([dtype, sorted(facts(None).items())])}.json"
     if path.is_file():
@@ -40,10 +40,10 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
             return measured_once(cluster, dtype)
         device = replace(cluster.device, bandwidth_bytes_s=rates.bandwidth_bytes_s, flops_s={dtype: rates.flops_s})
         return replace(cluster, device=device)
-    found = machine.measured(cluster, dtype)
+    measured = machine.measured(cluster, dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
-    document.write(path, machine.Rates(found.device.flops_s[dtype], found.device.bandwidth_bytes_s))
-    return found
+    document.write(path, machine.Rates(measured.device.flops_s[dtype], measured.device.bandwidth_bytes_s))
+    return measured
 
 
 def is_coarse(profile: Profile) -> bool:
@@ -58,7 +58,7 @@ def folder() -> Path:
 
 
 def path_for(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Path:
-    """The file for a model (whatever its name) in a dtype on a machine, told apart by its provenance."""
+    """The file for a model (whatever its name) in a dtype on a machine, distinguished by its provenance."""
     key = document.fingerprint([document.to_dict(replace(model, name="")), dtype, sorted(machine.items())])
     return folder() / f"{model.architecture}-{key}.json"
 
@@ -75,7 +75,7 @@ def find(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Profile | Non
 
 
 def save(profile: Profile, model: ModelSpec, machine: dict[str, str]) -> Path:
-    """Keep a profile; returns its file."""
+    """Store a profile and return its path."""
     path = path_for(model, profile.dtype, machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     document.write(path, profile)

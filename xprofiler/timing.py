@@ -35,7 +35,7 @@ def timed(
     warm_ups: int = 1,
 ) -> Timing:
     """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
-    on a GPU, the time there, from a cold cache; on a processor `before` is called before each, untimed.
+    on a GPU, the time there, from a cold cache; on a CPU `before` is called before each, untimed.
     """
     for _ in range(warm_ups):
         before()

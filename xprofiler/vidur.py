@@ -1,7 +1,8 @@
 """The Vidur source: operator timings as that simulator's profiler writes them, in CSV files (milliseconds).
 
-A folder holds files of four kinds, told apart by their columns and found in sub-folders too: the layer's operators by
-tokens and tensor-parallel degree (mlp), attention by batch and cache size, all-reduces and send/receives by bytes.
+A folder holds files of four kinds, distinguished by their columns and searched for in sub-folders too: the layer's
+operators by tokens and tensor-parallel degree (mlp), attention by batch and cache size, all-reduces and send/receives
+by bytes.
 """
 
 import csv
@@ -53,11 +54,11 @@ class _Files:
         rows = self.rows[kind]
         if not rows:
             raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
-        found = [row for row in rows if all(int(row[key]) == value for key, value in shape.items())]
-        if not found:
+        matching = [row for row in rows if all(int(row[key]) == value for key, value in shape.items())]
+        if not matching:
             known = {", ".join(f"{key} {row[key]}" for key in shape) for row in rows}
             raise InputError(f"The {kind} files in '{self.folder}' don't fit '{model}': they have {'; '.join(known)}.")
-        return found
+        return matching
 
 
 def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_s: float = 0.0) -> Profile:
@@ -117,10 +118,10 @@ def _column(operator: str) -> str:
 
 
 def _by_degree(rows: list[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = defaultdict(list)
+    by_degree: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
-        found[int(row["num_tensor_parallel_workers"])].append(row)
-    return found
+        by_degree[int(row["num_tensor_parallel_workers"])].append(row)
+    return by_degree
 
 
 def _workers(rows: list[Row], workers: int, on_node: int) -> list[Row]:
@@ -130,10 +131,10 @@ def _workers(rows: list[Row], workers: int, on_node: int) -> list[Row]:
 
 def _times(rows: list[Row], key: Callable[[Row], tuple[float, ...]], *operators: str) -> dict[tuple[float, ...], float]:
     """The operators' seconds together, by key: the median of the rows that share one. An empty cell takes no time."""
-    found: dict[tuple[float, ...], list[float]] = defaultdict(list)
+    seconds: dict[tuple[float, ...], list[float]] = defaultdict(list)
     for row in rows:
-        found[key(row)].append(sum(float(row.get(_column(op)) or 0.0) for op in operators) * _MS)
-    return {at: median(values) for at, values in sorted(found.items())}
+        seconds[key(row)].append(sum(float(row.get(_column(op)) or 0.0) for op in operators) * _MS)
+    return {at: median(values) for at, values in sorted(seconds.items())}
 
 
 def _by_bytes(rows: list[Row], operator: str) -> Table:
@@ -154,8 +155,8 @@ def _degree(model: ModelSpec, tp: int, mlp: list[Row], attention: list[Row], red
         rest = rest + 2 * reduce(sizes)
         embedding = embedding + reduce(sizes)
     (n, k), _ = model.ffn_matrices(tp)
-    pieces = _pieces([row for row in attention if row["is_prefill"] == "True"])
-    chunks, alone = pieces.points[0], np.array(pieces.values).reshape(len(pieces.points[0]), -1)[:, 0]
+    chunk_table = _chunks([row for row in attention if row["is_prefill"] == "True"])
+    chunks, alone = chunk_table.points[0], np.array(chunk_table.values).reshape(len(chunk_table.points[0]), -1)[:, 0]
     return DegreeTables(
         tp=tp,
         decoder=LayerTables(
@@ -163,7 +164,7 @@ def _degree(model: ModelSpec, tp: int, mlp: list[Row], attention: list[Row], red
             encode_attention=Table(
                 ("batch", "length"), ((1.0, 2.0), chunks), tuple(np.concatenate([alone, 2 * alone]).tolist())
             ),
-            chunk_attention=pieces,
+            chunk_attention=chunk_table,
             decode_attention=_decoding([row for row in attention if row["is_prefill"] == "False"]),
         ),
         embedding=_over("tokens", tokens, embedding),
@@ -175,7 +176,7 @@ def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
     return Table((axis,), (tuple(at.tolist()),), tuple(seconds.tolist()))
 
 
-def _pieces(rows: list[Row]) -> Table:
+def _chunks(rows: list[Row]) -> Table:
     """[chunk, past]. Beyond what was measured together, time grows with the pairs of tokens."""
     ops = ("attn_prefill", "attn_input_reshape", "attn_output_reshape")
     times = _times(rows, lambda row: (float(row["prefill_chunk_size"]), float(row["kv_cache_size"])), *ops)

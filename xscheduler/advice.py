@@ -22,7 +22,7 @@ TIMES = {"latency": "latency", "ttft": "time to first token", "tpot": "time per 
 """The names of the constraints that bound a time."""
 _WORTH_SAYING = 0.02
 """Differences below this share explain nothing."""
-_TOGETHER, _IN_BATCHES, _APART = ("orca", "chunked"), ("static", "hybrid"), ("waa-c", "waa-m")
+_TOGETHER, _IN_BATCHES, _DISAGGREGATED = ("orca", "chunked"), ("static", "hybrid"), ("waa-c", "waa-m")
 
 
 def decoding(estimate: Estimate) -> float | None:
@@ -72,9 +72,9 @@ def _ways(best: Answer, other: Answer) -> list[str]:
     schedule, ahead = other[0], best[0]
     one_stack = not schedule.model.spec.encoder_layers
     said = []
-    if one_stack and ahead.policy in _TOGETHER and schedule.policy not in (*_TOGETHER, *_APART):
+    if one_stack and ahead.policy in _TOGETHER and schedule.policy not in (*_TOGETHER, *_DISAGGREGATED):
         said.append("prompts and decoding read the weights one after the other, in the best together")
-    if one_stack and schedule.policy in _APART and ahead.policy not in _APART:
+    if one_stack and schedule.policy in _DISAGGREGATED and ahead.policy not in _DISAGGREGATED:
         said.append("every layer's weights are held twice")
     if schedule.policy in _IN_BATCHES and ahead.policy not in _IN_BATCHES:
         output = schedule.workload.output

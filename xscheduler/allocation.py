@@ -53,7 +53,7 @@ def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
 def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequence[int]) -> tuple[Layout, ...]:
     """All layouts of `devices` devices: every degree on every multiple of it, each stage with a layer at least."""
-    found = [Layout(devices)] if 1 in degrees and devices <= most_stages(model) else []
+    layouts = [Layout(devices)] if 1 in degrees and devices <= most_stages(model) else []
     for tp in degrees:
         if tp == 1 or per_node % tp:
             continue
@@ -61,12 +61,12 @@ def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
             alone = devices - gpus
             if (alone and 1 not in degrees) or gpus // tp + alone > most_stages(model):
                 continue
-            found.append(Layout(devices, tp, gpus))
-    return tuple(found)
+            layouts.append(Layout(devices, tp, gpus))
+    return tuple(layouts)
 
 
 def most_stages(model: ModelSpec) -> int:
-    """Stages that a model can be cut into."""
+    """Stages that a model can be split into."""
     return min(model.layers, model.encoder_layers or model.layers)
 
 
@@ -85,9 +85,10 @@ def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Se
     stages share nothing but the number of layers.
     """
     if not len(layer_seconds) <= layers:
-        raise InputError(f"{layers} layers can't be cut into {len(layer_seconds)} stages: each needs one at least.")
+        raise InputError(f"{layers} layers can't be split into {len(layer_seconds)} stages: each needs one at least.")
     counts = [1] * len(layer_seconds)
-    queue = [(2 * one + other, i) for i, (one, other) in enumerate(zip(layer_seconds, other_seconds, strict=True))]
+    both = zip(layer_seconds, other_seconds, strict=True)
+    queue = [(2 * layer + other, i) for i, (layer, other) in enumerate(both)]
     heapq.heapify(queue)
     for _ in range(layers - len(counts)):
         seconds, i = heapq.heappop(queue)

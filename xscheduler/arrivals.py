@@ -46,7 +46,7 @@ class Sample:
     @property
     def count(self) -> int:
         """How many requests are followed."""
-        return sum(len(one.arrivals) for one in self.replicas)
+        return sum(len(replica.arrivals) for replica in self.replicas)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,21 +126,21 @@ class Arrivals:
             if places and (not self.random or sum(map(len, followed)) < min(count, many)):
                 followed.append(np.array(places))
         times, first = self._stretched(many), round(WARM_UP * many)
-        every = np.concatenate(followed)
-        kept = every >= first
+        all_places = np.concatenate(followed)
+        kept = all_places >= first
         late = kept.copy()
         if bound == "p99-length":
-            late[kept] = long_outputs(self.outputs[every[kept]])
+            late[kept] = long_outputs(self.outputs[all_places[kept]])
         flags = np.zeros(many)
-        flags[every] = COUNTS * kept + COUNTS_FOR_LATENCY * late
-        several = int((kept & (self.outputs[every] > 1)).sum())
+        flags[all_places] = COUNTS * kept + COUNTS_FOR_LATENCY * late
+        several = int((kept & (self.outputs[all_places] > 1)).sum())
         allowed = [
             may_miss(int(kept.sum()), QUANTILE),
             may_miss(several, QUANTILE),
             may_miss(int(late.sum()), BOUND_QUANTILES[bound]),
         ]
-        own = tuple(Requests(times[p], self.inputs[p], self.outputs[p], flags[p]) for p in followed)
-        return Sample(own, np.array(allowed, dtype=np.float64))
+        requests = tuple(Requests(times[p], self.inputs[p], self.outputs[p], flags[p]) for p in followed)
+        return Sample(requests, np.array(allowed, dtype=np.float64))
 
 
 def _columns(requests: Sequence[RequestLengths]) -> tuple[Array, Array]:

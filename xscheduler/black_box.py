@@ -18,10 +18,10 @@ def black_box(spaces: list[Space], incumbent: Incumbent, trials: int = 200, seed
             for v in space.variables
         )
         incumbent.offer(space, point)
-        found = space.at(point)
-        excess = [f - c.limit for f, c in zip(found.figures, space.constraints, strict=True)]
+        evaluated = space.at(point)
+        excess = [f - c.limit for f, c in zip(evaluated.figures, space.constraints, strict=True)]
         trial.set_user_attr("excess", [max(min(e, 1e30), -1e30) for e in excess] + [0.0] * (most - len(excess)))
-        return found.throughput
+        return evaluated.throughput
 
     most = max(len(space.constraints) for space in spaces)
     with warnings.catch_warnings():

@@ -76,11 +76,11 @@ def candidates(
     limits, (why, widest) = question.limits, question.widest
 
     def simulate(values: Values) -> Evaluation:
-        where, found = space.where, space.outcome(values)
+        where, result = space.where, space.outcome(values)
         beyond = resident(space, values) / widest if widest else 0.0
-        figures = (limits.memory(where, found), beyond, *limits.figures(where, found))
+        figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.workload.output.mean
-        return Evaluation(found.throughput * tokens, figures, found.crest * tokens, found.falls)
+        return Evaluation(result.throughput * tokens, figures, result.crest * tokens, result.falls)
 
     space = Candidates(
         policy,
@@ -125,7 +125,7 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         policy=space.policy,  # type: ignore[arg-type]
         model=ModelReference(where.model, where.model.fingerprint),
         cluster=where.cluster,
-        workload=where.workload.laws,
+        workload=where.workload.without_requests,
         profile=ProfileReference(where.profile.source, where.profile.fingerprint),
         stages=where.stages,
         kv_blocks=space.outcome(values).demand.blocks,

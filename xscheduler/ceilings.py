@@ -52,24 +52,26 @@ def encode_reach(scenario: Scenario) -> EncodeReach:
     """Of a scenario that has an encoding side alone."""
     fits = scenario.room(1.0) >= 1
     side = scenario.encode
-    one = side.each(lambda group: group.encode(1.0, scenario.workload.input))
-    return EncodeReach(fits / encode_seconds(side, scenario), float(one.sum()), 1.0 / float(one.max()))
+    single_prompt = side.each(lambda group: group.encode(1.0, scenario.workload.input))
+    return EncodeReach(
+        fits / encode_seconds(side, scenario), float(single_prompt.sum()), 1.0 / float(single_prompt.max())
+    )
 
 
-def iteration_at(found: Reach, iterations: float, rate: float) -> float:
+def iteration_at(reach: Reach, iterations: float, rate: float) -> float:
     """Seconds of an iteration at least where so many sequences per second, of `iterations` each, come to be decoded.
 
     Where they are more than fit, the memory is full, on average to a third at least: it is sized for a peak.
     """
-    flow = found.batch / found.iteration / max(iterations, 1e-12)
-    below = np.flatnonzero((flow <= rate) & (found.batch <= found.batch[-1] / 3))
-    return float(found.iteration[below[-1] if len(below) else 0])
+    flow = reach.batch / reach.iteration / max(iterations, 1e-12)
+    below = np.flatnonzero((flow <= rate) & (reach.batch <= reach.batch[-1] / 3))
+    return float(reach.iteration[below[-1] if len(below) else 0])
 
 
 def encode_seconds(side: Side, scenario: Scenario) -> float:
     """Seconds per prompt on the slowest stage, in large batches."""
-    law = scenario.workload.input
-    slowest = side.each(lambda group: group.encode(_PROMPTS, law)).max(axis=-1)
+    distribution = scenario.workload.input
+    slowest = side.each(lambda group: group.encode(_PROMPTS, distribution)).max(axis=-1)
     return float((slowest / _PROMPTS).min())
 
 
@@ -78,9 +80,9 @@ def encode_latency(side: Side, scenario: Scenario) -> float:
     return float(side.each(lambda group: group.encode(1.0, scenario.workload.input)).sum())
 
 
-def quickest(scenario: Scenario, found: Reach, longest: float) -> float:
+def quickest(scenario: Scenario, reach: Reach, longest: float) -> float:
     """Seconds below which no query of `longest` iterations comes through."""
-    return (encode_latency(scenario.encode, scenario) + longest * float(found.iteration[0])) / MARGIN
+    return (encode_latency(scenario.encode, scenario) + longest * float(reach.iteration[0])) / MARGIN
 
 
 def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
@@ -106,22 +108,22 @@ def batch_that_fits(scenario: Scenario) -> int:
     return max(1, int(room / scenario.reservation(None).mean) + 1)
 
 
-def decode_rate(found: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:
+def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:
     """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds.
 
     `encode` are the seconds that each prompt's encoding takes of the same stages' time between the iterations: by
     Little's law batch / `iterations` prompts are encoded in each iteration's time.
     """
-    within = len(found.batch) - 1
+    within = len(reach.batch) - 1
     if budget is not None:
-        between = found.batch * (found.busiest + encode / max(iterations, 1e-12))
-        meets = np.flatnonzero(np.maximum(found.iteration, between) * longest <= budget * MARGIN)
+        between = reach.batch * (reach.busiest + encode / max(iterations, 1e-12))
+        meets = np.flatnonzero(np.maximum(reach.iteration, between) * longest <= budget * MARGIN)
         if not len(meets):
             return 0.0
         within = min(int(meets[-1]) + 1, within)  # the largest batch in time lies before the next one looked at
-    busiest = float(found.busiest[: within + 1].min())
+    busiest = float(reach.busiest[: within + 1].min())
     # what is resident leaves after its iterations, none of which is shorter than the last stage's way around
-    flow = float((found.batch / found.iteration)[: within + 1].max())
+    flow = float((reach.batch / reach.iteration)[: within + 1].max())
     return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
 
 

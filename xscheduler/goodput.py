@@ -99,60 +99,61 @@ class Meter:
         watch = Watch(self.bounds.limits, sample.allowed, np.zeros(3))
         times = []
         self.replays += 1
-        for own in sample.replicas:
-            self.requests += len(own.arrivals)
-            found = self._replicas.serve(schedule, at(own, rate), watch)
-            if found is None:
+        for requests in sample.replicas:
+            self.requests += len(requests.arrivals)
+            replica_times = self._replicas.serve(schedule, at(requests, rate), watch)
+            if replica_times is None:
                 return sample, None
-            times.append(found)
+            times.append(replica_times)
         return sample, times
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
         sample, times = self._whole(schedule, rate, count)
         missed = [
-            _missed(at(own, rate), found, self.bounds.limits) for own, found in zip(sample.replicas, times, strict=True)
+            _missed(at(requests, rate), replica_times, self.bounds.limits)
+            for requests, replica_times in zip(sample.replicas, times, strict=True)
         ]
-        found = []
+        excesses = []
         for bound, allowed in enumerate(sample.allowed):
-            parts = np.array_split(np.concatenate([one[bound] for one in missed]), BATCHES)
+            parts = np.array_split(np.concatenate([counts[bound] for counts in missed]), BATCHES)
             each = np.array([part.sum() for part in parts], dtype=np.float64)
             error = math.sqrt(BATCHES) * float(each.std(ddof=1)) if self.arrivals.random else 0.0
             total = float(each.sum()) + SIGMAS * error * np.array([1.0, -1.0])
-            found.append(np.log((np.maximum(total, 0.0) + 0.5) / (allowed + 0.5)))
-        return Excess(*map(float, np.max(found, axis=0)))
+            excesses.append(np.log((np.maximum(total, 0.0) + 0.5) / (allowed + 0.5)))
+        return Excess(*map(float, np.max(excesses, axis=0)))
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
         """Everything to its end, whatever is missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.bound)
         self.replays += 1
         self.requests += sample.count
-        found = [self._replicas.serve(schedule, at(own, rate)) for own in sample.replicas]
-        return sample, [times for times in found if times is not None]
+        served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
+        return sample, [times for times in served if times is not None]
 
     def served_at(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> Estimate:
         """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""
         sample, times = self._whole(schedule, rate, count)
-        kept = [own.flags > 0 for own in sample.replicas]
+        kept = [replica.flags > 0 for replica in sample.replicas]
 
         def column(of: "Array | list[Array]") -> Array:
             return np.concatenate([values[keep] for values, keep in zip(of, kept, strict=True)])
 
-        requests = [at(own, rate) for own in sample.replicas]
+        requests = [at(replica, rate) for replica in sample.replicas]
         columns = ServedColumns(
-            column([own.outputs for own in requests]),
-            column([own.arrivals for own in requests]),
-            column([one.started for one in times]),
-            column([one.first for one in times]),
-            column([one.finished for one in times]),
+            column([replica.outputs for replica in requests]),
+            column([replica.arrivals for replica in requests]),
+            column([replica.started for replica in times]),
+            column([replica.first for replica in times]),
+            column([replica.finished for replica in times]),
         )
         seconds = float(columns.finish_s.max() - columns.arrival_s.min())
-        found = summarise_columns(columns, seconds, schedule.bound, utilisation=_utilisation(schedule, times))
+        summary = summarise_columns(columns, seconds, schedule.bound, utilisation=_utilisation(schedule, times))
         share = schedule.replicas / len(times)
         return replace(
-            found,
-            throughput_seq_s=share * found.throughput_seq_s,
-            throughput_tok_s=share * found.throughput_tok_s,
+            summary,
+            throughput_seq_s=share * summary.throughput_seq_s,
+            throughput_tok_s=share * summary.throughput_tok_s,
             latency_from="arrival",
         )
 
@@ -186,8 +187,8 @@ class Meter:
         seen: dict[float, Excess] = {}
         low, high, rate, step = 0.0, math.inf, min(start or limit, limit), 0.015
         while high > low * (1 + PRECISION):
-            found = seen[rate] = self.excess(schedule, rate, count)
-            if found.likely <= 0:
+            excess = seen[rate] = self.excess(schedule, rate, count)
+            if excess.likely <= 0:
                 low = rate
             else:
                 high = rate
@@ -222,10 +223,10 @@ def _between(low: float, below: float, high: float, above: float) -> float:
 
 def _crossing(seen: dict[float, Excess]) -> float:
     """The rate at which misses are too many for certain, on the line through the two rates around it or closest."""
-    (rate, one), (other, two) = sorted(seen.items(), key=lambda item: abs(item[1].certain))[:2]
-    if two.certain == one.certain:
+    (rate, nearest), (other, second) = sorted(seen.items(), key=lambda item: abs(item[1].certain))[:2]
+    if second.certain == nearest.certain:
         return max(rate, other)
-    share = one.certain / (one.certain - two.certain)
+    share = nearest.certain / (nearest.certain - second.certain)
     return rate * math.exp(math.log(other / rate) * min(max(share, -2.0), 3.0))
 
 
@@ -240,7 +241,7 @@ def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
 
 def _utilisation(schedule: Schedule, times: list[Times]) -> tuple[float, ...]:
     """Busy fractions by rank, those of the replicas that were followed for all."""
-    busy = np.mean([one.busy / one.finished.max() for one in times], axis=0)
+    busy = np.mean([replica.busy / replica.finished.max() for replica in times], axis=0)
     stages = sorted(range(len(schedule.stages)), key=lambda s: schedule.stages[s].devices[0])
-    own = [float(busy[s]) for s in stages for _ in schedule.stages[s].devices]
-    return tuple(own * schedule.replicas)
+    shares = [float(busy[s]) for s in stages for _ in schedule.stages[s].devices]
+    return tuple(shares * schedule.replicas)

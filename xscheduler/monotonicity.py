@@ -18,20 +18,20 @@ class Violations:
 
 def violations(space: Space, tolerance: float) -> tuple[Violations, ...]:
     """Every variable's violations over the whole space, which is simulated."""
-    found = []
+    broken = []
     for k, variable in enumerate(space.variables):
         pairs = 0
         slower = 0
         wrong = [0] * len(space.constraints)
         ranges = [range(len(v.values) - (i == k)) for i, v in enumerate(space.variables)]
         for point in itertools.product(*ranges):
-            here, there = space.at(point), space.at((*point[:k], point[k] + 1, *point[k + 1 :]))
+            low, high = space.at(point), space.at((*point[:k], point[k] + 1, *point[k + 1 :]))
             pairs += 1
-            slower += there.throughput < here.throughput * (1 - tolerance)
+            slower += high.throughput < low.throughput * (1 - tolerance)
             for number, constraint in enumerate(space.constraints):
-                first, second = here.figures[number], there.figures[number]
+                first, second = low.figures[number], high.figures[number]
                 first, second = (first, second) if constraint.rises[k] else (second, first)
                 wrong[number] += second < first * (1 - tolerance)
         share = max(pairs, 1)
-        found.append(Violations(variable.name, slower / share, tuple(w / share for w in wrong)))
-    return tuple(found)
+        broken.append(Violations(variable.name, slower / share, tuple(w / share for w in wrong)))
+    return tuple(broken)

@@ -95,23 +95,23 @@ class OpenSearch:
         """The best points on coarse grids of the spaces, the best first; none where no point holds the bounds even when
         nearly idle.
         """
-        found: list[Lead] = []
+        leads: list[Lead] = []
         best, waited = 0.0, 0
         for space in self._by_ceiling():
             if self._rate(space.ceiling) * BEYOND <= best or waited >= PATIENCE:
                 break
             before = best
             for lead in self._grid_of(space, best):
-                found.append(lead)
+                leads.append(lead)
                 best = max(best, lead.goodput)
             waited = 0 if best > before else waited + 1
-        found.sort(key=lambda lead: -lead.goodput)
-        return [lead for lead in found if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
+        leads.sort(key=lambda lead: -lead.goodput)
+        return [lead for lead in leads if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
 
     def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
         """For each choice of the other variables the best batch of a coarse grid, if it is above `best` or near it."""
-        batches, *others = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
-        for rest in itertools.product(*others):
+        batches, *other_values = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+        for rest in itertools.product(*other_values):
             lead = self._best_batch(space, batches, tuple(rest), best)
             if lead:
                 best = max(best, lead.goodput)
@@ -145,17 +145,17 @@ class OpenSearch:
         """The grid's best points, asked with more requests and varied; the best first."""
         leads: list[Lead] = []
         for lead in contenders:
-            above = max((one.goodput for one in leads), default=lead.goodput) * (1 - NEAR / 4)
+            above = max((other.goodput for other in leads), default=lead.goodput) * (1 - NEAR / 4)
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
         if not leads:  # what few requests held, more do not: from below
             best = self._lead(contenders[0].space, contenders[0].point, 0.0, COUNTS[1], 2 * PRECISION)
             return [best] if best else []
         leads.sort(key=lambda lead: -lead.goodput)
-        starts = [one for i, one in enumerate(leads) if all(not one.beside(other) for other in leads[:i])][:STARTS]
+        distant = [lead for i, lead in enumerate(leads) if not any(lead.beside(other) for other in leads[:i])]
         climbed: list[Lead] = []
-        for lead in starts:
-            climbed.append(self._climbed(lead, max((one.goodput for one in climbed), default=0.0)))
+        for lead in distant[:STARTS]:
+            climbed.append(self._climbed(lead, max((other.goodput for other in climbed), default=0.0)))
         return sorted(climbed, key=lambda lead: -lead.goodput)
 
     def _climbed(self, lead: Lead, floor: float) -> Lead:
@@ -218,8 +218,8 @@ class OpenSearch:
 
     def _steady(self, space: Candidates, point: Point) -> float:
         """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""
-        found = space.at(point)
-        return self._rate(max(found.throughput, found.crest))
+        evaluated = space.at(point)
+        return self._rate(max(evaluated.throughput, evaluated.crest))
 
     def _rate(self, tokens_s: float) -> float:
         return tokens_s / self.question.base.workload.output.mean
@@ -255,11 +255,11 @@ def _coarse(values: Sequence[int], ratio: float) -> list[int]:
     """Places of values that are `ratio` times each other, both ends among them; values rise or fall."""
     rising = values[0] <= values[-1]
     places = range(len(values)) if rising else range(len(values) - 1, -1, -1)
-    found: list[int] = []
+    kept: list[int] = []
     for place in places:
-        if not found or values[place] >= ratio * values[found[-1]] or place == places[-1]:
-            found.append(place)
-    return found
+        if not kept or values[place] >= ratio * values[kept[-1]] or place == places[-1]:
+            kept.append(place)
+    return kept
 
 
 def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
@@ -268,8 +268,8 @@ def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
         (place, *(_moved(v.values, place, r) for r in (ratio, 1 / ratio)))
         for v, place in zip(space.variables, point, strict=True)
     ]
-    found = (p for p in dict.fromkeys(itertools.product(*moves)) if p != point)
-    return sorted(found, key=lambda p: sum(a != b for a, b in zip(p, point, strict=True)))
+    neighbours = (p for p in dict.fromkeys(itertools.product(*moves)) if p != point)
+    return sorted(neighbours, key=lambda p: sum(a != b for a, b in zip(p, point, strict=True)))
 
 
 def _moved(values: Sequence[int], place: int, ratio: float) -> int:

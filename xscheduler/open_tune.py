@@ -98,16 +98,16 @@ def tune_at(
     )
     question = Question(base, limits, fixed or {}, open_system=True)
     with uncollected():
-        made = {policy: spaces(policy, question) for policy in policies}
-        _check_method(method, sum(member.size for members in made.values() for member in members))
-        searches = {policy: OpenSearch(question, made[policy], meter) for policy in policies}
+        spaces_of = {policy: spaces(policy, question) for policy in policies}
+        _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
+        searches = {policy: OpenSearch(question, spaces_of[policy], meter) for policy in policies}
         if method == "bnb":
             sustained = _raced(searches, progress)
         else:
-            sustained = {policy: found for policy, one in searches.items() if (found := _exhausted(one))}
-        lowest = lowest_latency_of([member for members in made.values() for member in members], limits)
+            sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
+        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], limits)
     alternatives = tuple(
-        _alternative(policy, made[policy], question, sustained.get(policy), meter, rate) for policy in policies
+        _alternative(policy, spaces_of[policy], question, sustained.get(policy), meter, rate) for policy in policies
     )
     winner = preferred(
         (a for a in alternatives if a.estimate),
@@ -160,7 +160,7 @@ def _raced(searches: dict[str, OpenSearch], progress: Callable[[int, int], None]
     sustained: dict[str, Sustained] = {}
     for number, policy in enumerate(ahead):
         progress(len(searches) + number, 2 * len(searches))
-        floor = max((one.goodput_seq_s for one in sustained.values()), default=0.0)
+        floor = max((rival.goodput_seq_s for rival in sustained.values()), default=0.0)
         leads = grids[policy][:1]
         if leads[0].goodput >= CLOSE * floor:
             leads = searches[policy].refined(grids[policy])
@@ -213,27 +213,27 @@ def _sustained(lead: Lead, reached: Goodput, meter: Meter) -> Sustained:
 
 
 def _alternative(
-    policy: str, members: Members, question: Question, found: Sustained | None, meter: Meter, rate: float
+    policy: str, members: Members, question: Question, best: Sustained | None, meter: Meter, rate: float
 ) -> Alternative:
     """A policy's best at the asked rate."""
-    if found is None:
+    if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
-        fits = any(one.ceiling > 0 for one in members)
+        fits = any(member.ceiling > 0 for member in members)
         return Alternative(policy, None, None, late if fits else why_infeasible(policy, members, question))
-    reached, steady = found.goodput_seq_s, found.steady
-    why = found.broken or f"its steady throughput ends it, limited by {steady.binding}"
+    reached, steady = best.goodput_seq_s, best.steady
+    why = best.broken or f"its steady throughput ends it, limited by {steady.binding}"
     if reached < rate:
         if not reached:
-            return Alternative(policy, None, None, f"sustains no rate: nearly idle, {found.broken}")
+            return Alternative(policy, None, None, f"sustains no rate: nearly idle, {best.broken}")
         return Alternative(policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
     estimate = replace(
-        meter.served_at(found.schedule, rate),
+        meter.served_at(best.schedule, rate),
         memory_bytes=steady.memory_bytes,
-        binding="latency" if found.broken else steady.binding,
+        binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
         latency_tail_s=None,
     )
-    return Alternative(policy, found.schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
+    return Alternative(policy, best.schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
 
 
 def _assumptions(
@@ -241,19 +241,19 @@ def _assumptions(
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
     few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
-    made = []
+    assumptions = []
     if bounds.latency_s is not None:
-        made.append(f"bound: {_MEANING[bound]}, counted from arrival")
-    made.append(
+        assumptions.append(f"bound: {_MEANING[bound]}, counted from arrival")
+    assumptions.append(
         f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are "
         f"measured by the event simulator over {many:,} requests, the first {WARM_UP:.0%} left out{few}"
     )
     sure = f", with {SIGMAS:g} standard errors to spare" if arrivals.random else ""
     ends = "" if bounds.end_queues else "; as no bound ends a growing queue, never above the steady throughput"
-    made.append(f"goodput: the highest rate within all bounds, to {PRECISION:.2%}{sure}{ends}")
+    assumptions.append(f"goodput: the highest rate within all bounds, to {PRECISION:.2%}{sure}{ends}")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
-        made.append(
+        assumptions.append(
             f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
         )
-    return tuple(made)
+    return tuple(assumptions)

@@ -39,10 +39,10 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
-    made = list(_SPACES[policy](question))
-    for number, space in enumerate(made):
+    members = list(_SPACES[policy](question))
+    for number, space in enumerate(members):
         space.name = f"{policy}-{number}"
-    return made
+    return members
 
 
 def _ascending(question: Question, name: str, most: int) -> Variable:
@@ -70,14 +70,14 @@ def _rra(question: Question) -> Iterator[Candidates]:
         scenario = question.both(layout)
         bounds = _bounds(question, scenario, layout, interleaved=True)
         batches, smooth = _batches(question, scenario), scenario.profile.source != "measured"
-        for values in _apart(counts, len(scenario.stages)):
+        for values in _by_drain(counts, len(scenario.stages)):
             variables = (batches, Variable("decode_iterations", values, smooth))
-            for pieces in _encode_pieces(question, layout):
+            for encode_count in _encode_micro_batches(question, layout):
                 where = functools.partial(question.both, layout)
-                yield candidates("rra", question, where, variables, bounds, encode_micro_batches=pieces)
+                yield candidates("rra", question, where, variables, bounds, encode_micro_batches=encode_count)
 
 
-def _apart(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
+def _by_drain(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
     """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where a
     phase has no more iterations than there are stages, that costs more than a fuller batch gives.
     """
@@ -95,26 +95,26 @@ def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
                 yield layout
 
 
-def _encode_pieces(question: Question, layout: Layout) -> tuple[int, ...]:
+def _encode_micro_batches(question: Question, layout: Layout) -> tuple[int, ...]:
     stages = len(layout.degrees)
     if "encode_micro_batches" in question.fixed:
         return (question.fixed["encode_micro_batches"],)
-    return tuple(stages * times for times in question.encode_pieces) if stages > 1 else (1,)
+    return tuple(stages * times for times in question.encode_micro_batches) if stages > 1 else (1,)
 
 
 def _bounds(question: Question, scenario: Scenario, layout: Layout, interleaved: bool = False) -> Bounds:
-    """For policies that encode apart from decoding; `interleaved` where that happens within queries' lives (RRA)."""
+    """For policies whose steps either encode or decode; `interleaved` where they encode within queries' lives (RRA)."""
 
     def make() -> Bounds:
         side, (mean, longest) = scenario.decode, question.needs
-        found = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
+        reach = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
         encode = ceilings.encode_seconds(side, scenario)
         between = encode if interleaved else 0.0
-        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s, between)
+        rate = ceilings.decode_rate(reach, mean, longest, question.limits.latency_s, between)
         ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
-        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+        return Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 
-    return question.once(("apart", interleaved, layout), make)
+    return question.once(("phased", interleaved, layout), make)
 
 
 def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
@@ -122,11 +122,11 @@ def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bou
 
     def make() -> Bounds:
         mean, longest = question.needs
-        found = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario))
-        rate = ceilings.decode_rate(found, mean, longest, question.limits.latency_s)
+        reach = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario))
+        rate = ceilings.decode_rate(reach, mean, longest, question.limits.latency_s)
         work = float(ceilings.token_seconds(scenario).max()) * (scenario.workload.input.mean + mean)
         ceiling = question.tokens_s(min(rate, 1.0 / work), layout.devices)
-        return Bounds(ceiling, ceilings.quickest(scenario, found, longest))
+        return Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 
     return question.once(("mixed", layout), make)
 
@@ -154,10 +154,10 @@ def _static(question: Question) -> Iterator[Candidates]:
 def _hybrid(question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario, stages = question.both(layout), len(layout.degrees)
-        for pieces in _encode_pieces(question, layout):
+        for encode_count in _encode_micro_batches(question, layout):
             for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
                 bounds = _bounds(question, scenario, layout)
-                counts = {"encode_micro_batches": pieces, "micro_batches": parts}
+                counts = {"encode_micro_batches": encode_count, "micro_batches": parts}
                 yield _line("hybrid", question, layout, _batches(question, scenario), bounds, **counts)
 
 
@@ -194,7 +194,7 @@ def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -
     """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
     need = scenario.biased_reservation.mean
     asked = _enumerated(question, "max_num_batched_tokens", budgets)
-    return tuple(one for one in asked if one == asked[0] or scenario.room(float(one)) >= need)
+    return tuple(budget for budget in asked if budget == asked[0] or scenario.room(float(budget)) >= need)
 
 
 def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:
@@ -230,20 +230,20 @@ def _waa_family(
     policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
 ) -> CandidateFamily:
     """A decoding side with every layout of the encoding side and every B_m."""
-    found, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
-    assert found is not None
+    decoder, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
+    assert decoder is not None
     parts = _enumerated(question, "micro_batches", _micro_batches(len(decode.degrees)))
-    batches = _ascending(question, "encode_batch", int(found.batch[-1]) + 1)
+    batches = _ascending(question, "encode_batch", int(decoder.batch[-1]) + 1)
     mean, longest = question.needs
     bound = question.limits.latency_s
 
     def bounds(encoder: ceilings.EncodeReach) -> Bounds:
         """With an encoding side that can do this."""
-        quickest = (encoder.latency + longest * ceilings.iteration_at(found, mean, encoder.slowest)) / ceilings.MARGIN
+        quickest = (encoder.latency + longest * ceilings.iteration_at(decoder, mean, encoder.slowest)) / ceilings.MARGIN
         if bound is not None and quickest > bound:
             return Bounds(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
-        ceiling = min(encoder.rate, ceilings.decode_rate(found, mean, longest, budget))
+        ceiling = min(encoder.rate, ceilings.decode_rate(decoder, mean, longest, budget))
         return Bounds(question.tokens_s(ceiling, devices), quickest)
 
     def make() -> list[Candidates]:

@@ -21,7 +21,7 @@ from xscheduler.space import Constraint
 from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
 from xsimulator.steady.scenario import Scenario
 
-ENCODE_PIECES = (1, 2, 4)
+ENCODE_MICRO_BATCHES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
 VARIABLES = (
     "encode_batch",
@@ -62,8 +62,8 @@ class Limits:
         """
         up = (True,) * variables
         bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
-        made = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
-        return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *made)
+        constraints = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
+        return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *constraints)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
         """The fullest device's use over what may be used, or the cache's."""
@@ -77,14 +77,14 @@ class Limits:
 
     def figures(self, scenario: Scenario, outcome: Outcome) -> tuple[float, ...]:
         """An outcome's figures in the order of the latency constraints."""
-        made = []
+        figures = []
         if self.latency_s is not None:
-            made.append(self.latency(scenario, outcome))
+            figures.append(self.latency(scenario, outcome))
         if self.ttft_s is not None:
-            made.append(ttft_p99(scenario, outcome))
+            figures.append(ttft_p99(scenario, outcome))
         if self.tpot_s is not None:
-            made.append(per_token(scenario, outcome)[1] or 0.0)
-        return tuple(made)
+            figures.append(per_token(scenario, outcome)[1] or 0.0)
+        return tuple(figures)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Question:
     """Everything but stages and replicas."""
     limits: Limits
     fixed: dict[str, int]
-    encode_pieces: tuple[int, ...] = ENCODE_PIECES
+    encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES
     partial: bool = True
     """Whether only a part of the devices may stand in tensor-parallel groups."""
     open_system: bool = False
@@ -122,22 +122,23 @@ class Question:
 
     def replica_sizes(self) -> tuple[int, ...]:
         """Devices that a replica may have."""
-        whole = self.base.cluster.devices
+        cluster_devices = self.base.cluster.devices
         asked = self.fixed.get("replicas")
-        return tuple(n for n in replica_sizes(self.base.cluster) if asked is None or whole // n == asked)
+        return tuple(n for n in replica_sizes(self.base.cluster) if asked is None or cluster_devices // n == asked)
 
     def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
         """Layouts of so many devices, as far as tensor parallelism isn't fixed by hand (WAA: on its decoding side)."""
         cluster, model = self.base.cluster, self.base.model
         make = uniform_layouts if uniform or not self.partial else partial_layouts
-        found = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
+        layouts = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
         if side == "encode":
-            return found
+            return layouts
         degree, gpus = self.fixed.get("tp_degree"), self.fixed.get("tp_gpus")
         return tuple(
-            one
-            for one in found
-            if (degree is None or one.degree == degree) and (gpus is None or one.degree == 1 or one.gpus == gpus)
+            layout
+            for layout in layouts
+            if (degree is None or layout.degree == degree)
+            and (gpus is None or layout.degree == 1 or layout.gpus == gpus)
         )
 
     def both(self, layout: Layout) -> Scenario:
@@ -177,8 +178,11 @@ class Question:
 
         def make() -> dict[Layout, ceilings.EncodeReach]:
             layouts = self.layouts(devices, uniform=False, side="encode")
-            reach = {one: ceilings.encode_reach(replace(self.base, stages=self.side(one, "encode"))) for one in layouts}
-            return {layout: found for layout, found in reach.items() if found.rate}
+            reach = {
+                layout: ceilings.encode_reach(replace(self.base, stages=self.side(layout, "encode")))
+                for layout in layouts
+            }
+            return {layout: encoder_reach for layout, encoder_reach in reach.items() if encoder_reach.rate}
 
         return self.once(("encoders", devices), make)
 

@@ -27,7 +27,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best feasible point, where there is one."""
 
     space: Space | None
@@ -38,7 +38,7 @@ class Found:
 
 def search(
     spaces: Sequence[Space | Family], method: Method = "bnb", tolerance: float = 0.0, floor: float = 0.0
-) -> Found:
+) -> SearchResult:
     """The best feasible point of all spaces.
 
     `tolerance` is the share by which monotonicity may be broken; `floor` a throughput that only better points are of
@@ -58,7 +58,7 @@ def search(
         black_box(all_spaces(spaces), incumbent)
     else:
         raise InputError(f"There is no search method '{method}': use bnb, exhaustive or optuna.")
-    return Found(
+    return SearchResult(
         incumbent.space,
         incumbent.point,
         incumbent.throughput if incumbent.space else 0.0,

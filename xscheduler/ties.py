@@ -25,8 +25,8 @@ def preferred(
     ranked = sorted(candidates, key=value, reverse=True)
     if not ranked:
         return None
-    as_good = [one for one in ranked if value(one) >= value(ranked[0]) * (1 - tolerance)]
-    return min(as_good, key=lambda one: (policy(one) not in runnable, _complexity(policy(one))))
+    as_good = [alternative for alternative in ranked if value(alternative) >= value(ranked[0]) * (1 - tolerance)]
+    return min(as_good, key=lambda alternative: (policy(alternative) not in runnable, _complexity(policy(alternative))))
 
 
 def _complexity(policy: str) -> int:

@@ -18,8 +18,8 @@ from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, spaces
-from xscheduler.question import ENCODE_PIECES, VARIABLES, Limits, Question
-from xscheduler.search import Found, Method, Search, search
+from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
+from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
@@ -53,7 +53,7 @@ def tune(
     tail: bool = True,
     steady_state: Form = "exact",
     variation: bool = True,
-    encode_pieces: tuple[int, ...] = ENCODE_PIECES,
+    encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES,
     partial: bool = True,
     lowest_latency: bool = False,
     runnable: tuple[str, ...] = (),
@@ -64,9 +64,9 @@ def tune(
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
     control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
-    blocks that they hold; `encode_pieces` are the encoding micro-batches per stage that are tried. With `tail`, a bound
-    on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it
-    for the next longer request (the paper has none). `steady_state` and `variation` as in
+    blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried. With `tail`,
+    a bound on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would
+    miss it for the next longer request (the paper has none). `steady_state` and `variation` as in
     `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies
     that are preferred where several are as good (`ties.py`). `progress` is told how many policies of how many are done.
 
@@ -77,30 +77,30 @@ def tune(
     base = Scenario(
         model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
     )
-    question = Question(base, limits, fixed or {}, encode_pieces, partial)
-    tried: list[tuple[str, Members, Found]] = []
+    question = Question(base, limits, fixed or {}, encode_micro_batches, partial)
+    tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
         for policy in policies:
             progress(len(tried), len(policies))
-            made = spaces(policy, question)
-            tried.append((policy, made, search(list(made), method, tolerance)))
-        alternatives = tuple(_alternative(policy, made, found, question) for policy, made, found in tried)
+            members = spaces(policy, question)
+            tried.append((policy, members, search(list(members), method, tolerance)))
+        alternatives = tuple(_alternative(policy, members, result, question) for policy, members, result in tried)
         won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy, TIE, runnable)
         if won:
             alternatives = _compared(alternatives, won)
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
-            lowest = lowest_latency_of([space for _, made, _ in tried for space in made], limits)
+            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
         Search(
             method,
-            sum(found.search.evaluations for _, _, found in tried),
-            sum(found.search.space for _, _, found in tried),
-            sum(found.search.seconds for _, _, found in tried),
+            sum(result.search.evaluations for _, _, result in tried),
+            sum(result.search.space for _, _, result in tried),
+            sum(result.search.seconds for _, _, result in tried),
         ),
         lowest if math.isfinite(lowest) else None,
         _assumptions(limits, bound, winner),
@@ -133,11 +133,11 @@ def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
 
-def _alternative(policy: str, made: Members, found: Found, question: Question) -> Alternative:
+def _alternative(policy: str, members: Members, result: SearchResult, question: Question) -> Alternative:
     """A policy's best schedule and what limits it."""
-    if not isinstance(found.space, Candidates):
-        return Alternative(policy, None, None, why_infeasible(policy, made, question))
-    space, point = _smallest_budget(made, found.space, found.point)
+    if not isinstance(result.space, Candidates):
+        return Alternative(policy, None, None, why_infeasible(policy, members, question))
+    space, point = _smallest_budget(members, result.space, result.point)
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
@@ -147,7 +147,7 @@ def _alternative(policy: str, made: Members, found: Found, question: Question) -
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
 
 
-def _smallest_budget(made: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
+def _smallest_budget(members: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
     """The space of the smallest token budget with as good as the throughput of this point, its other variables and its
     allocation as they are: a budget that is hardly ever reached only takes memory for activations.
     """
@@ -155,16 +155,16 @@ def _smallest_budget(made: Members, space: Candidates, point: Point) -> tuple[Ca
     if budget is None:
         return space, point
     smaller = [
-        one
-        for one in made_spaces(made)
-        if isinstance(one, Candidates)
-        and one.constants.get("max_num_batched_tokens", budget) < budget
-        and len(one.variables[0].values) > point[0]
+        candidate
+        for candidate in made_spaces(members)
+        if isinstance(candidate, Candidates)
+        and candidate.constants.get("max_num_batched_tokens", budget) < budget
+        and len(candidate.variables[0].values) > point[0]
     ]
-    for one in sorted(smaller, key=lambda other: other.constants["max_num_batched_tokens"]):
-        alike = one.where.stages == space.where.stages and one.where.replicas == space.where.replicas
-        if alike and one.at(point).throughput >= enough and one.meets(point):
-            return one, point
+    for candidate in sorted(smaller, key=lambda other: other.constants["max_num_batched_tokens"]):
+        alike = candidate.where.stages == space.where.stages and candidate.where.replicas == space.where.replicas
+        if alike and candidate.at(point).throughput >= enough and candidate.meets(point):
+            return candidate, point
     return space, point
 
 
@@ -176,8 +176,8 @@ def _leanest(space: Candidates, point: Point) -> Point:
     first, last = 0, point[0]  # at the last it is enough
     while first < last:
         middle = (first + last) // 2
-        found = (middle, *point[1:])
-        if space.at(found).throughput >= enough and space.meets(found):
+        middle_point = (middle, *point[1:])
+        if space.at(middle_point).throughput >= enough and space.meets(middle_point):
             last = middle
         else:
             first = middle + 1
@@ -193,22 +193,22 @@ def _binding(broken: str | None, otherwise: Binding | None) -> Binding | None:
 
 def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple[Alternative, ...]:
     """The alternatives, each with its place beside the answer and why."""
-    others = (a for a in alternatives if a.estimate and a is not best)
-    ranked = [best, *sorted(others, key=lambda a: -_rate(a))]
+    rest = (a for a in alternatives if a.estimate and a is not best)
+    ranked = [best, *sorted(rest, key=lambda a: -_rate(a))]
 
-    def place(one: Alternative) -> str:
-        if one is best:
+    def place(alternative: Alternative) -> str:
+        if alternative is best:
             if len(ranked) == 1:
                 return "the best"
             next_share = _rate(ranked[1]) / _rate(best)
             if next_share >= 1 - TIE:
                 return f"the best, with {ranked[1].policy} as good"
             return f"the best; the next, {ranked[1].policy}, reaches {percent_text(next_share)} of its throughput"
-        share = _rate(one) / _rate(best)
+        share = _rate(alternative) / _rate(best)
         if share >= 1 - TIE:
             return f"as good as {best.policy}"
-        assert one.schedule and one.estimate and best.schedule and best.estimate
-        why = why_behind((best.schedule, best.estimate), (one.schedule, one.estimate))
+        assert alternative.schedule and alternative.estimate and best.schedule and best.estimate
+        why = why_behind((best.schedule, best.estimate), (alternative.schedule, alternative.estimate))
         return f"{percent_text(share)} of {best.policy}'s throughput" + (f": {why}" if why else "")
 
     return tuple(replace(a, reason=f"{place(a)}; {a.reason}") if a.estimate else a for a in alternatives)
@@ -218,11 +218,11 @@ def _rate(alternative: Alternative) -> float:
     return alternative.estimate.throughput_tok_s if alternative.estimate else 0.0
 
 
-def lowest_latency_of(made: Members, limits: Limits, lowest: float = math.inf) -> float:
+def lowest_latency_of(members: Members, limits: Limits, lowest: float = math.inf) -> float:
     """The lowest latency of all spaces, at the lowest corner of one, if it is below `lowest`, else that; infinite where
     none fits in memory.
     """
-    for member in sorted(made, key=lambda member: member.quickest_s):
+    for member in sorted(members, key=lambda member: member.quickest_s):
         if member.quickest_s >= lowest:
             break
         if isinstance(member, CandidateFamily):
@@ -238,31 +238,32 @@ def _of(family: CandidateFamily) -> Members:
 
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
-    found = space.outcome(space.values(space.lowest))
-    return limits.latency(space.where, found) if limits.memory(space.where, found) <= 1.0 else math.inf
+    result = space.outcome(space.values(space.lowest))
+    return limits.latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
 
 
-def why_infeasible(policy: str, made: Members, question: Question) -> str:
+def why_infeasible(policy: str, members: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
-    if not made and question.base.encoder_decoder and policy == "chunked":
+    if not members and question.base.encoder_decoder and policy == "chunked":
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
-    if not made and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
+    if not members and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
-    if not made and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
+    if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
         return f"no allocation of its {question.base.cluster.devices} devices has what was asked for ({asked})"
-    if not made:
+    if not members:
         return _too_large(policy, question)
-    closest = min(made, key=lambda member: member.quickest_s)
+    closest = min(members, key=lambda member: member.quickest_s)
     if isinstance(closest, CandidateFamily):
         return why_infeasible(policy, _of(closest), question)
-    found, corners = closest.at(closest.lowest), [one.at(one.lowest) for one in made if isinstance(one, Candidates)]
-    fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [found]
+    lowest = closest.at(closest.lowest)
+    corners = [member.at(member.lowest) for member in members if isinstance(member, Candidates)]
+    fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [lowest]
     for place, constraint in enumerate(closest.constraints):
         timed = constraint.name in TIMES
-        figure = min(corner.figures[place] for corner in fitting) if timed else found.figures[place]
+        figure = min(corner.figures[place] for corner in fitting) if timed else lowest.figures[place]
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
@@ -287,17 +288,17 @@ def _too_large(policy: str, question: Question) -> str:
 
 
 def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tuple[str, ...]:
-    made = []
+    assumptions = []
     if limits.latency_s is not None:
         meaning = {
             "p99-length": "a sequence of the 99th-percentile output length meets the bound",
             "p99-queries": "99% of all queries meet the bound",
         }
         also = ", and one of the 99.9th too" if limits.tail else ""
-        made.append(f"bound: {meaning[bound]}{also}, counted from the start of its encoding")
+        assumptions.append(f"bound: {meaning[bound]}{also}, counted from the start of its encoding")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
-        made.append(
+        assumptions.append(
             f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
         )
-    return tuple(made)
+    return tuple(assumptions)

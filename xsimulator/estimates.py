@@ -38,16 +38,16 @@ def outcome(scenario: Scenario, policy: str, controls: Mapping[str, int | None])
     def of(name: str) -> int:
         return controls.get(name) or 0
 
-    pieces = controls.get("encode_micro_batches")
+    encode_count = controls.get("encode_micro_batches")
     match policy:
         case "rra":
-            return rra.outcome(scenario, of("encode_batch"), of("decode_iterations"), pieces)
+            return rra.outcome(scenario, of("encode_batch"), of("decode_iterations"), encode_count)
         case "waa-c" | "waa-m":
             return waa.outcome(scenario, of("encode_batch"), of("micro_batches"))
         case "static":
-            return static.outcome(scenario, of("encode_batch"), pieces)
+            return static.outcome(scenario, of("encode_batch"), encode_count)
         case "hybrid":
-            return static.outcome(scenario, of("encode_batch"), pieces, of("micro_batches"))
+            return static.outcome(scenario, of("encode_batch"), encode_count, of("micro_batches"))
         case "orca":
             return orca.outcome(scenario, of("max_num_seqs"), of("prefills_per_step"))
         case "chunked":

@@ -202,15 +202,15 @@ def _compared(compare: Callable[[], list[Any]]) -> list[dict[str, Any]]:
 
 
 def _interpreted_engine() -> list[dict[str, Any]]:
-    """The same of a tiny model, whose kernels are interpreted on the processor."""
-    from exegpt.models.device import PROCESSOR
+    """The same of a tiny model, whose kernels are interpreted on the CPU."""
+    from exegpt.models.device import CPU
 
     with _as_on_a_gpu():
-        return _engine(3, 0, PROCESSOR, ("llama",), _TINY_MODEL)
+        return _engine(3, 0, CPU, ("llama",), _TINY_MODEL)
 
 
 def _as_on_a_gpu() -> Any:
-    """Within it the kernels for GPUs take the processor's tensors: they are interpreted, or compiled and not run."""
+    """Within it the kernels for GPUs take the CPU's tensors: they are interpreted, or compiled and not run."""
     from exegpt.kernels import device
 
     return mock.patch.object(device, "on_gpu", lambda x: True)

@@ -14,7 +14,7 @@ from exegpt.models import random_model
 from exegpt.models.device import free_memory
 from exegpt.schedule import BLOCK_SIZE
 from xrunner.comm.gpu import Gpu
-from xrunner.rank.assembly import Work
+from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute
 
 _STEPS = 21
@@ -46,12 +46,12 @@ def time_step(
         report(f"left out for lack of memory: {spec.name}, which needs {need / 2**30:.0f} GiB")
         return None
     model = random_model(spec, dtype=dtype, device=gpu.device)
-    work = decoding(spec, batch, context)
-    cache = model.new_cache(work.attention[0][2].size + 1, BLOCK_SIZE)
+    device_batch = decoding(spec, batch, context)
+    cache = model.new_cache(device_batch.attention[0][2].size + 1, BLOCK_SIZE)
     eager, graph = (Compute(model, cache, True, gpu, graphs) for graphs in (False, True))
     assert graph.graphs
-    graph.graphs.capture(batch, work.attention[0][2].shape[1])
-    (slow, plain), (fast, replayed) = (_timed(lambda way=way: way(work, None)[1]) for way in (eager, graph))
+    graph.graphs.capture(batch, device_batch.attention[0][2].shape[1])
+    (slow, plain), (fast, replayed) = (_timed(lambda way=way: way(device_batch, None)[1]) for way in (eager, graph))
     return Step(spec.name, batch, context, slow, fast, bound(spec, dtype, batch, context, roofline), plain == replayed)
 
 
@@ -77,13 +77,13 @@ def bound(spec: ModelSpec, dtype: str, batch: int, context: int, roofline: Roofl
     return max(moved / roofline.reading, flops / roofline.rate)
 
 
-def decoding(spec: ModelSpec, batch: int, context: int) -> Work:
-    """A piece that decodes `batch` sequences, each with `context` tokens after it, in blocks of their own."""
+def decoding(spec: ModelSpec, batch: int, context: int) -> DeviceBatch:
+    """A device batch that decodes `batch` sequences, each with `context` tokens after it, in blocks of their own."""
     rng, each = np.random.default_rng(0), -(-context // BLOCK_SIZE)
     tables = rng.permutation(batch * each).astype(np.int32).reshape(batch, each)
     place = context - 1
     contexts, offsets = np.full(batch, context, dtype=np.int32), np.arange(batch + 1, dtype=np.int32)
-    return Work(
+    return DeviceBatch(
         phase="decode",
         micro_batch=0,
         sequences=batch,
@@ -93,5 +93,5 @@ def decoding(spec: ModelSpec, batch: int, context: int) -> Work:
         slots=tables[:, place // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + place % BLOCK_SIZE,
         attention=((0, batch, tables, offsets, contexts),),
         rows=None,
-        gives=batch,
+        new_tokens=batch,
     )

@@ -1,4 +1,4 @@
-"""Every kernel's path on the processor in float32: right, and as fast as what PyTorch brings?
+"""Every kernel's path on the CPU in float32: right, and as fast as what PyTorch brings?
 
 Each on the demo model's shapes, its tensors in memory, beside PyTorch's operators, torch.compile, SDPA and
 FlexAttention, and the machine's limit. On a GPU `python -m benchmarks.gpu` does the same.
@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from benchmarks.kernels.cases import PROCESSOR, Sizes, all_cases
+from benchmarks.kernels.cases import CPU_SIZES, Sizes, all_cases
 from benchmarks.kernels.check import check
-from benchmarks.kernels.timing import Clock, Roofline, Timed, measure_roofline, processor_seconds, time_case
+from benchmarks.kernels.timing import Clock, Roofline, Timed, cpu_seconds, measure_roofline, time_case
 from exegpt.cli import output
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ class Row:
         return min(others) / self.timed.seconds if others else None
 
 
-def run(sizes: Sizes, roofline: Roofline, only: str = "", clock: Clock = processor_seconds) -> list[Row]:
+def run(sizes: Sizes, roofline: Roofline, only: str = "", clock: Clock = cpu_seconds) -> list[Row]:
     """Check and time every case whose name has `only` in it."""
     rows = []
     for case, twin in zip(*(all_cases(sizes, torch.float32, CPU) for _ in range(2)), strict=True):
@@ -81,7 +81,7 @@ def main() -> int:
     torch.manual_seed(0)
     roofline = measure_roofline(torch.float32, CPU)
     with torch.inference_mode():
-        rows = run(PROCESSOR, roofline, args.only)
+        rows = run(CPU_SIZES, roofline, args.only)
     if args.json:
         print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=2))
     else:

@@ -69,7 +69,7 @@ class Sizes:
     prompts: tuple[int, int]
     """Sequences, tokens of each."""
     pieces: tuple[tuple[int, ...], tuple[int, ...]]
-    """New tokens and contexts of sequences whose prompts come in pieces, some decoding beside them."""
+    """New tokens and contexts of sequences whose prompts come in chunks, some decoding beside them."""
     decoding: tuple[tuple[int, int], ...]
     """Sequences, context of each."""
     ragged: tuple[int, ...]
@@ -131,7 +131,7 @@ TINY = Sizes(
     blocks=3,
 )
 """For the interpreter."""
-PROCESSOR = Sizes(
+CPU_SIZES = Sizes(
     heads=Heads(8, 4, 64),  # the demo's model
     other_heads=(Heads(32, 8, 128), Heads(12, 12, 64)),
     prompts=(4, 256),
@@ -164,7 +164,7 @@ def all_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterato
 
 
 def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
-    """Prompts, pieces of prompts, decoding, windows, both-ways attention with a position bias; further head sizes."""
+    """Prompts, chunks of prompts, decoding, windows, both-ways attention with a position bias; further head sizes."""
 
     def case(name: str, heads: Heads, news: tuple[int, ...], contexts: tuple[int, ...], **options: Any) -> Case:
         return _attention(name, heads, news, contexts, dtype, device, options, flex=heads == sizes.heads)
@@ -174,7 +174,7 @@ def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> I
     prompts = (length,) * sequences
     yield case("prefill", heads, prompts, prompts)
     yield case("prefill, window", heads, prompts, prompts, **window)
-    yield case("prefill, pieces", heads, *sizes.pieces)
+    yield case("prefill, chunks", heads, *sizes.pieces)
     bias = torch.randn(heads.query, 2 * 128 + 1, device=device)
     yield case("encoder, bias", heads, prompts, prompts, causal=False, bias=bias, scale=1 / heads.size)
     for number, context in sizes.decoding:

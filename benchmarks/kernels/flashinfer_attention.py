@@ -55,7 +55,7 @@ def peer(
     **options: Any,
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """`attention.attention` of these arguments by FlashInfer, under its name: made and planned at the first call, which
-    fails where it isn't installed or has no such heads. None on the processor, and for a position bias.
+    fails where it isn't installed or has no such heads. None on the CPU, and for a position bias.
     """
     if bias is not None or not device.on_gpu(q):
         return {}

@@ -140,8 +140,8 @@ def device_seconds(function: Make, alike: Make | None = None) -> float:
     return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
 
 
-def processor_seconds(function: Make, alike: Make) -> float:
-    """Median time on the processor, as of a layer among others: what it reads lies in memory, and its code in the cache
+def cpu_seconds(function: Make, alike: Make) -> float:
+    """Median time on the CPU, as of a layer among others: what it reads lies in memory, and its code in the cache
     since `alike`, the same over other tensors.
     """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8)

@@ -262,7 +262,10 @@ def infeasible_text(answer: "Tuned", bound_s: float) -> str:
 def report_facts(setting: "Setting") -> tuple[tuple[str, str], ...]:
     """What a schedule was found for, as a report names it."""
     model, workload = setting.model, setting.workload
-    lengths = [f"{figure_text(law.mean, 4)}±{figure_text(law.std)}" for law in (workload.input, workload.output)]
+    lengths = [
+        f"{figure_text(distribution.mean, 4)}±{figure_text(distribution.std)}"
+        for distribution in (workload.input, workload.output)
+    ]
     return (
         ("model", f"{model.name}: {model.layers} layers, {count_text(model.parameters)} parameters"),
         ("cluster", f"{setting.cluster.name}: {setting.cluster.devices} × {setting.cluster.device.kind}"),

@@ -64,7 +64,7 @@ def bench(
     def ask() -> tuple[Any, ...]:
         directory, given, named = inputs.model_directory(model), inputs.read_schedule(schedule), peer_names(peers)
         output.check_output(report)
-        output.check_apart((report,), (requests, schedule, profile, workload))
+        output.check_distinct((report,), (requests, schedule, profile, workload))
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
         setting = _setting(directory, given, profile, ranks.size, kind)
         return (given, *other_schedules(setting, given, policy)), setting, tuple(wanted), tuple(notes), named
@@ -294,7 +294,7 @@ def compare_policies(
                 before = slowdown_now(setting.profile, engine.model, ranks)
                 report = engine.run(requests, on_finish)
                 slowdown = least(before, slowdown_now(setting.profile, engine.model, ranks))
-                told = ranks.gather(report if engine.speaks else None, 0, RunReport)
+                told = ranks.gather(report if engine.leads else None, 0, RunReport)
                 mine += [compare(schedule, setting.profile, one, slowdown=slowdown) for one in told if one]
                 engine.close()
     return [median(mine) for mine in runs if mine]

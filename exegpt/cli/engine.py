@@ -109,7 +109,7 @@ def engine_schedule(
         policy=policy,  # type: ignore[arg-type]
         model=ModelReference(model, model.fingerprint),
         cluster=setting.cluster,
-        workload=setting.workload.laws,
+        workload=setting.workload.without_requests,
         profile=ProfileReference(profile.source, profile.fingerprint),
         stages=stages,
         kv_blocks=kv_blocks,

@@ -292,7 +292,7 @@ def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
 
 
 def set_threads(threads: int | None) -> None:
-    """Use so many processor threads; None leaves torch's own choice, one per core."""
+    """Use so many CPU threads; None leaves torch's own choice, one per core."""
     if threads is not None:
         import torch
 

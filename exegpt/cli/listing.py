@@ -102,7 +102,7 @@ _POLICIES: dict[str, tuple[tuple[str, ...], str]] = {
     "orca": (("max_num_seqs", "prefills_per_step"), "requests join and leave at every iteration (Orca, vLLM)"),
     "chunked": (
         ("max_num_seqs", "max_num_batched_tokens"),
-        "prompts in pieces within a token budget (Sarathi, vLLM v1)",
+        "prompts in chunks within a token budget (Sarathi, vLLM v1)",
     ),
     "rra": (
         ("encode_batch", "decode_iterations", "encode_micro_batches"),

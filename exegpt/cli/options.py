@@ -30,10 +30,10 @@ DTYPE = Annotated[
     str | None, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
 ]
 RUN_DTYPE = Annotated[
-    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16. Default: fp32 on the processor, bf16 on a GPU.")
+    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
 ]
 DEVICE = Annotated[
-    str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU where there is one, else the processor.")
+    str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU where there is one, else the CPU.")
 ]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
@@ -47,9 +47,7 @@ COLUMNS = Annotated[
 ]
 RATE = Annotated[str | None, typer.Option("--rate", help="Poisson arrivals, like 5/s.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything drawn at random.")]
-THREADS = Annotated[
-    int | None, typer.Option("--threads", min=1, max=1024, help="Processor threads. Default: one per core.")
-]
+THREADS = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads. Default: one per core.")]
 LATENCY_BOUND_HELP = "The latency bound: 5s, 250ms, 2m or inf."
 BOUND = Annotated[
     str,

@@ -141,7 +141,7 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
 
 
-def check_apart(outputs: "Sequence[Path | None]", sources: "Sequence[str | Path | None]") -> None:
+def check_distinct(outputs: "Sequence[Path | None]", sources: "Sequence[str | Path | None]") -> None:
     """InputError where an output would replace a file that is read, or another output."""
     named = [path for path in outputs if path is not None]
     if not named:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from exegpt.models.weights import torch_dtype
 from exegpt.request import Request
 from exegpt.served import Served
@@ -33,7 +33,7 @@ class PeerRun:
         return sum(map(len, self.outputs)) / self.seconds
 
 
-def load(directory: Path, dtype: str = "fp32", device: torch.device = PROCESSOR) -> Any:
+def load(directory: Path, dtype: str = "fp32", device: torch.device = CPU) -> Any:
     """The model as transformers loads it."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging

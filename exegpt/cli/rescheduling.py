@@ -34,7 +34,7 @@ class Asked:
     most: int | None
 
 
-class Found(NamedTuple):
+class NewSchedule(NamedTuple):
     """A schedule, or why there is none."""
 
     schedule: Schedule | None
@@ -51,7 +51,7 @@ def rescheduling(setting: Setting) -> "Reschedule":
     most = len(setting.workload.requests or ()) or None  # no batch is larger than the list of requests
 
     def reschedule(workload: Workload, held: Schedule) -> Schedule | None:
-        means = [figure_text(law.mean, 4) for law in (workload.input, workload.output)]
+        means = [figure_text(distribution.mean, 4) for distribution in (workload.input, workload.output)]
         note = f"lengths have changed, to {means[0]} input and {means[1]} output tokens on average"
         output.note(f"{note}: searching again")
         found, why_not = in_a_process(Asked(replace(setting, workload=workload), held, most))
@@ -61,7 +61,7 @@ def rescheduling(setting: Setting) -> "Reschedule":
     return reschedule
 
 
-def in_a_process(asked: Asked) -> Found:
+def in_a_process(asked: Asked) -> NewSchedule:
     """What `best` finds in a process of its own: a thread would take turns with the run, which then is several times as
     slow. Question and answer are JSON on its standard input and output; it ends when the former does, with the run.
     """
@@ -75,8 +75,8 @@ def in_a_process(asked: Asked) -> Found:
         except BrokenPipeError:  # it has ended already
             said = ""
     if not said:
-        return Found(None, f"the search was ended (exit code {process.returncode})")
-    return document.from_dict(Found, document.parse_json(said, "the search's answer"), "the search's answer")
+        return NewSchedule(None, f"the search was ended (exit code {process.returncode})")
+    return document.from_dict(NewSchedule, document.parse_json(said, "the search's answer"), "the search's answer")
 
 
 def main() -> None:
@@ -84,11 +84,11 @@ def main() -> None:
     question = "the search's question"
     asked = document.from_dict(Asked, document.parse_json(sys.stdin.readline(), question), question)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
-    os.nice(19)  # where there are no processors to spare, the run goes first
+    os.nice(19)  # where there are no CPUs to spare, the run goes first
     try:
         found = best(asked.setting, asked.held, asked.most)
     except InputError as error:
-        found = Found(None, str(error))
+        found = NewSchedule(None, str(error))
     print(document.dumps(document.to_dict(found), indent=None), flush=True)
 
 
@@ -98,7 +98,7 @@ def _end_with_the_run() -> None:
     os._exit(1)
 
 
-def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
+def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedule:
     """The schedule to go on with where the ranks hold layers and caches for another, and if there is none, why: the
     best one that takes over in place, or, if that is better by more than `WORTH`, the best of all. `most` caps the
     sequences that one replica decodes at once.
@@ -108,31 +108,33 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> Found:
     from xrunner.core.adaptation import takes_over_in_place
 
     bound_s = math.inf if held.latency_bound_s is None else held.latency_bound_s
-    apart = held.policy in WAA
-    policies = WAA if apart else (held.policy,)
+    disaggregated = held.policy in WAA
+    policies = WAA if disaggregated else (held.policy,)
 
     def search(fixed: dict[str, int], **asked: Any) -> Any:
         asked |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
-        asked |= {} if apart else {"most_resident": most}  # WAA's memory fills up, whatever its batch
+        asked |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
         return search_schedule(setting, bound_s, bound=held.bound, **asked)
 
     free = search({})
     if free.schedule is None:
-        return Found(None, infeasible_text(free, bound_s))
+        return NewSchedule(None, infeasible_text(free, bound_s))
     stays = free
-    if apart and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks:  # a full memory is never of quite one size
+    if (
+        disaggregated and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks
+    ):  # a full memory is never of quite one size
         blocks = min(free.schedule.kv_blocks, held.kv_blocks)
         stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))
-    if not takes_over_in_place(free.schedule, held) and not apart:  # WAA's stages can't be asked for
+    if not takes_over_in_place(free.schedule, held) and not disaggregated:  # WAA's stages can't be asked for
         stays = search(_degrees(held), kv_blocks=held.kv_blocks)
     need, have = ranks_needed(free.schedule), ranks_needed(held)
     if stays.schedule and takes_over_in_place(stays.schedule, held):
         rates = stays.estimate.throughput_tok_s, free.estimate.throughput_tok_s
         if need != have or rates[0] >= (1 - WORTH) * rates[1]:
-            return Found(stays.schedule)
+            return NewSchedule(stays.schedule)
     if need != have:
-        return Found(None, f"what is best for them is for {need} devices, and this job has {have}")
-    return Found(free.schedule)
+        return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
+    return NewSchedule(free.schedule)
 
 
 def _degrees(held: Schedule) -> dict[str, int]:

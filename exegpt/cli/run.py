@@ -162,7 +162,7 @@ class _Typed:
         from xrunner.core.results import check_left
 
         output.check_output(self.report)
-        output.check_apart((self.out, self.report), (self.requests, self.schedule, self.profile))
+        output.check_distinct((self.out, self.report), (self.requests, self.schedule, self.profile))
         if self.out and ranks.size == 1:  # of several, another rank may write it
             output.check_output(self.out)
             check_left(self.out, self.resume)
@@ -204,8 +204,8 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
         own = own_profile(directory, inputs.run_dtype(dtype, given, kind), ranks, there)
 
     def choose() -> tuple[Any, ...]:
-        apart = given if ranks.size > 1 else None
-        setting = run_setting(directory, wanted, profile, apart, own, kind, given.dtype if given else dtype)
+        shared = given if ranks.size > 1 else None
+        setting = run_setting(directory, wanted, profile, shared, own, kind, given.dtype if given else dtype)
         try:
             chosen = given or tuned_schedule(setting, typed.latency_bound, typed.policy, **typed.fixed)
         except Infeasible as error:  # an answer, which all ranks get
@@ -396,7 +396,7 @@ def _run(
     opened = []
 
     def open_file() -> dict[str, str]:
-        if engine.speaks and out:
+        if engine.leads and out:
             output.check_output(out)
             opened.append(ResultFile(out, fingerprint, resume))
         return {}
@@ -409,7 +409,7 @@ def _run(
         output.note(f"resumed: {len(asked.requests) - len(left)} of {len(asked.requests)} requests were done")
     tokenizer = load_tokenizer(asked.directory) if out else None
     with ExitStack() as stack:
-        progress = stack.enter_context(output.progress("running requests")) if engine.speaks else None
+        progress = stack.enter_context(output.progress("running requests")) if engine.leads else None
         if file:
             stack.enter_context(file)
             for result in asked.rejected:
@@ -422,7 +422,7 @@ def _run(
             finished += 1
             if progress:
                 progress(finished, len(left))
-            if out and file is None:  # layers have moved, and now this rank speaks
+            if out and file is None:  # layers have moved, and now this rank leads
                 file = stack.enter_context(ResultFile(out, fingerprint, resume=True))
             if file:
                 text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
@@ -435,10 +435,10 @@ def _run(
         else:
             report = engine.run(left, on_finish, adjustment=adjust)
         slowdown = least(before, slowdown_now(asked.setting.profile, engine.model, ranks))
-        if file and not engine.speaks:
+        if file and not engine.leads:
             file.leave()
     engine.close()
-    return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown) if engine.speaks else None
+    return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown) if engine.leads else None
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request | Result]") -> str:

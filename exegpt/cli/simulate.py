@@ -63,7 +63,7 @@ def simulate(
     from exegpt.timeline import chrome_trace
 
     output.check_output(timeline)
-    output.check_apart((timeline,), (schedule, workload, profile, replay, cluster))
+    output.check_distinct((timeline,), (schedule, workload, profile, replay, cluster))
     inputs.set_threads(threads)
     inputs.check_columns(columns, workload, replay)
     settings = {

@@ -77,7 +77,7 @@ def tune(
     output.check_output(out)
     output.check_output(report)
     clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
-    output.check_apart((out, report), (workload, profile, price, *clusters))
+    output.check_distinct((out, report), (workload, profile, price, *clusters))
     inputs.set_threads(threads)
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")

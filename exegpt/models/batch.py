@@ -16,7 +16,7 @@ _ROWS_STEP = 8
 def computed_rows(tokens: int) -> int:
     """Rows that an iteration on so many tokens computes.
 
-    The processor's matrix products are generated anew for every number of rows, for milliseconds: beyond 128, rows of
+    The CPU's matrix products are generated anew for every number of rows, for milliseconds: beyond 128, rows of
     zeros fill up to a multiple of eight, so that there are few numbers and a warm-up has seen them.
     """
     return tokens if tokens <= _EXACT_ROWS else -(-tokens // _ROWS_STEP) * _ROWS_STEP

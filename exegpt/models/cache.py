@@ -1,4 +1,4 @@
-"""The KV cache of one device: one tensor of keys and one of values per layer, allocated once, cut into blocks."""
+"""The KV cache of one device: one tensor of keys and one of values per layer, allocated once, in blocks."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ import torch
 from exegpt.errors import InputError
 from exegpt.kernels.kv_layout import key_shape
 from exegpt.model import ModelSpec
-from exegpt.models.device import PROCESSOR, free_memory
+from exegpt.models.device import CPU, free_memory
 from exegpt.models.weights import torch_dtype
 
 
@@ -18,7 +18,7 @@ from exegpt.models.weights import torch_dtype
 class KVCache:
     """Keys and values of every layer.
 
-    Values are [blocks, kv_heads, block_size, head_size]; keys lie as `kernels/kv_layout.py` tells for the device.
+    Values are [blocks, kv_heads, block_size, head_size]; keys have the device's layout, see `kernels/kv_layout.py`.
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -32,7 +32,7 @@ class KVCache:
         blocks: int,
         block_size: int,
         dtype: str,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> "KVCache":
         """Empty tensors for `blocks` blocks; InputError where the device has no memory for them."""
         need = blocks * block_size * layers * spec.kv_bytes(1, dtype)
@@ -53,19 +53,19 @@ class KVCache:
         return sum(t.numel() * t.element_size() for t in self.keys + self.values)
 
     def touch(self, blocks: int) -> None:
-        """Write the first `blocks` blocks, so that the system maps their memory now and not in the midst of a run."""
+        """Write the first `blocks` blocks, so that the system maps their memory now and not during a run."""
         for tensor in self.keys + self.values:
             tensor[:blocks].zero_()
 
 
-def scattered_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = PROCESSOR) -> torch.Tensor:
-    """Zeros of which parts here and there will be read: on the processor in huge pages, where the system has them. A
-    block is about as large as a small page, and looking each one up takes decoding a seventh of its attention.
+def scattered_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+    """Zeros for scattered reads: on the CPU in huge pages, where the system has them. A block is about as large as a
+    small page, and address translation takes a seventh of decoding's attention.
     """
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
     bytes_ = max(1, math.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system that was built without them
+    with contextlib.suppress(OSError):  # a kernel built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)

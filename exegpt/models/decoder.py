@@ -10,7 +10,7 @@ from exegpt.kernels.sampling import Sampling, sample
 from exegpt.model import ModelSpec
 from exegpt.models.batch import Batch, attend
 from exegpt.models.cache import KVCache
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from exegpt.models.shard import WHOLE, Shard
 
 
@@ -59,7 +59,7 @@ class Model:
     """Whether tokens come out; else the states of every row, which the next stage takes."""
     start: tuple[int, ...] = ()
     """What an encoder-decoder's output begins with in its cache, before the first token that it makes."""
-    device: torch.device = PROCESSOR
+    device: torch.device = CPU
     """Where its weights are, and where caches and batches must be."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:

@@ -1,4 +1,4 @@
-"""The device that a model's tensors are on: the CPU, or a GPU; and the memory that is kept for them."""
+"""The device of a model's tensors, the CPU or a GPU, and its memory."""
 
 import ctypes
 import functools
@@ -10,12 +10,12 @@ import torch
 
 from exegpt.errors import InputError
 
-PROCESSOR = torch.device("cpu")
+CPU = torch.device("cpu")
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """`mallopt`'s parameters (glibc's malloc.h)."""
 _LARGE = 32 * 2**20
-"""Bytes from which an allocation has a mapping of its own: the most that glibc takes for it."""
+"""Bytes from which an allocation gets a mapping of its own: the most that glibc accepts."""
 
 
 @functools.cache
@@ -38,9 +38,8 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def find_device(name: str | None = None, local: int = 0) -> torch.device:
-    """The device of a node's rank `local`: `cpu`, or with `cuda` one of the node's GPUs, which its ranks take in turn,
-    from now on the current one. None: a GPU where there is one, else the processor. InputError for a GPU that isn't
-    there.
+    """The device of a node's rank `local`: `cpu`, or with `cuda` GPU number `local` modulo the node's GPUs, which
+    becomes the current one. None: a GPU where there is one, else the CPU. InputError for a GPU that isn't there.
     """
     if name not in (None, "cpu", "cuda"):
         raise InputError(f"There is no device '{name}': use cpu or cuda.")
@@ -50,12 +49,12 @@ def find_device(name: str | None = None, local: int = 0) -> torch.device:
     if name == "cuda":
         built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
         raise InputError(f"--device cuda needs a GPU, and torch sees none here{built}: use --device cpu.")
-    return PROCESSOR
+    return CPU
 
 
 def made_current(device: torch.device) -> torch.device:
-    """The device with its number. A GPU, without a number the current one, is from now on what this thread's Triton
-    kernels, streams, moments and graphs are on.
+    """The device with its number. A GPU (without a number the current one) becomes the current device of this thread,
+    for its Triton kernels, streams, events and graphs.
     """
     if device.type != "cuda":
         return device
@@ -65,17 +64,17 @@ def made_current(device: torch.device) -> torch.device:
 
 
 def identity(device: torch.device) -> str:
-    """The device's name on its machine: ranks that see different GPUs may call them the same."""
+    """A name that is unique on its machine: ranks that see different GPUs may give them the same number."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on a device: of the processor's memory without swapping."""
+    """Bytes that can be allocated on a device; on the CPU without swapping."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for later can be had, too
+        torch.cuda.empty_cache()  # include the memory that torch caches
         return torch.cuda.mem_get_info(device)[0]
     if (libc := _glibc()) is not None:
-        libc.malloc_trim(0)  # what `keep_memory` keeps can be had, too
+        libc.malloc_trim(0)  # include the memory that `keep_memory` keeps
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text().splitlines():

@@ -1,10 +1,10 @@
-"""EncoderDecoder: a model whose prompts are encoded whole and read by every decoding iteration through cross-attention.
+"""EncoderDecoder: a model that encodes prompts whole and reads them in every decoding iteration by cross-attention.
 
-A sequence has one table of blocks: its input's cross-attention keys and values lie in the first places, then those of
-its own tokens. So it takes as much cache as a decoder-only model's, and both attentions are the same kernel's.
+A sequence has one block table: its input's cross-attention keys and values come first, then those of its own tokens. So
+it needs as much cache as with a decoder-only model, and one kernel computes both attentions.
 
-On several stages each has layers of one stack or of both. Prompts go through the encoder layers of all of them; the
-encoder's output, which the last one gives, goes to every stage with decoder layers, to make keys and values of it.
+Each of several stages has layers of one stack or of both. Prompts go through the encoder layers of all stages; the last
+encoder stage sends its output to every stage with decoder layers, which computes keys and values from it.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class EncoderDecoder(Model):
 
     @property
     def cached_layers(self) -> int:
-        """Layers that its KV cache has tensors for: the decoder's, and one at least, in which encoder layers work."""
+        """Layers of its KV cache: the decoder's, and at least one, which encoder layers use meanwhile."""
         return max(1, len(self.layers))
 
     @torch.inference_mode()
@@ -44,7 +44,7 @@ class EncoderDecoder(Model):
         prompts, decoding = batch.attention[0], batch.attention[-1]
         begin = prompts.end if prompts.starts is None else 0
         parts = []
-        if begin:  # rows that only fill up are the last part's
+        if begin:  # padding rows belong to the last part
             parts.append(self._encode(x if decoding is prompts else x[:begin], prompts, batch.slots[:begin], cache))
         if decoding.starts is not None:
             part = replace(decoding, begin=0, end=decoding.end - begin)
@@ -52,18 +52,18 @@ class EncoderDecoder(Model):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @torch.inference_mode()
-    def take_over(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
-        """Cache the keys and values that every decoder layer's cross-attention has of the encoder's output
-        [tokens, hidden], at slots int64 [tokens].
+    def cache_encoded(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
+        """Cache every decoder layer's cross-attention keys and values of the encoder's output [tokens, hidden], at
+        slots int64 [tokens].
         """
-        # Not strict: without a decoder layer there still is a place in the cache.
+        # Not strict: without a decoder layer the cache still has one layer.
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):
             kv_write(*decoder.cross_keys_values(encoded), keys, values, slots)
 
     def _encode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Prompts x [rows, hidden] through the encoder: [rows, hidden]; after its last layer they are taken over.
+        """Prompts x [rows, hidden] through the encoder: [rows, hidden]; cached after its last layer.
 
-        Until then their places in the first layer's cache hold the keys and values of the encoder layer at work.
+        Until then their slots in the first layer's cache hold the keys and values of the current encoder layer.
         """
         keys, values = cache.keys[0], cache.values[0]
         for layer in self.encoder:
@@ -72,7 +72,7 @@ class EncoderDecoder(Model):
             x = layer.after_attention(x, attended)
         if self.ends.encoder_norm is not None:
             x = self.ends.encoded(x)
-            self.take_over(x[: len(slots)], slots, cache)
+            self.cache_encoded(x[: len(slots)], slots, cache)
         return x
 
     def _decode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:

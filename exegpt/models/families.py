@@ -1,4 +1,4 @@
-"""Which file has the layers of which architecture: every one that can be planned for can be run."""
+"""The module with the layers of each architecture: every architecture that can be planned for can be run."""
 
 from types import ModuleType
 

@@ -10,7 +10,7 @@ from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import layer_norm
 from exegpt.model import ModelSpec
-from exegpt.models.row_chunks import in_pieces
+from exegpt.models.row_chunks import in_row_chunks
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head, read
 
@@ -66,7 +66,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[GPT2Layer], GPT2Ends]":
-    """These layers, and what comes before and after them where it is asked for."""
+    """These layers, and the embedding and the head where asked for."""
     ends = GPT2Ends(spec, config, weights, embedding, head)
     return [GPT2Layer(spec, config, weights, layer, shard) for layer in layers], ends
 
@@ -108,9 +108,9 @@ class GPT2Layer:
         return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden], overwritten, and what attention gave, [rows, heads, head_size] → the layer's output."""
+        """x [rows, hidden], overwritten, and the attention's output [rows, heads, head_size] → the layer's output."""
         update = self.shard.all_reduce(self.output(attended.flatten(1)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, update, x))
+        return self.shard.all_reduce(in_row_chunks(self._feed_forward, update, x))
 
     def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         normed = layer_norm(update, *self.attention_norm, self.epsilon, residual=x)
@@ -118,7 +118,7 @@ class GPT2Layer:
 
 
 class GPT2Ends:
-    """What comes before the first layer and after the last, where a stage holds it."""
+    """The embedding, and the final norm and head, where a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

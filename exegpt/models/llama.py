@@ -17,7 +17,7 @@ from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
 from exegpt.model import ModelSpec, attention_window
-from exegpt.models.row_chunks import in_pieces
+from exegpt.models.row_chunks import in_row_chunks
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
 
@@ -98,7 +98,7 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
-    """These layers, and what comes before and after them where it is asked for."""
+    """These layers, and the embedding and the head where asked for."""
     tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
     ends = LlamaEnds(spec, config, weights, embedding, head)
     return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
@@ -165,9 +165,9 @@ class LlamaLayer:
         return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden], overwritten, and what attention gave, [rows, heads, head_size] → the layer's output."""
+        """x [rows, hidden], overwritten, and the attention's output [rows, heads, head_size] → the layer's output."""
         x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+        return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
@@ -175,7 +175,7 @@ class LlamaLayer:
 
 
 class LlamaEnds:
-    """What comes before the first layer and after the last, where a stage holds it."""
+    """The embedding, and the final norm and head, where a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))

@@ -10,7 +10,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
 from exegpt.models.decoder import Model
-from exegpt.models.device import PROCESSOR, keep_memory
+from exegpt.models.device import CPU, keep_memory
 from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.families import FAMILIES
 from exegpt.models.shard import WHOLE, Shard
@@ -25,7 +25,7 @@ def load_model(
     embedding: bool = True,
     head: bool = True,
     encoder_layers: range | None = None,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
 ) -> Model:
     """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
     or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
@@ -46,7 +46,7 @@ def random_model(
     dtype: str = "fp32",
     seed: int = 0,
     shard: Shard = WHOLE,
-    device: torch.device = PROCESSOR,
+    device: torch.device = CPU,
 ) -> Model:
     """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
     weights = RandomWeights(torch_dtype(dtype), seed, device)
@@ -67,7 +67,7 @@ def _build(
 ) -> Model:
     family = FAMILIES[spec.architecture]
     family.check_config(config, spec.name)
-    if weights.device == PROCESSOR:
+    if weights.device == CPU:
         keep_memory()
     own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
     if not (encoder_layers and not own) and not 0 <= own.start < own.stop <= spec.layers:

@@ -62,7 +62,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> tuple[list[GPT2Layer], GPT2Ends]:
-    """These layers, and what comes before and after them where it is asked for."""
+    """These layers, and the embedding and the head where asked for."""
     ends = OPTEnds(spec, weights, embedding, head)
     return [OPTLayer(spec, weights, layer, shard) for layer in layers], ends
 
@@ -97,7 +97,7 @@ class OPTLayer(GPT2Layer):
 
 
 class OPTEnds(GPT2Ends):
-    """What comes before the first layer and after the last, where a stage holds it."""
+    """The embedding, and the final norm and head, where a stage holds them."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

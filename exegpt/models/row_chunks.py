@@ -1,5 +1,5 @@
-"""Long batches in pieces on the processor: what a piece needs in between stays in its caches, and memory once mapped is
-used again. A GPU has neither gain, and takes them whole: fewer launches of larger kernels.
+"""Long batches in chunks of rows on the CPU: a chunk's intermediate results stay in its caches, and mapped memory is
+reused. A GPU gains neither and computes the whole batch at once: fewer launches of larger kernels.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from exegpt.kernels import device
 _ROWS = 1024
 
 
-def in_pieces(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """`function`, which treats every row of its tensors [rows, width] alone, over pieces of them."""
+def in_row_chunks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """`function` of tensors [rows, width], whose rows it treats independently, computed chunk by chunk: [rows, ...]."""
     if len(tensors[0]) <= _ROWS or device.on_gpu(tensors[0]):
         return function(*tensors)
-    return torch.cat([function(*piece) for piece in zip(*(t.split(_ROWS) for t in tensors), strict=True)])
+    return torch.cat([function(*chunk) for chunk in zip(*(t.split(_ROWS) for t in tensors), strict=True)])

@@ -1,7 +1,7 @@
 """Shard: one device's share of every layer under tensor parallelism.
 
-Heads and the feed-forward's width are dealt out: the products that make them are cut by outputs, those that use them
-by inputs. What a shard adds to the hidden states is then a partial sum, and the sum over the shards is the layer's.
+Heads and the feed-forward's width are split: the matrices that produce them by outputs, those that consume them by
+inputs. A shard's contribution to the hidden states is then a partial sum, and the all-reduce gives the layer's.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""Sums [tokens, hidden] over the shards, on all of them; may overwrite what it gets."""
+"""Sums [tokens, hidden] over the shards, on all of them; may overwrite its argument."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The `rank`-th of `of` shares. The embedding and the head are not cut: every shard has them whole."""
+    """Shard `rank` of `of`. The embedding and the head are not split: every shard has all of them."""
 
     rank: int
     of: int
@@ -26,13 +26,13 @@ class Shard:
     all_reduce: AllReduce
 
     def share(self, spec: ModelSpec) -> ModelSpec:
-        """The sizes of a share. With fewer KV heads than shards, several shards keep a copy of one.
+        """The sizes of a shard. With fewer KV heads than shards, several shards have a copy of one.
 
-        InputError where the model can't be cut so.
+        InputError where the model can't be split so.
         """
         if self.of not in spec.tp_degrees(self.of):
             possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))
-            raise InputError(f"Model '{spec.name}' can't be cut into {self.of} shards: it can into {possible}.")
+            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards: it can into {possible}.")
         kv_heads = max(1, spec.kv_heads // self.of)
         return replace(spec, heads=spec.heads // self.of, kv_heads=kv_heads, ffn=spec.ffn // self.of)
 
@@ -40,11 +40,11 @@ class Shard:
         """This shard's part, of shape `shape`, along the axis where the shapes differ; the tensor itself where none
         does. Of `side_by_side` matrices in one tensor (query, key and value), the same part of each.
         """
-        for axis, (whole, part) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if whole != part:
-                whole, part = whole // side_by_side, part // side_by_side
-                start = self.rank * whole // self.of // part * part
-                parts = tensor.unflatten(axis, (side_by_side, whole)).narrow(axis + 1, start, part)
+        for axis, (full, part) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if full != part:
+                full, part = full // side_by_side, part // side_by_side
+                start = self.rank * full // self.of // part * part
+                parts = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
                 return parts.flatten(axis, axis + 1).contiguous()
         return tensor
 
@@ -54,4 +54,4 @@ class Shard:
 
 
 WHOLE = Shard(0, 1, lambda x: x)
-"""The share of a device that has everything."""
+"""The only shard of an unsplit model."""

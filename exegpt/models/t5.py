@@ -16,7 +16,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.swiglu import geglu
 from exegpt.model import ModelSpec
-from exegpt.models.row_chunks import in_pieces
+from exegpt.models.row_chunks import in_row_chunks
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head
 
@@ -156,7 +156,7 @@ class T5Layer:
         if cross:
             (q,) = self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)
             x = self.shard.all_reduce(self.cross_output(cross(q).flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_pieces(self._feed_forward, x))
+        return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
 
     def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: safetensors files, or a random generator of the same shapes."""
+"""Sources of a model's tensors: safetensors files, or a random generator of the same shapes."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import torch
 from exegpt.document import read_json
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""The dtypes that models run in."""
+"""Dtypes in which models run."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -38,7 +38,7 @@ class Weights(Protocol):
 class SafetensorsWeights:
     """Tensors of a model directory, read one by one from `model.safetensors` or the shards that its index names."""
 
-    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device = PROCESSOR):
+    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU):
         self.directory = Path(directory)
         self.dtype = dtype
         self.device = device
@@ -99,7 +99,7 @@ class SafetensorsWeights:
 class RandomWeights:
     """Tensors drawn at random, so scaled that every layer changes its input and greedy output doesn't degenerate."""
 
-    def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = PROCESSOR):
+    def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = CPU):
         self.dtype = dtype
         self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
@@ -117,7 +117,7 @@ class RandomWeights:
         return drawn.to(self.dtype)
 
     def __contains__(self, name: str) -> bool:
-        return False  # nothing is there before it is asked for
+        return False  # tensors are drawn by `get`
 
 
 def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -140,7 +140,7 @@ _EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "embed_positions.weight",
 
 
 def _inputs(name: str, shape: tuple[int, ...]) -> int:
-    """What a matrix sums over: nothing for an embedding; GPT-2 stores its matrices [inputs, outputs]."""
+    """Number of inputs that a matrix sums over: 1 for an embedding; GPT-2 stores its matrices [inputs, outputs]."""
     if name.endswith(_EMBEDDINGS):
         return 1
     return shape[0] if ".c_" in name else shape[1]

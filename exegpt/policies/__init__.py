@@ -12,7 +12,7 @@ from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.deal import deal
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.ledger import Ledger, Sequence, Step
-from exegpt.policies.micro_batches import Cut, Piece
+from exegpt.policies.micro_batches import MicroBatch, MicroBatching
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
@@ -21,9 +21,9 @@ from exegpt.schedule import Schedule
 
 __all__ = [
     "BlockPool",
-    "Cut",
     "Ledger",
-    "Piece",
+    "MicroBatch",
+    "MicroBatching",
     "Policy",
     "Sequence",
     "Step",
@@ -52,7 +52,7 @@ def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy |
     spec = schedule.model.spec
     if schedule.policy == "chunked" and spec.encoder_layers:
         raise InputError(
-            f"Policy 'chunked' can't cut the prompts of model '{spec.name}', whose encoder reads them whole: take "
+            f"Policy 'chunked' can't split the prompts of model '{spec.name}', whose encoder reads them whole: take "
             "another, orca for one."
         )
     match schedule.policy:

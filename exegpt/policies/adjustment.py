@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from exegpt.policies.ledger import Sequence
 
-FRONT = 4
-"""How many batches of the queue's front are picked from."""
+PEEKED_BATCHES = 4
+"""Batches at the front of the queue from which the next one is picked."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +37,33 @@ class Adjustment:
         most = max(1, round(self.threshold * self.encode_batch))
         return max(1, self.encode_batch - min(max(missed, -most), most))
 
-    def pick(self, front: Items[Sequence], count: int) -> list[Sequence]:
-        """`count` sequences of the front, in its order, whose inputs' sum is within the threshold of its mean, if a few
+    def pick(self, candidates: Items[Sequence], count: int) -> list[Sequence]:
+        """`count` of the candidates, in their order, whose inputs' sum is within the threshold of its mean, if a few
         exchanges get there: the first in the queue always goes, so that nobody waits for ever.
         """
-        chosen, others = list(range(len(front)))[:count], list(range(len(front)))[count:]
-        others.sort(key=lambda i: front[i].input_tokens)
+        chosen, others = list(range(len(candidates)))[:count], list(range(len(candidates)))[count:]
+        others.sort(key=lambda i: candidates[i].input_tokens)
         target = self.input_mean * len(chosen)
-        excess = sum(front[i].input_tokens for i in chosen) - target
+        excess = sum(candidates[i].input_tokens for i in chosen) - target
         while abs(excess) > self.threshold * target and len(chosen) > 1 and others:
-            missed, leaves, comes = min(_exchanges(front, chosen, others, excess))
+            missed, leaves, comes = min(_exchanges(candidates, chosen, others, excess))
             if missed >= abs(excess):
                 break
-            excess += front[others[comes]].input_tokens - front[chosen[leaves]].input_tokens
+            excess += candidates[others[comes]].input_tokens - candidates[chosen[leaves]].input_tokens
             gone, chosen[leaves] = chosen[leaves], others.pop(comes)
-            insort(others, gone, key=lambda i: front[i].input_tokens)
-        return [front[i] for i in sorted(chosen)]
+            insort(others, gone, key=lambda i: candidates[i].input_tokens)
+        return [candidates[i] for i in sorted(chosen)]
 
 
 def _exchanges(
-    front: Items[Sequence], chosen: list[int], others: list[int], excess: float
+    candidates: Items[Sequence], chosen: list[int], others: list[int], excess: float
 ) -> Iterator[tuple[float, int, int]]:
     """For each of the chosen but the first, the exchange with one of the others, in order of their lengths, that brings
     the sum nearest to its target: by how much that is missed then, and the places of both.
     """
     for leaves in range(1, len(chosen)):
-        wanted = front[chosen[leaves]].input_tokens - excess
-        above = bisect_left(others, wanted, key=lambda i: front[i].input_tokens)
+        wanted = candidates[chosen[leaves]].input_tokens - excess
+        above = bisect_left(others, wanted, key=lambda i: candidates[i].input_tokens)
         for comes in (above - 1, above):
             if 0 <= comes < len(others):
-                yield abs(front[others[comes]].input_tokens - wanted), leaves, comes
+                yield abs(candidates[others[comes]].input_tokens - wanted), leaves, comes

@@ -1,4 +1,4 @@
-"""KV blocks: which of a stage's fixed-size pieces of cache are free. Pure bookkeeping, no tensor."""
+"""KV blocks: which of a stage's fixed-size cache blocks are free. Pure bookkeeping, no tensor."""
 
 from exegpt.errors import InputError
 
@@ -15,7 +15,7 @@ class BlockPool:
         self._untouched = 0  # the first of those that nobody has held yet: a pool may have tens of millions
 
     @property
-    def free(self) -> int:
+    def available(self) -> int:
         """How many blocks nobody holds."""
         return len(self._returned) + self.total - self._untouched
 
@@ -23,10 +23,10 @@ class BlockPool:
         """Blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
-    def take(self, count: int) -> list[int]:
-        """`count` blocks by number. The caller has asked `free` first; MemoryError otherwise."""
-        if count > self.free:
-            raise MemoryError(f"{count} KV blocks were asked for, {self.free} of {self.total} are free")
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks by number. The caller has checked `available` first; MemoryError otherwise."""
+        if count > self.available:
+            raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
         known = max(0, len(self._returned) - count)
         taken = self._returned[known:][::-1]
         del self._returned[known:]
@@ -34,8 +34,8 @@ class BlockPool:
         self._untouched = fresh.stop
         return [*taken, *fresh]
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Return blocks that `take` handed out."""
-        if self.free + len(blocks) > self.total:
-            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - self.free} were held")
+    def free(self, blocks: list[int]) -> None:
+        """Return blocks that `allocate` gave."""
+        if self.available + len(blocks) > self.total:
+            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - self.available} were held")
         self._returned.extend(reversed(blocks))

@@ -1,4 +1,4 @@
-"""Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for pieces of prompts."""
+"""Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
 from exegpt.policies.ledger import ENDLESS, Ledger, Step
 

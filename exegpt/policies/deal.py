@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 OUTPUT_TOKEN = 3
-"""What decoding a token costs, in tokens of a prompt: three as measured on a processor, one to six by the data sheets
+"""What decoding a token costs, in tokens of a prompt: three as measured on a CPU, one to six by the data sheets
 of GPUs with 64 to 256 at once."""
 
 

@@ -149,7 +149,7 @@ class Ledger:
         admitted: list[Sequence] = []
         while self._queue and len(admitted) < most:
             sequence = self._queue[0][-1]
-            if self.blocks_needed(sequence) > self.pool.free or sequence.input_tokens > tokens:
+            if self.blocks_needed(sequence) > self.pool.available or sequence.input_tokens > tokens:
                 break
             heapq.heappop(self._queue)
             self._take_in(sequence)
@@ -157,7 +157,7 @@ class Ledger:
             admitted.append(sequence)
         return admitted
 
-    def front(self, most: int, now: float) -> list[Sequence]:
+    def peek(self, most: int, now: float) -> list[Sequence]:
         """Up to `most` of the waiting sequences that have arrived, in order."""
         self._arrive(now)
         return [entry[-1] for entry in heapq.nsmallest(most, self._queue)]
@@ -166,7 +166,7 @@ class Ledger:
         """Make sequences that wait resident, in the order given, until one's blocks aren't free."""
         admitted: list[Sequence] = []
         for sequence in sequences:
-            if self.blocks_needed(sequence) > self.pool.free:
+            if self.blocks_needed(sequence) > self.pool.available:
                 break
             self._take_in(sequence)
             admitted.append(sequence)
@@ -176,7 +176,7 @@ class Ledger:
         return admitted
 
     def _take_in(self, sequence: Sequence) -> None:
-        sequence.blocks = self.pool.take(self.blocks_needed(sequence))
+        sequence.blocks = self.pool.allocate(self.blocks_needed(sequence))
         self.encoding.append(sequence)
 
     def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
@@ -238,8 +238,8 @@ class Ledger:
             heapq.heapify(self._queue)
             heapq.heapify(self._coming)
 
-    def withdraw(self) -> list[Sequence]:
-        """Forget all who wait, in the order of their indices; residents stay."""
+    def drain(self) -> list[Sequence]:
+        """Forget all waiting sequences and return them in the order of their indices; residents stay."""
         waiting = sorted(self.waiting, key=lambda sequence: sequence.index)
         self._queue, self._coming = [], []
         return waiting
@@ -257,8 +257,8 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError unless every block is either free or held by exactly one resident sequence."""
         held = [block for sequence in self.resident for block in sequence.blocks]
-        if len(set(held)) != len(held) or len(held) + self.pool.free != self.pool.total:
-            raise AssertionError(f"{len(held)} held + {self.pool.free} free blocks are not {self.pool.total}")
+        if len(set(held)) != len(held) or len(held) + self.pool.available != self.pool.total:
+            raise AssertionError(f"{len(held)} held + {self.pool.available} free blocks are not {self.pool.total}")
 
     def _arrive(self, now: float) -> None:
         while self._coming and self._coming[0][0] <= now:
@@ -270,5 +270,5 @@ class Ledger:
         self.encoding = [s for s in self.encoding if id(s) not in gone]
         self.decoding = [s for s in self.decoding if id(s) not in gone]
         for sequence in sequences:
-            self.pool.give_back(sequence.blocks)
+            self.pool.free(sequence.blocks)
             sequence.blocks = []

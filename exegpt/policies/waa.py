@@ -1,6 +1,6 @@
 """WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
 
-from exegpt.policies.adjustment import FRONT, Adjustment
+from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
 from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
@@ -31,8 +31,8 @@ class WAAPolicy:
         if self.adjustment is None:
             admitted = ledger.admit(self.encode_batch, now)
         else:
-            front = ledger.front(self.encode_batch * FRONT, now)
-            admitted = ledger.admit_these(self.adjustment.pick(front, self.encode_batch))
+            candidates = ledger.peek(self.encode_batch * PEEKED_BATCHES, now)
+            admitted = ledger.admit_these(self.adjustment.pick(candidates, self.encode_batch))
         return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
 
     def next_decode(self, ledger: Ledger, now: float) -> Step | None:

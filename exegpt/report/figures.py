@@ -15,7 +15,7 @@ TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latenc
 
 
 def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
-    """(name, text) of all that an estimate of `schedule` says."""
+    """(name, text) of every figure of an estimate of `schedule`."""
     e = estimate
     requests_s, tokens_s = figure_text(e.throughput_seq_s), figure_text(e.throughput_tok_s)
     rows = {

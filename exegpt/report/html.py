@@ -94,11 +94,11 @@ def page(report: Report) -> str:
         parts += ["<h2>Advice</h2>", *(f"<p>{escape(text)}.</p>" for text in report.advice)]
     if report.comparisons:
         parts += _comparison_parts(report.comparisons)
-    laws = [
+    distributions = [
         ("input", svg.PHASES["encode"], report.workload.input.lengths, report.workload.input.probabilities),
         ("output", svg.PHASES["decode"], report.workload.output.lengths, report.workload.output.probabilities),
     ]
-    parts += ["<h2>Lengths of the requests</h2>", f"<figure>{svg.lengths(laws)}</figure>"]
+    parts += ["<h2>Lengths of the requests</h2>", f"<figure>{svg.lengths(distributions)}</figure>"]
     return document(report.title, "\n".join(parts))
 
 

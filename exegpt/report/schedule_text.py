@@ -21,7 +21,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def variables_text(schedule: Schedule) -> str:
-    """Its control variables and stages, for where the policy is said already."""
+    """Its control variables and stages, without the policy's name."""
     own = {name: getattr(schedule, name) for name in _VARIABLES}
     if schedule.encode_micro_batches == 1:
         own["encode_micro_batches"] = None
@@ -50,6 +50,6 @@ def _pipeline_text(degrees: list[int]) -> str:
 
 
 def bound_text(schedule: Schedule) -> str:
-    """The latency bound that it was found for, and whom that is about."""
+    """The latency bound for which it was tuned, with its meaning."""
     bound_s = schedule.latency_bound_s
     return f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none"

@@ -9,7 +9,7 @@ from exegpt.report.html import document
 
 @dataclass(frozen=True)
 class Section:
-    """A table, what is to be said about it, and a drawing of it where there is one."""
+    """A table with notes, and a plot where there is one."""
 
     title: str
     columns: tuple[str, ...]

@@ -7,7 +7,7 @@ COLUMNS = ("stage", "devices", "TP", "phase", "layers", "busy")
 
 
 def stage_rows(schedule: Schedule, estimate: Estimate | None = None) -> list[list[str]]:
-    """A row for every stage of the first replica; how busy its devices are where an estimate says so."""
+    """A row for every stage of the first replica; its devices' utilisation where an estimate has it."""
     busy = stage_utilisation(schedule, estimate)
     return [
         [

@@ -113,7 +113,7 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
 
 
 def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) -> str:
-    """Rows of (phase, start, end) in seconds over one time axis; neighbours of one phase are drawn as one piece."""
+    """Rows of (phase, start, end) in seconds over one time axis; neighbours of one phase are drawn as one span."""
     height = _TOP + 46 * len(rows) + _BOTTOM
     last = max((end for _, spans in rows for _, _, end in spans), default=0.0)
     axes = _Axes(last or 1.0, 1.0, height)
@@ -134,36 +134,36 @@ def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) ->
 
 def joined(spans: Sequence[tuple[str, float, float]], gap_s: float = 0.002) -> list[tuple[str, float, float]]:
     """Neighbouring spans of one phase that are less than `gap_s` apart, as one."""
-    pieces: list[tuple[str, float, float]] = []
+    merged: list[tuple[str, float, float]] = []
     for phase, start, end in spans:
-        if pieces and pieces[-1][0] == phase and start - pieces[-1][2] < gap_s:
-            pieces[-1] = (phase, pieces[-1][1], end)
+        if merged and merged[-1][0] == phase and start - merged[-1][2] < gap_s:
+            merged[-1] = (phase, merged[-1][1], end)
         else:
-            pieces.append((phase, start, end))
-    return pieces
+            merged.append((phase, start, end))
+    return merged
 
 
-def lengths(laws: Sequence[tuple[str, str, Sequence[int], Sequence[float]]], bins: int = 40) -> str:
-    """Laws of lengths as outlined histograms: (name, colour, lengths, probabilities)."""
+def lengths(distributions: Sequence[tuple[str, str, Sequence[int], Sequence[float]]], bins: int = 40) -> str:
+    """Distribution of lengths as outlined histograms: (name, colour, lengths, probabilities)."""
     height = 220
-    most = max(values[-1] for _, _, values, _ in laws)
+    most = max(values[-1] for _, _, values, _ in distributions)
     width = max(1, math.ceil(most / bins))
     heights = []
-    for _, _, values, weights in laws:
+    for _, _, values, weights in distributions:
         bars = [0.0] * (math.ceil(most / width))
         for value, weight in zip(values, weights, strict=True):
             bars[(value - 1) // width] += weight
         heights.append(bars)
     axes = _Axes(width * len(heights[0]), 1.1 * max(map(max, heights)), height)
     shapes = axes.drawn("tokens", f"share per {width} tokens")
-    for row, ((name, colour, _, _), bars) in enumerate(zip(laws, heights, strict=True)):
+    for row, ((name, colour, _, _), bars) in enumerate(zip(distributions, heights, strict=True)):
         path = f"M{_LEFT} {height - _BOTTOM}" + "".join(
             f"V{axes.y(bar):.1f}H{axes.x((i + 1) * width):.1f}" for i, bar in enumerate(bars)
         )
         shapes.append(f'<path d="{path}V{height - _BOTTOM}Z" fill="{colour}" fill-opacity=".25" stroke="{colour}"/>')
         shapes.append(f'<rect x="{WIDTH - 110}" y="{_TOP + 17 * row}" width="10" height="10" fill="{colour}"/>')
         shapes.append(_text(WIDTH - 95, _TOP + 9 + 17 * row, name))
-    return _svg(shapes, height, "Laws of input and output length")
+    return _svg(shapes, height, "Distribution of input and output length")
 
 
 @dataclass(frozen=True)

@@ -39,28 +39,28 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
     """
     stages = uniform_stages(setup.model, setup.cluster, setup.cluster.devices_per_node)
     scenario = Scenario(*setup.nouns, stages, setup.profile.dtype, form="paper", variation=False)
-    law = setup.workload
-    blocks = -(-(law.input.max + law.output.max) // BLOCK_SIZE)
-    found: list[StaticBatch] = []
+    workload = setup.workload
+    blocks = -(-(workload.input.max + workload.output.max) // BLOCK_SIZE)
+    batches: list[StaticBatch] = []
     while True:
-        batch = STEP * (len(found) + 1)
+        batch = STEP * (len(batches) + 1)
         outcome = static.outcome(scenario, batch)
         if scenario.room(outcome.demand.tokens) < batch * blocks:
             break
-        latency = float(outcome.lifetime(np.array([float(law.output.max)])).seconds[0])
-        found.append(StaticBatch(batch, latency, outcome.throughput))
-    if not found:
+        latency = float(outcome.lifetime(np.array([float(workload.output.max)])).seconds[0])
+        batches.append(StaticBatch(batch, latency, outcome.throughput))
+    if not batches:
         raise InputError(f"FasterTransformer can't hold a batch of {STEP} for {setup.name}: take more devices.")
-    return tuple(found)
+    return tuple(batches)
 
 
 def bounds(batches: tuple[StaticBatch, ...]) -> tuple[float | None, ...]:
     """The four latency bounds in seconds; None: none."""
-    latencies = [one.latency_s for one in batches]
+    latencies = [batch.latency_s for batch in batches]
     return (*(float(np.percentile(latencies, q)) for q in PERCENTILES), None)
 
 
 def best_under(batches: tuple[StaticBatch, ...], bound_s: float | None) -> StaticBatch:
     """The batch of most throughput that meets a bound, which the smallest batch must."""
-    meeting = [one for one in batches if bound_s is None or one.latency_s <= bound_s]
-    return max(meeting, key=lambda one: one.throughput_seq_s)
+    meeting = [batch for batch in batches if bound_s is None or batch.latency_s <= bound_s]
+    return max(meeting, key=lambda batch: batch.throughput_seq_s)

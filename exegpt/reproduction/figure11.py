@@ -1,7 +1,7 @@
 """Figure 11: what becomes of a schedule when output lengths are not those that it was found for.
 
 OPT-13B on four A40s, translation. Mean, deviation and skewness of the outputs are changed one at a time, with the other
-two kept; the unchanged schedule is simulated under the new law, beside the schedule that is found for it.
+two kept; the unchanged schedule is simulated under the new distribution, beside the schedule that is found for it.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ SERIES = (("unchanged schedule", "#3b74b9"), ("tuned anew", "#d9822b"))
 
 @dataclass(frozen=True)
 class Point:
-    """One changed law of output lengths."""
+    """One changed distribution of output lengths."""
 
     change: str
     value: float
@@ -40,16 +40,16 @@ class Point:
     latency_p99_s: float
     """Of the unchanged schedule, 99 % of all queries."""
     normalised: float
-    """`latency_p99_s` over that under the unchanged law."""
+    """`latency_p99_s` over that under the unchanged distribution."""
     normalised_length: float
-    """The same of a sequence as long as the old law's 99th percentile."""
+    """The same of a sequence as long as the old distribution's 99th percentile."""
     tuned: Reached | None
-    """The best schedule for this law, under the bound for 99 % of all queries."""
+    """The best schedule for this distribution, under the bound for 99 % of all queries."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One policy's schedule under all laws."""
+    """One policy's schedule under all distributions."""
 
     policy: str
     percentile: int
@@ -67,25 +67,27 @@ class Figure11:
 
 
 def changed(workload: Workload, change: str, value: float) -> Workload:
-    """The workload with another law of outputs; its bound stays about the same length."""
+    """The workload with another distribution of outputs; its bound stays about the same length."""
     mean, std = workload.output.mean, workload.output.std
     scaled = (mean * value, std) if change == "mean" else (mean, std * value) if change == "deviation" else (mean, std)
-    law = skewed_normal(*scaled, workload.output.max, value if change == "skewness" else 0.0)
-    return replace(workload, name=f"{workload.name} with {change} {value:g}", output=law)
+    distribution = skewed_normal(*scaled, workload.output.max, value if change == "skewness" else 0.0)
+    return replace(workload, name=f"{workload.name} with {change} {value:g}", output=distribution)
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Figure11:
-    """Both policies under every law."""
+    """Both policies under every distribution."""
     where = setup("opt-13b", "4xA40", "T")
-    laws = [(change, value, changed(where.workload, change, value)) for change in CHANGES for value in CHANGES[change]]
+    workloads = [
+        (change, value, changed(where.workload, change, value)) for change in CHANGES for value in CHANGES[change]
+    ]
     drifts = []
     for number, (name, policies) in enumerate((("WAA", WAA), ("RRA", ("rra",)))):
         percentile, bound_s, schedule, text = _best(where, name, policies)
         first = estimate(schedule, where.profile)
         points = []
-        for done, (change, value, law) in enumerate(laws, 1):
-            now = estimate(schedule, where.profile, law)
-            tuned = paper_mode(replace(where, workload=law), bound_s, policies=policies, bound="p99-queries")
+        for done, (change, value, workload) in enumerate(workloads, 1):
+            now = estimate(schedule, where.profile, workload)
+            tuned = paper_mode(replace(where, workload=workload), bound_s, policies=policies, bound="p99-queries")
             assert now.latency_p99_s and first.latency_p99_s and now.latency_s and first.latency_s
             points.append(
                 Point(
@@ -98,7 +100,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
                     reached(tuned, policies),
                 )
             )
-            progress(number * len(laws) + done, 2 * len(laws))
+            progress(number * len(workloads) + done, 2 * len(workloads))
         drifts.append(Drift(name, percentile, bound_s, text, tuple(points)))
     return Figure11(tuple(drifts))
 
@@ -107,8 +109,8 @@ def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, floa
     """The best schedule under the paper's bound, FasterTransformer's 30th percentile, or under the next looser one that
     the policy can meet.
     """
-    found = bounds(static_batches(where))
-    for percentile, bound_s in zip(PERCENTILES[1:], found[1:], strict=False):
+    percentile_bounds = bounds(static_batches(where))
+    for percentile, bound_s in zip(PERCENTILES[1:], percentile_bounds[1:], strict=False):
         tuned = paper_mode(where, bound_s, policies=policies)
         best = reached(tuned, policies)
         if best and tuned.schedule and bound_s is not None:
@@ -121,17 +123,17 @@ def margin(normalised: float) -> float:
     return max(0.0, 1.0 - 1.0 / normalised)
 
 
-def sections(found: Figure11) -> list[Section]:
+def sections(figure: Figure11) -> list[Section]:
     """The drawing with its figures for each policy, then what the paper says in words."""
-    return [*(_drift_section(drift) for drift in found.drifts), _words(found)]
+    return [*(_drift_section(drift) for drift in figure.drifts), _words(figure)]
 
 
 def _drift_section(drift: Drift) -> Section:
     rows, panels = [], []
     for change in CHANGES:
-        own = [point for point in drift.points if point.change == change]
+        points = [point for point in drift.points if point.change == change]
         groups = []
-        for point in own:
+        for point in points:
             tuned = point.tuned.throughput_seq_s if point.tuned else None
             groups.append((f"{point.value:g}", (point.throughput_seq_s, tuned)))
             rows.append(
@@ -146,7 +148,7 @@ def _drift_section(drift: Drift) -> Section:
                     point.tuned.schedule if point.tuned else "no schedule meets the bound",
                 )
             )
-        panels.append(svg.Panel(change, tuple(groups), tuple(point.normalised for point in own)))
+        panels.append(svg.Panel(change, tuple(groups), tuple(point.normalised for point in points)))
     columns = (
         "outputs",
         "unchanged, seq/s",
@@ -164,15 +166,15 @@ def _drift_section(drift: Drift) -> Section:
         (
             f"Unchanged: {drift.schedule}. The paper's bound is the 30th percentile.",
             "of all, of the length: latency of 99 % of all queries, and of the old 99th-percentile length, over those "
-            "under the old law.",
+            "under the old distribution.",
         ),
         svg.panels(panels, SERIES, "sequences/s", "latency of 99 %, normalised"),
     )
 
 
-def _words(found: Figure11) -> Section:
+def _words(figure: Figure11) -> Section:
     rows = []
-    waa, rra = found.drifts
+    waa, rra = figure.drifts
     for (change, value), margins in PAPER_MARGINS.items():
         point = next(p for p in waa.points if (p.change, p.value) == (change, value))
         for sla, normalised, said in zip("ab", (point.normalised, point.normalised_length), margins, strict=True):
@@ -185,7 +187,7 @@ def _words(found: Figure11) -> Section:
             max(abs(deviation(p.throughput_seq_s, t.throughput_seq_s)) for p, t in tuned),
             max(abs(deviation(p.latency_p99_s, t.latency_s)) for p, t in tuned),
         )
-        for what, here, paper_share in zip(("throughput", "latency"), largest, shares, strict=True):
+        for what, share, paper_share in zip(("throughput", "latency"), largest, shares, strict=True):
             name = f"RRA: largest difference in {what}, changed {' or '.join(changes)}"
-            rows.append((name, f"{here:.1%}", f"under {paper_share:.1%}"))
+            rows.append((name, f"{share:.1%}", f"under {paper_share:.1%}"))
     return Section("figure11: what the paper says in words", ("", "here", "paper"), tuple(rows))

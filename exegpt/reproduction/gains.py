@@ -101,22 +101,25 @@ def reproduce(
     """
     cases = scenarios(figures, model, task)
     rows: list[Row] = []
-    for done, found in enumerate(_searched(cases), 1):
-        rows += found
+    for done, scenario_rows in enumerate(_searched(cases), 1):
+        rows += scenario_rows
         progress(done, len(cases))
-    names = [(name, [row for row in rows if row.figure == name]) for name in figures]
+    groups = [(name, [row for row in rows if row.figure == name]) for name in figures]
     if len(figures) > 1:
-        names.append(("over all", rows))
+        groups.append(("over all", rows))
     part = model is not None or task is not None  # the paper has no figures for a part
-    return Gains(tuple(rows), tuple(summary(name, own, {} if part else PAPER[name]) for name, own in names if own))
+    return Gains(
+        tuple(rows),
+        tuple(summary(name, group, {} if part else PAPER[name]) for name, group in groups if group),
+    )
 
 
 def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> list[tuple[str, str, str, str]]:
     """(figure, model, cluster, task) of each scenario that is asked for."""
-    every = [(f, m, c, t) for f in figures for m, c in FIGURES[f][0] for t in FIGURES[f][1]]
-    cases = [case for case in every if model in (None, case[1]) and task in (None, case[3])]
+    all_cases = [(f, m, c, t) for f in figures for m, c in FIGURES[f][0] for t in FIGURES[f][1]]
+    cases = [case for case in all_cases if model in (None, case[1]) and task in (None, case[3])]
     if not cases:
-        models, tasks = (", ".join(dict.fromkeys(case[place] for case in every)) for place in (1, 3))
+        models, tasks = (", ".join(dict.fromkeys(case[place] for case in all_cases)) for place in (1, 3))
         raise InputError(
             f"{figures[0]} has no model '{model}' with task '{task}': its models are {models}, its tasks {tasks}."
             if model and task
@@ -148,7 +151,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row
     searched = paper_mode(where, bound_s)
     rra, waa, best = reached(searched, ("rra",)), reached(searched, WAA), today(where, bound_s)
     counts = where.model.name not in WITHOUT_WAA
-    rates = [one.throughput_seq_s if one else 0.0 for one in (rra, waa)]
+    rates = [point.throughput_seq_s if point else 0.0 for point in (rra, waa)]
     now = reached(best, tuple(a.policy for a in best.alternatives))
     with_waa = max(rates)
     return Row(
@@ -197,12 +200,12 @@ def _ahead(row: Row) -> bool:
 
 def sections(gains: Gains) -> list[Section]:
     """Drawings, the scenarios, and the means beside the paper's."""
-    made = []
-    for one in gains.summaries:
-        own = [row for row in gains.rows if row.figure == one.name]
-        if own:
-            made.append(_scenario_section(one.name, own))
-    return made + [_summary_section(one) for one in gains.summaries]
+    rendered = []
+    for gain in gains.summaries:
+        rows = [row for row in gains.rows if row.figure == gain.name]
+        if rows:
+            rendered.append(_scenario_section(gain.name, rows))
+    return rendered + [_summary_section(gain) for gain in gains.summaries]
 
 
 def _scenario_section(name: str, rows: list[Row]) -> Section:
@@ -244,7 +247,7 @@ def _panels(rows: list[Row]) -> list[svg.Panel]:
         svg.Panel(
             " ".join(place),
             tuple(
-                (_bound(row), tuple(one.throughput_seq_s if one else None for one in (row.ft, row.rra, row.waa)))
+                (_bound(row), tuple(point.throughput_seq_s if point else None for point in (row.ft, row.rra, row.waa)))
                 for row in rows
                 if (row.model, row.cluster, row.task) == place
             ),
@@ -262,19 +265,19 @@ _NAMES = {
 }
 
 
-def _summary_section(one: Summary) -> Section:
+def _summary_section(gain: Summary) -> Section:
     rows = []
     for key, title in _NAMES.items():
-        here, paper = float(getattr(one, key)), one.paper.get(key)
+        value, paper = float(getattr(gain, key)), gain.paper.get(key)
         rows.append(
-            (title, figure_text(here), figure_text(paper), signed_percent(deviation(here, paper) if paper else None))
+            (title, figure_text(value), figure_text(paper), signed_percent(deviation(value, paper) if paper else None))
         )
     said = {"S": "WAA", "C1": "WAA", "T": "RRA", "G": "RRA"}
     rows += [
-        (f"WAA ahead of RRA, {task}", f"{share:.0%}", said.get(task, "–"), "") for task, share in one.waa_ahead.items()
+        (f"WAA ahead of RRA, {task}", f"{share:.0%}", said.get(task, "–"), "") for task, share in gain.waa_ahead.items()
     ]
-    rows.append(("today's policies over RRA and WAA, mean", figure_text(one.today_mean), "–", ""))
-    rows.append(("today's policies over RRA and WAA, least", figure_text(one.today_smallest), "–", ""))
-    title = f"{one.name}: {one.pairs} pairs of scenario and bound"
+    rows.append(("today's policies over RRA and WAA, mean", figure_text(gain.today_mean), "–", ""))
+    rows.append(("today's policies over RRA and WAA, least", figure_text(gain.today_smallest), "–", ""))
+    title = f"{gain.name}: {gain.pairs} pairs of scenario and bound"
     note = "WAA ahead: share of (model, finite bound); the paper names the policy that is generally ahead."
     return Section(title, ("", "here", "paper", "deviation"), tuple(rows), (note,))

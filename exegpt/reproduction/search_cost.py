@@ -77,12 +77,12 @@ def reproduce(
 
 
 def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> list[Row]:
-    found: dict[str, Tuned] = {}
+    searches: dict[str, Tuned] = {}
     for name, how in METHODS.items():
-        if name != "exhaustive" or found["branch and bound"].search.space <= exhaustive_points:
-            found[name] = paper_mode(where, bound_s, **_asked(where, space), **how)
-    rates = {name: tuned.estimate.throughput_seq_s if tuned.estimate else 0.0 for name, tuned in found.items()}
-    best, exact = max(rates.values()), "exhaustive" in found
+        if name != "exhaustive" or searches["branch and bound"].search.space <= exhaustive_points:
+            searches[name] = paper_mode(where, bound_s, **_asked(where, space), **how)
+    rates = {name: tuned.estimate.throughput_seq_s if tuned.estimate else 0.0 for name, tuned in searches.items()}
+    best, exact = max(rates.values()), "exhaustive" in searches
     return [
         Row(
             where.name,
@@ -96,7 +96,7 @@ def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> l
             rates[name] / best if best else None,
             exact,
         )
-        for name, tuned in found.items()
+        for name, tuned in searches.items()
     ]
 
 
@@ -106,7 +106,7 @@ def _asked(where: Setup, space: str) -> dict[str, Any]:
     if space == "RRA":
         return {"policies": ("rra",)}
     groups = {"tp_degree": where.cluster.devices_per_node, "tp_gpus": where.cluster.devices}
-    return {"policies": ("rra",), "fixed": {"replicas": 1, **groups}, "encode_pieces": (1,)}
+    return {"policies": ("rra",), "fixed": {"replicas": 1, **groups}, "encode_micro_batches": (1,)}
 
 
 def sections(cost: SearchCost) -> list[Section]:

@@ -87,14 +87,14 @@ def today(setup: Setup, bound_s: float | None) -> Tuned:
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:
     """The best that these policies reach; None where none of them meets the bound."""
-    found = [
+    points = [
         Reached(a.estimate.throughput_seq_s, a.estimate.latency_s or 0.0, schedule_text(a.schedule))
         for a in tuned.alternatives
         if a.policy in policies and a.schedule and a.estimate
     ]
-    return max(found, key=lambda one: one.throughput_seq_s, default=None)
+    return max(points, key=lambda point: point.throughput_seq_s, default=None)
 
 
-def deviation(here: float, paper: float) -> float:
+def deviation(ours: float, paper: float) -> float:
     """(here - paper) / paper."""
-    return here / paper - 1.0
+    return ours / paper - 1.0

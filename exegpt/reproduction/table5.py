@@ -80,12 +80,12 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     return Table5(tuple(cells))
 
 
-def _cells(task: str, policy: str, found: list[Array]) -> Iterator[Cell]:
+def _cells(task: str, policy: str, grids: list[Array]) -> Iterator[Cell]:
     for tolerance in TOLERANCES:
         for axis, variable in enumerate(VARIABLES[policy]):
             shares = []
             for kind in range(2):
-                counts = [non_monotone(grid[..., kind], axis, tolerance) for grid in found]
+                counts = [non_monotone(grid[..., kind], axis, tolerance) for grid in grids]
                 points = sum(there for _, there in counts)
                 shares.append(sum(broken for broken, _ in counts) / points)
             place = (policy, variable)
@@ -102,14 +102,14 @@ def grids(where: Setup, policy: str) -> Iterator[Array]:
     degrees = sorted(tables.tp for tables in where.profile.degrees)
     for degree in degrees[1:]:
         encoding = encoding_devices(where, degree) if policy == "waa-c" else 0
-        every = partial_layouts(where.model, where.cluster.devices - encoding, per_node, (1, degree))
-        layouts = sorted(every, key=lambda one: -one.gpus)[:: max(1, len(every) // 4)]
+        all_layouts = partial_layouts(where.model, where.cluster.devices - encoding, per_node, (1, degree))
+        layouts = sorted(all_layouts, key=lambda layout: -layout.gpus)[:: max(1, len(all_layouts) // 4)]
         if policy == "rra":
-            made = [_rra_scenario(where, layout) for layout in layouts]
-            yield np.stack([_grid(one, policy, "decode_iterations", DECODE_ITERATIONS) for one in made])
+            scenarios = [_rra_scenario(where, layout) for layout in layouts]
+            yield np.stack([_grid(scenario, policy, "decode_iterations", DECODE_ITERATIONS) for scenario in scenarios])
         else:
-            made = [_waa_scenario(where, Layout(encoding, degree, encoding), layout) for layout in layouts]
-            yield np.stack([_grid(one, policy, "micro_batches", MICRO_BATCHES) for one in made])
+            scenarios = [_waa_scenario(where, Layout(encoding, degree, encoding), layout) for layout in layouts]
+            yield np.stack([_grid(scenario, policy, "micro_batches", MICRO_BATCHES) for scenario in scenarios])
 
 
 def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) -> Array:
@@ -118,10 +118,10 @@ def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) 
         if third == "micro_batches" and value > len(scenario.decode.stages):
             continue  # neither shortens an iteration nor fills the pipeline further
         for row, batch in enumerate(ENCODE_BATCHES):
-            found = outcome(scenario, policy, {"encode_batch": batch, third: value})
-            if memory_share(scenario, found) > 1:
+            result = outcome(scenario, policy, {"encode_batch": batch, third: value})
+            if memory_share(scenario, result) > 1:
                 break  # a larger batch needs more
-            grid[row, column] = latencies(scenario, found)[0], found.throughput
+            grid[row, column] = latencies(scenario, result)[0], result.throughput
     return grid
 
 
@@ -148,9 +148,9 @@ def _scenario(where: Setup, stages: tuple[Stage, ...]) -> Scenario:
 
 def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
     """Shares of the points that are monotone in latency and in throughput, over the cells that the paper has too."""
-    own = [cell for cell in table.cells if cell.tolerance == tolerance and cell.paper]
-    points = sum(cell.points for cell in own)
-    broken = (sum(getattr(cell, kind) * cell.points for cell in own) for kind in ("latency", "throughput"))
+    cells = [cell for cell in table.cells if cell.tolerance == tolerance and cell.paper]
+    points = sum(cell.points for cell in cells)
+    broken = (sum(getattr(cell, kind) * cell.points for cell in cells) for kind in ("latency", "throughput"))
     latency, throughput = (1 - count / points for count in broken)
     return latency, throughput
 
@@ -160,9 +160,9 @@ def sections(table: Table5) -> list[Section]:
     columns = list(dict.fromkeys((cell.policy, cell.variable) for cell in table.cells))
     rows = []
     for task, tolerance in dict.fromkeys((cell.task, cell.tolerance) for cell in table.cells):
-        own = {(c.policy, c.variable): c for c in table.cells if (c.task, c.tolerance) == (task, tolerance)}
-        rows.append((task, f"{tolerance:.0%}", "here", *(_pair((c.latency, c.throughput)) for c in own.values())))
-        rows.append((task, f"{tolerance:.0%}", "paper", *(_pair(c.paper) for c in own.values())))
+        cells = {(c.policy, c.variable): c for c in table.cells if (c.task, c.tolerance) == (task, tolerance)}
+        rows.append((task, f"{tolerance:.0%}", "here", *(_pair((c.latency, c.throughput)) for c in cells.values())))
+        rows.append((task, f"{tolerance:.0%}", "paper", *(_pair(c.paper) for c in cells.values())))
     heads = (f"{'RRA' if policy == 'rra' else 'WAA'} {variable}" for policy, variable in columns)
     points = {f"{c.policy} {c.task}": c.points for c in table.cells}
     latency, throughput = monotone(table, 0.05)

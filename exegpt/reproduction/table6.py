@@ -86,16 +86,16 @@ def scenario(where: Setup, policy: str) -> Scenario:
 def simulate(where: Setup, row: Published) -> Simulated:
     """A row of the table at its own schedule."""
     at = scenario(where, row.policy)
-    found = outcome(at, row.policy, row.controls)
+    result = outcome(at, row.policy, row.controls)
     batch = row.controls["encode_batch"]
     if row.policy == "rra":
         phase = rra.phase(at, batch, row.controls["decode_iterations"]).times
         encode_s, decode_s = phase.encoded, float(phase.decoded[-1] - phase.encoded) / len(phase.decoded)
     else:
         longest = float(where.workload.p99_output)
-        first, last = found.lifetime(np.array([1.0, longest])).seconds
+        first, last = result.lifetime(np.array([1.0, longest])).seconds
         encode_s, decode_s = waa_encoding.encoding(at, batch).period, float(last - first) / (longest - 1)
-    return Simulated(latencies(at, found)[0], found.throughput, encode_s, decode_s)
+    return Simulated(latencies(at, result)[0], result.throughput, encode_s, decode_s)
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table6:
@@ -103,12 +103,12 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     where = setup("opt-13b", "4xA40", "S")
     rows = []
     for done, row in enumerate(PAPER, 1):
-        here = simulate(where, row)
+        simulated = simulate(where, row)
         names = Simulated.__dataclass_fields__
-        deviations = Simulated(*(deviation(getattr(here, name), getattr(row, name)) for name in names))
+        deviations = Simulated(*(deviation(getattr(simulated, name), getattr(row, name)) for name in names))
         found, now = paper_mode(where, row.bound_s), today(where, row.bound_s)
-        every = tuple(a.policy for a in now.alternatives)
-        rows.append(Row(row, here, deviations, reached(found, PAPER_POLICIES), reached(now, every)))
+        policies = tuple(a.policy for a in now.alternatives)
+        rows.append(Row(row, simulated, deviations, reached(found, PAPER_POLICIES), reached(now, policies)))
         progress(done, len(PAPER))
     return Table6(tuple(rows))
 
@@ -146,7 +146,7 @@ def _section(title: str, table: Table6, columns: tuple[tuple[str, str], ...], no
     for row in table.rows:
         cells = [_bound(row), row.paper.policy, " ".join(f"{k}={v}" for k, v in row.paper.controls.items())]
         for key, _ in columns:
-            values = [getattr(one, key) for one in (row.simulated, row.paper, row.deviation)]
+            values = [getattr(group, key) for group in (row.simulated, row.paper, row.deviation)]
             cells += [f"{values[0]:.4g}", f"{values[1]:g}", signed_percent(values[2])]
         rows.append(tuple(cells))
     return Section(title, ("bound", "policy", "schedule", *heads), tuple(rows), (note,))
@@ -154,6 +154,9 @@ def _section(title: str, table: Table6, columns: tuple[tuple[str, str], ...], no
 
 def _found(row: Row) -> tuple[str, ...]:
     cells = [_bound(row), f"{row.paper.throughput_seq_s:g}"]
-    for one in (row.found, row.today):
-        cells += [figure_text(one.throughput_seq_s if one else None), figure_text(one.latency_s if one else None)]
-    return (*cells, "; ".join(one.schedule for one in (row.found, row.today) if one))
+    for point in (row.found, row.today):
+        cells += [
+            figure_text(point.throughput_seq_s if point else None),
+            figure_text(point.latency_s if point else None),
+        ]
+    return (*cells, "; ".join(point.schedule for point in (row.found, row.today) if point))

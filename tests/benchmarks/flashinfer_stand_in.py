@@ -1,4 +1,4 @@
-"""A stand-in for FlashInfer: its two wrappers of paged attention, as documented, in plain PyTorch on the processor.
+"""A stand-in for FlashInfer: its two wrappers of paged attention, as documented, in plain PyTorch on the CPU.
 
 They know nothing but the arrays that they are given, as docs.flashinfer.ai describes them, and refuse others.
 """

@@ -23,7 +23,7 @@ NOT_THERE = "FlashInfer is not installed: pip install flashinfer-python."
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """FlashInfer's place is taken; the processor's tensors are a GPU's, for any head size."""
+    """FlashInfer's place is taken; the CPU's tensors are a GPU's, for any head size."""
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
     monkeypatch.setattr(device, "on_gpu", lambda x: True)
     monkeypatch.setattr(flashinfer_attention, "HEAD_SIZES", range(1, 257))
@@ -36,7 +36,7 @@ def both(sizes, heads, kv_heads, head_size, block_size, dtype=torch.float32, **o
     """FlashInfer's result and the reference's for sequences of (new tokens, context)."""
     news, contexts = zip(*sizes, strict=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "on_gpu", lambda x: False)  # the cache is filled by the processor's kernel
+        patch.setattr(device, "on_gpu", lambda x: False)  # the cache is filled by the CPU's kernel
         q, _, (keys, *others) = paged(news, contexts, heads, kv_heads, head_size, block_size, dtype=dtype)
         keys = keys_like_values(keys).contiguous()
     (made,) = flashinfer_attention.peer(q, keys, *others, **options).values()
@@ -81,7 +81,7 @@ def test_what_it_lacks_is_said_at_the_first_call(stand_in, monkeypatch):
         both(((1, 5),), 4, 2, 64, 16)
 
 
-def test_it_is_no_peer_for_a_bias_nor_on_the_processor(stand_in, monkeypatch):
+def test_it_is_no_peer_for_a_bias_nor_on_the_cpu(stand_in, monkeypatch):
     q = torch.zeros(1, 2, 64)
     arrays = (q, q, q, q, q, q)
     assert flashinfer_attention.peer(*arrays) and not flashinfer_attention.peer(*arrays, bias=torch.zeros(2, 3))

@@ -245,7 +245,7 @@ def test_an_engine_with_a_wrong_kernel_is_found(monkeypatch, capsys):
 
 
 def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
-    """On the processor, whose graphs run the layers again."""
+    """On the CPU, whose graphs run the layers again."""
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
     monkeypatch.setattr("exegpt.builtin_models.builtin_model", lambda name: SMALL_MODEL)
     (row,) = gpu._steps(CPU, ROOFLINE)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.job import run_all
 from exegpt.model import ModelSpec
 from exegpt.models.create import create_model
-from tests.xrunner.cells import LENGTHS, SIZES, apart, requests, schedule
+from tests.xrunner.cells import LENGTHS, SIZES, disaggregated, requests, schedule
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_every_schedule_serves_every_request(model, tmp_path, monkeypatch, ranks
         plans = [schedule(spec, "orca"), schedule(spec, "static")]
     else:
         pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
-        plans = [schedule(spec, replicas=2), apart(spec, (1,), (1,))]
+        plans = [schedule(spec, replicas=2), disaggregated(spec, (1,), (1,))]
     done = run_all(model, plans, requests(), ranks, 1, tmp_path)
     assert len(done.runs) == len(plans) and done.flops_s > 0 and done.bytes_s > 0
     for run in done.runs:

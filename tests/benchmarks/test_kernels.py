@@ -1,4 +1,4 @@
-"""The processor's kernels beside PyTorch's, on tiny shapes and without compiling."""
+"""The CPU's kernels beside PyTorch's, on tiny shapes and without compiling."""
 
 import warnings
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels.cases import TINY, all_cases
-from benchmarks.kernels.timing import Roofline, Timed, measure_roofline, processor_seconds
+from benchmarks.kernels.timing import Roofline, Timed, cpu_seconds, measure_roofline
 
 CPU = torch.device("cpu")
 SIZES = replace(TINY, vocab=300, hidden=64)
@@ -23,7 +23,7 @@ def rows():
         yield kernels.run(SIZES, ROOFLINE, clock=lambda function, alike: (function(), alike()) and 0.5)
 
 
-def test_every_kernel_is_right_on_the_processor(rows):
+def test_every_kernel_is_right_on_the_cpu(rows):
     assert [row.case for row in rows] == [case.name for case in all_cases(SIZES, torch.float32, CPU)]
     assert all(row.right for row in rows)
 
@@ -49,10 +49,10 @@ def test_a_clock_tells_the_median(monkeypatch):
     monkeypatch.setattr("benchmarks.kernels.timing._FLUSH_BYTES", 8)
     ticks = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
-    assert processor_seconds(lambda: None, lambda: next(ticks)) == 1.0
+    assert cpu_seconds(lambda: None, lambda: next(ticks)) == 1.0
 
 
-def test_the_processors_limit_is_measured(monkeypatch):
+def test_the_cpus_limit_is_measured(monkeypatch):
     monkeypatch.setattr("xprofiler.machine.matrix_flops_s", lambda: 2.0)
     monkeypatch.setattr("xprofiler.machine.read_bandwidth_bytes_s", lambda: 3.0)
     assert measure_roofline(torch.float32, CPU) == Roofline(bandwidth=3.0, rate=2.0)

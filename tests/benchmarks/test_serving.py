@@ -1,4 +1,4 @@
-"""The engine beside transformers' continuous batching, of a tiny model on the processor."""
+"""The engine beside transformers' continuous batching, of a tiny model on the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tokens beside transformers', on two ranks of the processor, and differences that are found."""
+"""Tokens beside transformers', on two ranks of the CPU, and differences that are found."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from exegpt.request import Result
 
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
@@ -18,7 +18,7 @@ def test_two_ranks_give_transformers_tokens(monkeypatch):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
-    rows = tokens.run_two_ranks(5, 0, PROCESSOR, ("llama",), SIZES)
+    rows = tokens.run_two_ranks(5, 0, CPU, ("llama",), SIZES)
     assert [row.policy for row in rows] == ["rra, two stages", "orca, TP 2", "waa"]
     for row in rows:
         assert row.requests == 5 and row.tokens > 10 and not row.differences
@@ -36,7 +36,7 @@ def test_another_token_is_a_difference_unless_it_is_a_near_tie():
 
 def test_where_there_is_no_mpi_it_is_said(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.job.has_mpi", lambda: False)
-    assert gpu._two_ranks(PROCESSOR) == [{"left_out": "no mpirun or no mpi4py"}]
+    assert gpu._two_ranks(CPU) == [{"left_out": "no mpirun or no mpi4py"}]
     assert "left out for lack of mpirun" in capsys.readouterr().out
 
 

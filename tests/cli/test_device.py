@@ -1,4 +1,4 @@
-"""Where commands run: on a GPU where there is one, else on the processor; and in which dtype."""
+"""Where commands run: on a GPU where there is one, else on the CPU; and in which dtype."""
 
 import json
 

@@ -56,7 +56,7 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
         "policy": policy,
         "model": ModelReference(model, model.fingerprint),
         "cluster": parse_cluster("1xA40"),
-        "workload": workload or task("S").laws,
+        "workload": workload or task("S").without_requests,
         "profile": ProfileReference("measured", "0" * 16),
         "stages": (Stage((0,), 1, "both", None, (0, model.layers)),),
         "kv_blocks": 1000,

@@ -55,7 +55,7 @@ def test_workloads(samples, rate):
 
     workload = replace(Workload.from_requests("w", [RequestLengths(*s) for s in samples]), arrival_rate=rate)
     assert round_trip(workload) == workload
-    assert round_trip(workload.laws) == workload.laws
+    assert round_trip(workload.without_requests) == workload.without_requests
 
 
 @pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])

@@ -1,4 +1,4 @@
-"""The laws of lengths: the paper's five tasks, scaling, drawing."""
+"""The distributions of lengths: the paper's five tasks, scaling, drawing."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ def test_tasks_have_the_papers_moments_and_percentiles(name):
     assert workload.output.std == pytest.approx(std, abs=2e-3)
     assert (workload.output.max, workload.input.max) == (most, input_max)
     assert workload.input.mean == pytest.approx(input_mean, rel=0.01)
-    # the discrete law agrees with the table but for C1, where it is 136
+    # the discrete distribution agrees with the table but for C1, where it is 136
     assert workload.output.quantile(0.99) == (136 if name == "C1" else p99)
     assert workload.p99_output == p99
 
@@ -37,17 +37,19 @@ def test_tasks_have_the_papers_moments_and_percentiles(name):
     ("name", "percentile"), [("S", 62.9), ("T", 291.3), ("G", 416.4), ("C1", 136.3), ("C2", 578.5)]
 )
 def test_continuous_fits_give_the_stated_percentiles(name, percentile):
-    """An independent fit of the continuous truncated normal, with scipy's own law."""
+    """An independent fit of the continuous truncated normal, with scipy's own distribution."""
     from scipy.optimize import least_squares
     from scipy.stats import truncnorm
 
     _, _, mean, std, _, most = TABLE_3[name]
 
-    def law(x):
+    def distribution(x):
         return truncnorm(-x[0] / x[1], (most - x[0]) / x[1], loc=x[0], scale=x[1])
 
-    found = least_squares(lambda x: [law(x).mean() - mean, law(x).std() - std], [mean, std], bounds=([-999, 1], 9999))
-    assert law(found.x).ppf(0.99) == pytest.approx(percentile, abs=0.06)
+    found = least_squares(
+        lambda x: [distribution(x).mean() - mean, distribution(x).std() - std], [mean, std], bounds=([-999, 1], 9999)
+    )
+    assert distribution(found.x).ppf(0.99) == pytest.approx(percentile, abs=0.06)
 
 
 def test_an_unknown_task_is_refused():
@@ -56,22 +58,22 @@ def test_an_unknown_task_is_refused():
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=50), st.floats(0.01, 1))
-def test_laws_stay_laws(samples, factor):
-    law = LengthDistribution.from_samples(samples)
-    scaled = law.scaled(factor)
-    for one in (law, scaled):
+def test_distributions_stay_distributions(samples, factor):
+    distribution = LengthDistribution.from_samples(samples)
+    scaled = distribution.scaled(factor)
+    for one in (distribution, scaled):
         assert math.isclose(sum(one.probabilities), 1.0)
         assert one.lengths[0] >= 1
-    assert law.mean == pytest.approx(np.mean(samples))
-    assert law.std == pytest.approx(np.std(samples), abs=1e-5)
-    assert law.quantile(1.0) == max(samples) and law.quantile(0.0) == min(samples)
-    assert law.quantile(0.5) == sorted(samples)[math.ceil(len(samples) / 2) - 1]
+    assert distribution.mean == pytest.approx(np.mean(samples))
+    assert distribution.std == pytest.approx(np.std(samples), abs=1e-5)
+    assert distribution.quantile(1.0) == max(samples) and distribution.quantile(0.0) == min(samples)
+    assert distribution.quantile(0.5) == sorted(samples)[math.ceil(len(samples) / 2) - 1]
 
 
 @pytest.mark.parametrize(
     ("lengths", "probabilities"), [((), ()), ((1,), (0.5, 0.5)), ((2, 1), (0.5, 0.5)), ((0,), (1.0,)), ((1,), (0.5,))]
 )
-def test_what_is_no_law_is_refused(lengths, probabilities):
+def test_what_is_no_distribution_is_refused(lengths, probabilities):
     with pytest.raises(InputError):
         LengthDistribution(lengths, probabilities)
 

@@ -14,7 +14,7 @@ from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import profile as one_degree
-from tests.xrunner.cells import LENGTHS, POLICIES, SIZES, apart, schedule
+from tests.xrunner.cells import LENGTHS, POLICIES, SIZES, disaggregated, schedule
 from xsimulator.replay.event_simulator import replay
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ def schedules(spec: ModelSpec = SPEC) -> dict[str, Schedule]:
     """By policy and layout; one with replicas, one with little memory and one with much."""
     layouts = LAYOUTS.items()
     made = {f"{policy}, {name}": schedule(spec, policy, degrees) for policy in POLICIES for name, degrees in layouts}
-    made |= {f"waa-m, {m} micro-batches": apart(spec, (1,), (1,), micro_batches=m) for m in (1, 2)}
+    made |= {f"waa-m, {m} micro-batches": disaggregated(spec, (1,), (1,), micro_batches=m) for m in (1, 2)}
     made |= {f"{policy}, replicas": schedule(spec, policy, (1,), replicas=2) for policy in ("orca", "rra")}
     return made | {f"{policy}, much memory": schedule(spec, policy, (1,), 400) for policy in POLICIES}
 

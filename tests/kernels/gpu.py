@@ -1,4 +1,4 @@
-"""Where the Triton kernels run in tests: on a GPU, or in Triton's interpreter on the processor."""
+"""Where the Triton kernels run in tests: on a GPU, or in Triton's interpreter on the CPU."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ def expected(q, plain, news, contexts):
     [
         ((1, 1, 1), (1, 16, 37)),  # decoding
         ((5, 1, 33, 16), (5, 1, 33, 16)),  # whole prompts
-        ((7, 1, 20), (40, 18, 36)),  # pieces of prompts, and a decoding token among them
+        ((7, 1, 20), (40, 18, 36)),  # chunks of prompts, and a decoding token among them
     ],
 )
 def test_kernel_and_reference_are_attention(heads, kv_heads, head_size, block_size, news, contexts):

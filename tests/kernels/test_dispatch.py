@@ -25,7 +25,7 @@ pytestmark = needs_triton
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch):
-    """Where there is no GPU, the processor's tensors count as a GPU's, and the kernels are interpreted."""
+    """Where there is no GPU, the CPU's tensors count as a GPU's, and the kernels are interpreted."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(device, "on_gpu", lambda x: True)
 

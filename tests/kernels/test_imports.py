@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_processors_kernels_do_not_import_triton():
+def test_the_cpus_kernels_do_not_import_triton():
     names = [path.stem for path in sorted((ROOT / "kernels").glob("*.py")) if not path.stem.endswith("gpu")]
     assert len(names) > 10
     code = (

@@ -85,7 +85,7 @@ def test_greatest_of_infinities():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_norms_of_every_dtype_on_the_processor(dtype):
+def test_norms_of_every_dtype_on_the_cpu(dtype):
     x, w, b, before = (torch.randn(*shape).to(dtype) for shape in ((5, 33), (33,), (33,), (5, 33)))
     residual = before.clone()
     torch.testing.assert_close(rms_norm(x, w, 1e-5), rms_norm_reference(x, w, 1e-5))
@@ -93,7 +93,7 @@ def test_norms_of_every_dtype_on_the_processor(dtype):
     assert torch.equal(residual, before + x)
 
 
-def test_geglu_on_the_processor():
+def test_geglu_on_the_cpu():
     x = torch.randn(65, 2 * 99) * 4
     want = geglu_reference(x.double()).float()  # in float32 1 + tanh loses what is left of far negative gates
     torch.testing.assert_close(geglu(x), want, atol=1e-6, rtol=2e-5)
@@ -113,7 +113,7 @@ def new_tokens(tokens, heads, kv_heads, head_size, block_size, dtype=torch.float
     return qkv, where, slots, [torch.zeros(key_shape(values), dtype=dtype), values]
 
 
-def test_rotate_and_write_on_the_processor():
+def test_rotate_and_write_on_the_cpu():
     qkv, where, slots, cache = new_tokens(37, 4, 2, 24, 16)
     mine, my_cache = qkv.clone(), [t.clone() for t in cache]
     rotate_and_write(mine[:, :4], mine[:, 4:6], mine[:, 6:], *where, *my_cache, slots)

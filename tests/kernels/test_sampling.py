@@ -1,4 +1,4 @@
-"""Sampling: kernel for the processor, Triton kernel and plain reference against each other, transformers and chance."""
+"""Sampling: kernel for the CPU, Triton kernel and plain reference against each other, transformers and chance."""
 
 import pytest
 import torch

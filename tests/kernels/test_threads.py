@@ -31,7 +31,7 @@ def test_threads_follow_torch(threads, count):
 
 
 def test_what_was_asked_of_openmp_holds():
-    """Two threads on one processor would wait for each other, milliseconds in every kernel."""
+    """Two threads on one CPU would wait for each other, milliseconds in every kernel."""
     code = (
         "import torch, exegpt.kernels.norm as norm, exegpt.kernels.sampling, numba;"
         "norm.rms_norm(torch.ones(4, 64), torch.ones(64), 1e-5);"

@@ -1,4 +1,4 @@
-"""The KV cache's memory on the processor: zeros, whatever the system makes of huge pages, and given back."""
+"""The KV cache's memory on the CPU: zeros, whatever the system makes of huge pages, and given back."""
 
 import mmap
 from pathlib import Path

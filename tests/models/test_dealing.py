@@ -12,7 +12,7 @@ from exegpt.kernels import device
 from exegpt.kernels.device import H100
 from exegpt.models import Dealing
 from exegpt.models.cache import KVCache
-from xrunner.rank.assembly import Work
+from xrunner.rank.assembly import DeviceBatch
 
 
 def a_model(*windows, kv_heads=2, encoder_layers=0):
@@ -23,7 +23,7 @@ def a_model(*windows, kv_heads=2, encoder_layers=0):
     return SimpleNamespace(spec=spec, share=spec, layers=layers), KVCache((values,), (values,))
 
 
-def test_the_processor_takes_no_work_list():
+def test_the_cpu_takes_no_work_list():
     assert Dealing.of(*a_model(None)) is None
 
 
@@ -38,8 +38,8 @@ def test_programs_fill_the_device_and_lists_have_the_layers_window(monkeypatch, 
     assert Dealing.of(*a_model(*windows, encoder_layers=2)) is None
 
 
-def work(*parts):
-    """Work whose parts of the attention have sequences of these (new tokens, context)."""
+def device_batch(*parts):
+    """DeviceBatch whose parts of the attention have sequences of these (new tokens, context)."""
     attention, begin = [], 0
     for sizes in parts:
         news, contexts = zip(*sizes, strict=True)
@@ -48,17 +48,17 @@ def work(*parts):
         attention.append((begin, begin + sum(news), tables, offsets, np.array(contexts, dtype=np.int32)))
         begin += sum(news)
     tokens = np.arange(begin)
-    return Work("decode", 0, 1, begin, tokens, tokens + 1, tokens + 2, tuple(attention), tokens, begin)
+    return DeviceBatch("decode", 0, 1, begin, tokens, tokens + 1, tokens + 2, tuple(attention), tokens, begin)
 
 
 DEALING = Dealing(programs=5, kv_heads=2, window=None)
 
 
 def test_parts_with_one_token_each_get_a_list():
-    plain = work(((3, 40), (1, 9)), ((1, 700), (1, 20)))
-    assert plain.dealt(None) is plain and plain.batch().attention[1].work is None
-    dealt = plain.dealt(DEALING)
-    (prompts, decoding), batch = dealt.batch().attention, dealt.batch()
+    plain = device_batch(((3, 40), (1, 9)), ((1, 700), (1, 20)))
+    assert plain.with_work_lists(None) is plain and plain.to_device().attention[1].work is None
+    dealt = plain.with_work_lists(DEALING)
+    (prompts, decoding), batch = dealt.to_device().attention, dealt.to_device()
     assert prompts.work is None
     for mine, wanted in zip(decoding.work, DEALING.deal(plain.attention[1][-1]), strict=True):
         assert np.array_equal(mine.numpy(), wanted)
@@ -68,6 +68,6 @@ def test_parts_with_one_token_each_get_a_list():
 
 
 def test_a_graphs_buffers_hold_any_list():
-    pieces = [work([(1, context) for context in contexts]) for contexts in ((1, 1, 5), (140, 9, 130))]
-    sizes = [[a.shape for a in one.padded(4, 12, 99, 16).dealt(DEALING).arrays] for one in pieces]
+    batches = [device_batch([(1, context) for context in contexts]) for contexts in ((1, 1, 5), (140, 9, 130))]
+    sizes = [[a.shape for a in one.padded(4, 12, 99, 16).with_work_lists(DEALING).arrays] for one in batches]
     assert sizes[0] == sizes[1]

@@ -14,7 +14,7 @@ from .conftest import ARCHITECTURES, SIZES, vary_vectors
 
 
 def prompt_batch(ids, past, table, block_size):
-    """A piece of one prompt that follows `past` cached tokens."""
+    """A chunk of one prompt that follows `past` cached tokens."""
     positions = torch.arange(past, past + len(ids))
     blocks = torch.tensor(table)[positions // block_size]
     return Batch(
@@ -34,12 +34,12 @@ def prompt_batch(ids, past, table, block_size):
     )
 
 
-def logits(model, ids, pieces=(None,), block_size=16):
-    """Logits of every position of one sequence, computed in pieces."""
+def logits(model, ids, chunks=(None,), block_size=16):
+    """Logits of every position of one sequence, computed in chunks."""
     cache = model.new_cache(9, block_size)
     out, past = [], 0
-    for piece in pieces:
-        part = ids[past : None if piece is None else past + piece]
+    for chunk in chunks:
+        part = ids[past : None if chunk is None else past + chunk]
         states = model.forward(prompt_batch(part, past, [7, 2, 4, 1, 8, 3, 0, 6], block_size), cache)
         out.append(model.ends.logits(states))
         past += len(part)
@@ -57,9 +57,9 @@ IDS = torch.randint(0, 300, (100,), generator=torch.Generator().manual_seed(5))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("pieces", [(None,), (1, 40, None), (16, 16, None)])
-def test_logits_are_transformers(directories, arch, pieces):
-    mine = logits(load_model(directories[arch]), IDS, pieces)
+@pytest.mark.parametrize("chunks", [(None,), (1, 40, None), (16, 16, None)])
+def test_logits_are_transformers(directories, arch, chunks):
+    mine = logits(load_model(directories[arch]), IDS, chunks)
     torch.testing.assert_close(mine, theirs(directories[arch], IDS), atol=5e-5, rtol=1e-4)
 
 
@@ -119,8 +119,8 @@ def test_a_tied_head(directories, tmp_path):
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "opt"])
-@pytest.mark.parametrize("pieces", [(None,), (1, 16, None)])
-def test_odd_sizes_biases_and_ties(tmp_path, arch, pieces):
+@pytest.mark.parametrize("chunks", [(None,), (1, 16, None)])
+def test_odd_sizes_biases_and_ties(tmp_path, arch, chunks):
     """Heads of 10, three of them to a KV head, a block of another size, and the other choice about the head's tie."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -138,7 +138,7 @@ def test_odd_sizes_biases_and_ties(tmp_path, arch, pieces):
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "m")
     vary_vectors(tmp_path / "m")
     want = theirs(tmp_path / "m", IDS)
-    torch.testing.assert_close(logits(load_model(tmp_path / "m"), IDS, pieces, 13), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(load_model(tmp_path / "m"), IDS, chunks, 13), want, atol=1e-4, rtol=1e-4)
 
 
 def test_a_mistral_that_does_not_say_has_a_window_of_4096():
@@ -218,23 +218,23 @@ def test_one_random_layer(architecture):
     assert y.shape == x.shape and y.isfinite().all() and model.sample(y).shape == (5,)
 
 
-def test_long_batches_in_pieces_are_the_same(monkeypatch, directories):
-    from exegpt.models import row_chunks as pieces
+def test_long_batches_in_row_chunks_are_the_same(monkeypatch, directories):
+    from exegpt.models import row_chunks
 
     model = load_model(directories["llama"])
     whole = logits(model, IDS)
-    monkeypatch.setattr(pieces, "_ROWS", 7)
+    monkeypatch.setattr(row_chunks, "_ROWS", 7)
     torch.testing.assert_close(logits(model, IDS), whole, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("on_gpu", "calls"), [(False, [1024, 1024, 2]), (True, [2050])])
 def test_a_gpu_takes_long_batches_whole(monkeypatch, on_gpu, calls):
     from exegpt.kernels import device
-    from exegpt.models.row_chunks import in_pieces
+    from exegpt.models.row_chunks import in_row_chunks
 
     monkeypatch.setattr(device, "on_gpu", lambda x: on_gpu)
     seen = []
-    in_pieces(lambda x: seen.append(len(x)) or x, torch.zeros(2050, 1))
+    in_row_chunks(lambda x: seen.append(len(x)) or x, torch.zeros(2050, 1))
     assert seen == calls
 
 

@@ -1,4 +1,4 @@
-"""Models on a device: weights go straight there, and the layers' Triton kernels give what the processor's give."""
+"""Models on a device: weights go straight there, and the layers' Triton kernels give what the CPU's give."""
 
 import platform
 import subprocess
@@ -10,7 +10,7 @@ import torch
 from exegpt.errors import InputError
 from exegpt.kernels import device
 from exegpt.models import Batch, load_model
-from exegpt.models.device import PROCESSOR, find_device, free_memory
+from exegpt.models.device import CPU, find_device, free_memory
 from exegpt.models.weights import DTYPES
 
 from ..kernels.gpu import DEVICE, needs_triton
@@ -45,7 +45,7 @@ def test_every_tensor_is_loaded_onto_the_device(directories, arch, dtype):
     assert len(found) > 20 and {tensor.device for tensor in found} == {META}
     wide = {t.dtype for t in found} - {DTYPES[dtype]}
     assert wide <= {torch.float32}  # the rotary tables
-    assert there.device == META and here.device == PROCESSOR
+    assert there.device == META and here.device == CPU
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -57,18 +57,18 @@ def test_float16_follows(directories, arch):
 @needs_triton
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatch):
-    """A prompt of eleven tokens in two pieces, then one that is decoded."""
-    ids, pieces = IDS[:12], (7, 4, None)
-    want = logits(load_model(directories[arch]), ids, pieces)
-    if DEVICE == PROCESSOR:
+    """A prompt of eleven tokens in two chunks, then one that is decoded."""
+    ids, chunks = IDS[:12], (7, 4, None)
+    want = logits(load_model(directories[arch]), ids, chunks)
+    if DEVICE == CPU:
         monkeypatch.setattr(device, "on_gpu", lambda x: True)
     model = load_model(directories[arch], device=DEVICE)
     cache, out, past = model.new_cache(9, 16), [], 0
-    for piece in (7, 4, 1):
-        batch = sent(prompt_batch(ids[past : past + piece], past, [7, 2], 16))
+    for chunk in (7, 4, 1):
+        batch = sent(prompt_batch(ids[past : past + chunk], past, [7, 2], 16))
         with torch.inference_mode():
             out.append(model.ends.logits(model.forward(batch, cache)).cpu())
-        past += piece
+        past += chunk
     torch.testing.assert_close(torch.cat(out), want, atol=5e-5, rtol=1e-4)
 
 
@@ -80,7 +80,7 @@ def sent(batch):
 
 
 def test_devices_are_found():
-    assert find_device("cpu") == PROCESSOR and free_memory(PROCESSOR) > 2**20
+    assert find_device("cpu") == CPU and free_memory(CPU) > 2**20
     with pytest.raises(InputError, match="'tpu'"):
         find_device("tpu")
 
@@ -92,12 +92,12 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     assert [find_device(None, local) for local in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
-    assert current == [0, 1, 0] and find_device("cpu") == PROCESSOR
+    assert current == [0, 1, 0] and find_device("cpu") == CPU
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device() == PROCESSOR
+    assert find_device() == CPU
     with pytest.raises(InputError, match=r"needs a GPU, and torch sees none.*--device cpu"):
         find_device("cuda")
 
@@ -113,7 +113,7 @@ sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 300, "c
 create.create_model(Path(sys.argv[2]), "llama", layers=2, **sizes)
 torch.set_num_threads(1)
 model = load_model(sys.argv[2])
-batch, cache = alike(12, 177, 177, 16, None, 12, device.PROCESSOR), model.new_cache(16, 16)
+batch, cache = alike(12, 177, 177, 16, None, 12, device.CPU), model.new_cache(16, 16)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.forward(batch, cache)

@@ -84,6 +84,6 @@ def test_a_shard_holds_its_share_of_the_weights_and_of_the_cache():
     assert cache.bytes == 3 * 16 * SPEC.kv_bytes(4, "fp32")
 
 
-def test_a_model_that_cannot_be_cut_so_is_refused():
-    with pytest.raises(InputError, match="can't be cut into 3 shards: it can into 1, 2, 4, 8"):
+def test_a_model_that_cannot_be_split_so_is_refused():
+    with pytest.raises(InputError, match="can't be split into 3 shards: it can into 1, 2, 4, 8"):
         random_model(SPEC, layers=1, shard=Shard(0, 3, lambda x: x))

@@ -16,12 +16,12 @@ from .test_decoder import IDS, changed, logits, prompt_batch
 TABLE = [7, 2, 4, 1, 8, 3, 0, 6]
 
 
-def staged_logits(stages, ids, pieces):
-    """Logits of every position of one sequence that goes through all stages, piece after piece."""
+def staged_logits(stages, ids, chunks):
+    """Logits of every position of one sequence that goes through all stages, chunk after chunk."""
     caches = [stage.new_cache(9, 16) for stage in stages]
     out, past = [], 0
-    for piece in pieces:
-        part = ids[past : None if piece is None else past + piece]
+    for chunk in chunks:
+        part = ids[past : None if chunk is None else past + chunk]
         x = None
         for stage, cache in zip(stages, caches, strict=True):
             x = stage.forward(prompt_batch(part, past, TABLE, 16), cache, x)

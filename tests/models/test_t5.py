@@ -215,7 +215,7 @@ class Staged(Sequences):
         if prompts.starts is None:
             for stage, cache in self.stages:
                 if stage.ends.encoder_norm is None:
-                    stage.take_over(x[: prompts.end], batch.slots[: prompts.end], cache)
+                    stage.cache_encoded(x[: prompts.end], batch.slots[: prompts.end], cache)
         return x
 
 

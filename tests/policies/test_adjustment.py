@@ -36,28 +36,28 @@ def miss(chosen, mean=100.0):
 def test_a_batch_has_its_size_and_the_first_in_the_queue_and_misses_its_target_by_no_more_than_without(
     inputs, count, threshold
 ):
-    front = sequences(inputs)
-    chosen = adjustment(threshold).pick(front, count)
-    assert len(chosen) == min(count, len(front))
-    assert chosen[0] is front[0]
+    candidates = sequences(inputs)
+    chosen = adjustment(threshold).pick(candidates, count)
+    assert len(chosen) == min(count, len(candidates))
+    assert chosen[0] is candidates[0]
     assert [one.index for one in chosen] == sorted({one.index for one in chosen})
-    assert miss(chosen) <= miss(front[:count])
+    assert miss(chosen) <= miss(candidates[:count])
 
 
 @given(lengths, st.integers(2, 6))
 def test_no_exchange_of_two_brings_it_nearer(inputs, count):
-    front = sequences(inputs)
-    chosen = adjustment(0.0).pick(front, count)
-    others = [one for one in front if one not in chosen]
+    candidates = sequences(inputs)
+    chosen = adjustment(0.0).pick(candidates, count)
+    others = [one for one in candidates if one not in chosen]
     for leaves, comes in itertools.product(chosen[1:], others):
         assert miss([*(one for one in chosen if one is not leaves), comes]) >= miss(chosen)
 
 
 def test_a_batch_within_the_threshold_is_taken_as_it_comes():
-    front = sequences([104, 104, 104, 104, 100, 96, 92])
-    assert adjustment(0.05).pick(front, 4) == front[:4]
-    assert miss(adjustment(0.01).pick(front, 4)) == 4
-    assert miss(adjustment(0.0).pick(front, 4)) == 0
+    candidates = sequences([104, 104, 104, 104, 100, 96, 92])
+    assert adjustment(0.05).pick(candidates, 4) == candidates[:4]
+    assert miss(adjustment(0.01).pick(candidates, 4)) == 4
+    assert miss(adjustment(0.0).pick(candidates, 4)) == 0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, thr
         ledger.advance(step)
         ledger.check()
     assert all(one.finished for one in waiting)
-    assert ledger.pool.free == blocks
+    assert ledger.pool.available == blocks
 
 
 def test_waa_picks_too():
@@ -95,7 +95,7 @@ def test_waa_picks_too():
     ledger.submit(sequences([200, 200, 100, 30, 70, 10]))
     step = WAAPolicy(3, adjustment(0.01, encode_batch=3)).next_encode(ledger, 0.0)
     assert [one.input_tokens for one, _ in step.encode] == [200, 100, 10]
-    assert [one.input_tokens for one in ledger.front(9, 0.0)] == [200, 30, 70]
+    assert [one.input_tokens for one in ledger.peek(9, 0.0)] == [200, 30, 70]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
@@ -107,7 +107,7 @@ def test_it_is_a_share(share):
 def test_the_replay_follows_it():
     """Batches' tokens then vary less, and nobody is lost."""
     drawn = task("S").draw(400, seed=1)
-    made = replace(schedule("rra"), workload=task("S").laws, encode_batch=8, kv_blocks=4000)
+    made = replace(schedule("rra"), workload=task("S").without_requests, encode_batch=8, kv_blocks=4000)
     tables = profile()
 
     def encoded(adjustment):

@@ -14,26 +14,26 @@ def test_the_same_blocks_as_of_a_stack(steps, total):
     for take, number in steps:
         if take and number <= len(stack):
             expected = [stack.pop() for _ in range(number)]
-            held.append(pool.take(number))
+            held.append(pool.allocate(number))
             assert held[-1] == expected
         elif not take and held:
             blocks = held.pop(number % len(held))
-            pool.give_back(blocks)
+            pool.free(blocks)
             stack += blocks[::-1]
-        assert pool.free == len(stack)
+        assert pool.available == len(stack)
 
 
 def test_what_there_is_not_can_be_neither_taken_nor_given_back():
     pool = BlockPool(3, 16)
-    pool.take(2)
+    pool.allocate(2)
     with pytest.raises(MemoryError, match="2 KV blocks were asked for, 1 of 3 are free"):
-        pool.take(2)
+        pool.allocate(2)
     with pytest.raises(ValueError, match="only 2 were held"):
-        pool.give_back([0, 1, 2])
+        pool.free([0, 1, 2])
     with pytest.raises(InputError, match="at least 1"):
         BlockPool(0, 16)
 
 
 def test_a_pool_costs_nothing_before_it_is_used():
     pool = BlockPool(10**15, 16)
-    assert pool.take(3) == [0, 1, 2] and pool.free == 10**15 - 3
+    assert pool.allocate(3) == [0, 1, 2] and pool.available == 10**15 - 3

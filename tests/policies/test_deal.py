@@ -31,10 +31,10 @@ def test_no_two_replicas_are_further_apart_than_one_request(lengths, replicas):
 
 def test_replicas_end_nearer_to_each_other_than_by_turns():
     draw = random.Random(0)
-    apart, by_turns = 0, 0
+    differences, by_turns = 0, 0
     for _ in range(50):
         lengths = [(draw.randint(1, 512), draw.randint(1, 80)) for _ in range(64)]
         one, other = (work(lengths, own) for own in deal(lengths, 2))
-        apart += abs(one - other)
+        differences += abs(one - other)
         by_turns += abs(work(lengths, range(0, 64, 2)) - work(lengths, range(1, 64, 2)))
-    assert apart < 0.2 * by_turns
+    assert differences < 0.2 * by_turns

@@ -127,7 +127,7 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
         now += 1
         assert now < 100_000
     assert [s.generated for s in sequences] == [output for _, output, _ in requests]
-    assert ledger.pool.free == ledger.pool.total
+    assert ledger.pool.available == ledger.pool.total
 
 
 def test_an_encoder_takes_no_chunks():
@@ -184,7 +184,7 @@ def test_an_encoder_decoder_caches_its_start_token_too():
         ledger = Ledger(pool, fcfs, encoder_decoder=encoder_decoder)
         ledger.submit([Sequence(0, 8, 9)])
         ledger.admit(1, 0.0)
-    assert [pool.free for pool in pools] == [6, 5]
+    assert [pool.available for pool in pools] == [6, 5]
 
 
 def test_a_full_cache_makes_requests_wait_in_order():
@@ -202,18 +202,18 @@ def test_cancelling_frees_blocks_at_once():
     ledger.cancel(resident)
     ledger.cancel(waiting)
     assert ledger.idle
-    assert ledger.pool.free == 4
+    assert ledger.pool.available == 4
 
 
-def test_a_pool_hands_out_each_block_once_and_takes_no_more_back():
+def test_a_pool_allocates_each_block_once_and_frees_no_more():
     pool = BlockPool(3, 16)
-    blocks = pool.take(3)
+    blocks = pool.allocate(3)
     assert sorted(blocks) == [0, 1, 2]
     with pytest.raises(MemoryError):
-        pool.take(1)
-    pool.give_back(blocks)
+        pool.allocate(1)
+    pool.free(blocks)
     with pytest.raises(ValueError, match="came back"):
-        pool.give_back([0])
+        pool.free([0])
 
 
 def test_a_stop_token_ends_a_sequence_early():
@@ -225,9 +225,9 @@ def test_a_stop_token_ends_a_sequence_early():
     assert ledger.advance(Step(decode=(sequence,))) == []
     ledger.stop(sequence)
     assert sequence.generated == 2
-    assert ledger.idle and ledger.pool.free == 4
+    assert ledger.idle and ledger.pool.available == 4
     ledger.stop(sequence)  # of an earlier token, where its length has ended it meanwhile
-    assert ledger.pool.free == 4
+    assert ledger.pool.available == 4
 
 
 def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
@@ -239,4 +239,4 @@ def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
     assert ledger.advance(Step(decode=tuple(pair))) == [pair[0]]
     assert ledger.residents == 2
     ledger.stop(pair[1])
-    assert ledger.idle and ledger.pool.free == 4
+    assert ledger.idle and ledger.pool.available == 4

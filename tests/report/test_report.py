@@ -150,7 +150,7 @@ def test_neighbours_of_one_phase_are_drawn_as_one():
     assert svg.joined(spans) == [("encode", 0.0, 1.0), ("decode", 1.0, 3.0), ("decode", 5.0, 6.0)]
 
 
-def test_the_laws_bars_add_up():
+def test_the_bars_of_a_distribution_add_up():
     drawn = svg.lengths([("output", "#123456", (1, 2, 80), (0.5, 0.25, 0.25))])
     assert drawn.count("<svg") == 1 and "share per 2 tokens" in drawn
 

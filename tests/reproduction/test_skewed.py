@@ -1,4 +1,4 @@
-"""The laws of Figure 11 have the moments that they are asked for."""
+"""The distributions of Figure 11 have the moments that they are asked for."""
 
 import itertools
 
@@ -15,31 +15,31 @@ T = task("T")
 
 @pytest.mark.parametrize(("change", "value"), [(change, value) for change in CHANGES for value in CHANGES[change]])
 def test_one_moment_changes_and_the_others_stay(change, value):
-    law = changed(T, change, value).output
+    distribution = changed(T, change, value).output
     mean, std = T.output.mean, T.output.std
-    assert law.mean == pytest.approx(mean * value if change == "mean" else mean, rel=1e-4)
-    assert law.std == pytest.approx(std * value if change == "deviation" else std, rel=1e-4)
-    assert law.max <= T.output.max
+    assert distribution.mean == pytest.approx(mean * value if change == "mean" else mean, rel=1e-4)
+    assert distribution.std == pytest.approx(std * value if change == "deviation" else std, rel=1e-4)
+    assert distribution.max <= T.output.max
 
 
-def skewness(law):
-    return float((law.s - law.mean) ** 3 @ law.p) / law.std**3
+def skewness(distribution):
+    return float((distribution.s - distribution.mean) ** 3 @ distribution.p) / distribution.std**3
 
 
-def test_skewness_rises_and_zero_is_the_tasks_own_law():
-    laws = [changed(T, "skewness", value).output for value in CHANGES["skewness"]]
-    found = [skewness(law) for law in laws]
+def test_skewness_rises_and_zero_is_the_tasks_own_distribution():
+    distributions = [changed(T, "skewness", value).output for value in CHANGES["skewness"]]
+    found = [skewness(distribution) for distribution in distributions]
     assert all(a < b for a, b in itertools.pairwise(found))
-    own = laws[2]
+    own = distributions[2]
     assert own.lengths == T.output.lengths
     assert np.abs(own.p - T.output.p).max() < 1e-6
 
 
 @pytest.mark.parametrize("asked", [-0.6, -0.4, 0.2, 0.8])
-def test_far_from_its_ends_the_law_has_the_parents_skewness(asked):
+def test_far_from_its_ends_the_distribution_has_the_parents_skewness(asked):
     assert skewness(skewed_normal(500.0, 40.0, 1000, asked)) == pytest.approx(asked, abs=0.01)
 
 
-def test_moments_that_no_law_has():
+def test_moments_that_no_distribution_has():
     with pytest.raises(InputError, match="mean 50 and deviation 60: ask"):
         skewed_normal(50.0, 60.0, 100)

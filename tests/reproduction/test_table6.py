@@ -29,7 +29,7 @@ def opt_schedule(encode_batch, decode_iterations):
     return schedule(
         "rra",
         OPT,
-        task("S").laws,
+        task("S").without_requests,
         cluster=A40,
         stages=uniform_stages(OPT, A40, 4),
         dtype="fp16",
@@ -71,7 +71,7 @@ def test_table_7_phases():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_variation_adds_five_to_six_percent(row):
-    """Spec section 5, under the law of section 2."""
+    """Spec section 5, under the distribution of section 2."""
     plain, careful = (estimate(opt_schedule(*row), PROFILE, variation=v).latency_s for v in (False, True))
     assert 0.045 < careful / plain - 1 < 0.065
 

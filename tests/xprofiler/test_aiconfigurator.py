@@ -116,9 +116,9 @@ def test_every_attention_row_comes_back_and_the_rest_is_filled(phase):
 @installed
 def test_a_prompt_in_pieces_computes_what_the_whole_one_does():
     layer = profile().degree(1).decoder
-    pieces = sum(layer.chunk_attention(1024, past) for past in (0, 1024, 2048, 3072))
-    # Each piece is taken at the speed of the whole prompt so far, which grows with its length.
-    assert layer.encode_attention(1, 4096) < pieces < 1.5 * layer.encode_attention(1, 4096)
+    chunks = sum(layer.chunk_attention(1024, past) for past in (0, 1024, 2048, 3072))
+    # Each chunk is taken at the speed of the whole prompt so far, which grows with its length.
+    assert layer.encode_attention(1, 4096) < chunks < 1.5 * layer.encode_attention(1, 4096)
     assert layer.chunk_attention(1024, 0) == pytest.approx(layer.encode_attention(1, 1024))
     assert layer.chunk_attention(1, 8192) >= layer.decode_attention(1, 8193)
 

@@ -40,7 +40,7 @@ def test_a_gpu_for_each_rank_goes_directly(gpus):
     assert links.make_links(ranks, ((0, 1),), GPU) == (ranks, ((0, 1),), GPU)
 
 
-def test_processors_and_single_ranks_go_through_host_memory(gpus):
+def test_cpus_and_single_ranks_go_through_host_memory(gpus):
     assert isinstance(links.make_links(Two("cpu"), (), CPU), links.HostLinks)
     assert isinstance(links.make_links(Ranks(), (), GPU), links.HostLinks)
 

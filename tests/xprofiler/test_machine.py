@@ -1,4 +1,4 @@
-"""What a machine is called: processors that share a name but not a generation are told apart."""
+"""What a machine is called: CPUs that share a name but not a generation are told apart."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def told(tmp_path, monkeypatch):
         monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
         if text is not None:
             (tmp_path / "cpuinfo").write_text(text + "\n" + text.replace("model\t\t: 17", "model\t\t: 99"))
-        return machine.processor()
+        return machine.cpu_name()
 
     return tell
 
@@ -25,7 +25,7 @@ def test_one_name_and_two_generations(told):
     assert zen5.startswith("AMD EPYC") and zen5 != zen4
 
 
-def test_a_processor_without_a_name(told):
+def test_a_cpu_without_a_name(told):
     assert told(ARM).endswith("(CPU implementer 0x41, CPU part 0xd4f, CPU variant 0x1)")
 
 

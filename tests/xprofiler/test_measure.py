@@ -26,7 +26,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
-    """Few points, a pool that fits the processor's caches, and a cache folder of the test's own."""
+    """Few points, a pool that fits the CPU's caches, and a cache folder of the test's own."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
     shrink(monkeypatch.setattr)
 

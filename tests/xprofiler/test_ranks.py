@@ -77,7 +77,7 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
 
     done = job(asked)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["out"] == str(out)  # one rank speaks
+    assert json.loads(done.stdout)["out"] == str(out)  # one rank prints
     (stored,) = (tmp_path / "cache" / "profiles").iterdir()
     found = read(Profile, out)
     assert read(Job, stored).profile == found
@@ -180,7 +180,7 @@ with job() as ranks:
     if ranks.rank == 0:
         time.sleep(0.5)
     ranks.all(None)
-    assert time.process_time() - before < 0.25  # who waits leaves the processor to others
+    assert time.process_time() - before < 0.25  # who waits leaves the CPU to others
 """
 
 

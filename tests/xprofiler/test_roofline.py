@@ -119,7 +119,7 @@ def test_an_engine_waits_at_every_all_reduce_and_has_time_of_its_own_and_a_lower
     assert clocked.decode_attention(256, 1000) == layer.decode_attention(256, 1000)
 
 
-def test_the_processor_has_no_launches_and_reads_at_its_own_rate():
+def test_the_cpu_has_no_launches_and_reads_at_its_own_rate():
     cpu = DeviceSpec("cpu", 1e11, 30e9, {"fp32": 200e9}, 1.0, 1.0, attention_fraction=1.0)
     made = roofline_profile(LLAMA_8B, ClusterSpec("c", 1, 1, cpu, LinkSpec(1e9), LinkSpec(1e9)), "fp32")
     weights = sum(n * k for n, k in LLAMA_8B.layer_matrices())

@@ -14,7 +14,7 @@ from xrunner.core.engine import Engine
 
 
 def main(directory):
-    """Run what `asked.json` says; the rank that speaks writes `done.json`."""
+    """Run what `asked.json` says; the leader writes `done.json`."""
     asked = json.loads((directory / "asked.json").read_text())
     drift.WINDOW = asked["window"]
     plans = [from_dict(Schedule, plan, "a schedule") for plan in asked["schedules"]]
@@ -29,7 +29,7 @@ def main(directory):
         engine = Engine.load(asked["model"], plans[0], ranks)
         engine, report = run_adapting(engine, asked["model"], todo, reschedule)
         searches = ranks.all(len(asking))
-        if engine.speaks:
+        if engine.leads:
             done = {
                 "searches": searches,
                 "results": [to_dict(r) for r in report.results],

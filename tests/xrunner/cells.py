@@ -89,7 +89,7 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, devices_per_node=ranks_needed(plan)))
 
 
-def apart(spec, encode, decode, **variables):
+def disaggregated(spec, encode, decode, **variables):
     """A WAA schedule whose sides have stages of these degrees."""
     own = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
     return schedule(spec, "waa-m", **(WAA | {"stages": own} | variables))
@@ -121,7 +121,7 @@ def generate(model, request, **options):
 
 
 def run_cells(directory: Path) -> None:
-    """Run every cell of `cells.json` on this rank; the rank that speaks writes what came of each."""
+    """Run every cell of `cells.json` on this rank; the leader writes what came of each."""
     from exegpt import document
     from xrunner.comm.ranks import job
     from xrunner.core.engine import Engine
@@ -145,7 +145,7 @@ def run_cells(directory: Path) -> None:
             report = engine.run(todo if ranks.rank == 0 else [], hear)
             ranks.all(None)  # all that was sent has come
             assert not ranks.world.Iprobe(), f"{name} leaves a message on its way"
-            if engine.speaks:
+            if engine.leads:
                 assert heard == list(report.results)
                 results = [document.to_dict(one) for one in report.results]
                 served = [document.to_dict(one) for one in report.served]

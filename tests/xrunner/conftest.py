@@ -71,6 +71,6 @@ def job(start):
 
 
 @pytest.fixture(scope="session")
-def start_apart(mpi):
+def start_each(mpi):
     """Runs a job of two ranks with arguments for each."""
     return lambda first, second: finish(launch([(1, first), (1, second)], {}), 110)

@@ -6,8 +6,8 @@ import itertools
 import sys
 from pathlib import Path
 
-from xrunner.comm import kv_transfer as handover
-from xrunner.core import disaggregated as apart
+from xrunner.comm import kv_transfer
+from xrunner.core import disaggregated
 
 from .cells import run_cells
 
@@ -15,7 +15,12 @@ LATE = 40
 """Looks before what has come is seen."""
 
 if __name__ == "__main__":
-    arrived, encode, looks, waited = handover.Receiving.arrived, apart.ApartDriver._encode, itertools.count(), [0]
+    arrived, encode, looks, waited = (
+        kv_transfer.Receiving.arrived,
+        disaggregated.DisaggregatedDriver._encode,
+        itertools.count(),
+        [0],
+    )
 
     def late(self):
         return arrived(self) if next(looks) % LATE == 0 else []
@@ -24,7 +29,7 @@ if __name__ == "__main__":
         encode(self)
         waited.append(len(self._batches))
 
-    handover.Receiving.arrived, apart.ApartDriver._encode = late, counted
+    kv_transfer.Receiving.arrived, disaggregated.DisaggregatedDriver._encode = late, counted
     run_cells(Path(sys.argv[1]))
     if len(waited) > 1:
         (Path(sys.argv[1]) / "waited.txt").write_text(str(max(waited)))

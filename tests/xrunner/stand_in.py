@@ -1,8 +1,8 @@
-"""A GPU of this process: the runner's way through a GPU, over the processor's tensors."""
+"""A GPU of this process: the runner's way through a GPU, over the CPU's tensors."""
 
 import torch
 
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 
 
 class StandIn:
@@ -11,7 +11,7 @@ class StandIn:
     dropped; while it is captured, nobody may ask for a moment.
     """
 
-    device = PROCESSOR
+    device = CPU
 
     def __init__(self):
         self.pins, self.queued, self.waited, self.begun, self.captured, self.replayed = {}, [], 0, 0, 0, 0

@@ -1,4 +1,4 @@
-"""Cells on the transports of GPUs, over the processor's tensors: `staged` or `direct`. Run as the ranks of a job.
+"""Cells on the transports of GPUs, over the CPU's tensors: `staged` or `direct`. Run as the ranks of a job.
 
 Each rank leaves `RANK.log`, a line for each of these, in order: when it began to send a tensor to another (`isend`) or
 to receive one (`irecv`), with the other's rank, the communicator and the moment; when it dropped its graphs (`drop`),

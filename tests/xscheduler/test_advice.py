@@ -100,9 +100,9 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
 
 @pytest.mark.parametrize("batch", [1, 4, 40])
 def test_the_longest_output_of_a_batch_is_what_drawing_finds(batch):
-    law = task("T").output
-    drawn = law.sample(20_000 * batch, np.random.default_rng(1)).reshape(-1, batch).max(axis=1)
-    assert expected_longest(law, batch) == pytest.approx(drawn.mean(), rel=0.01)
+    distribution = task("T").output
+    drawn = distribution.sample(20_000 * batch, np.random.default_rng(1)).reshape(-1, batch).max(axis=1)
+    assert expected_longest(distribution, batch) == pytest.approx(drawn.mean(), rel=0.01)
 
 
 def test_every_policy_is_placed_beside_the_best():

@@ -82,7 +82,7 @@ def test_the_slowest_stage_is_as_quick_as_any_split_makes_it(data):
 
 
 def test_more_stages_than_layers_are_refused():
-    with pytest.raises(InputError, match="2 layers can't be cut into 3 stages"):
+    with pytest.raises(InputError, match="2 layers can't be split into 3 stages"):
         minimax_split(2, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 

@@ -100,7 +100,7 @@ def test_so_few_misses_keep_the_interpolated_percentile_within_the_bound(count, 
 @pytest.mark.parametrize("bound", ["p99-length", "p99-queries"])
 def test_every_bound_is_held_as_the_replays_figures_tell(bound):
     """The quick verdict beside the percentiles of `replay`, at bounds just above and below each figure."""
-    made = schedule("chunked", workload=task("S").laws, bound=bound)
+    made = schedule("chunked", workload=task("S").without_requests, bound=bound)
     arrivals = Arrivals.poisson(task("S"), 1024, seed=5, count=400)
     rate = 0.8 * estimate(made, profile()).throughput_seq_s
     run = replay(made, profile(), arrivals.requests(rate), timeline=False)

@@ -43,7 +43,7 @@ def rra_spaces(tp, profile, limit, name, most=24):
     """RRA's space of a task on four A40, cut to an exhaustive search's patience."""
     fixed = {"replicas": 1, "tp_degree": tp, "tp_gpus": 4}
     base = Scenario(OPT, A40, task(name), profile, (), "fp16")
-    found = spaces("rra", Question(base, Limits(latency_s=limit), fixed, encode_pieces=(1,)))
+    found = spaces("rra", Question(base, Limits(latency_s=limit), fixed, encode_micro_batches=(1,)))
     for space in found:
         space.variables = tuple(replace(v, values=tuple(n for n in v.values if n <= most)) for v in space.variables)
     return found

@@ -22,7 +22,7 @@ OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")
 ROOFLINE = roofline_profile(OPT, A40)
 ONE = parse_cluster("1xA40")
-SHORT = Workload.from_requests("short", task("S").scaled_to(64)[0].draw(200, seed=3)).laws
+SHORT = Workload.from_requests("short", task("S").scaled_to(64)[0].draw(200, seed=3)).without_requests
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def test_every_schedule_keeps_its_bound_and_is_what_it_says(bound_s):
     found = answer(bound_s)
     assert [a.policy for a in found.alternatives] == list(POLICIES)
     for other in found.alternatives:
-        if not other.schedule:  # two sides and a handover take WAA longer than this
+        if not other.schedule:  # two sides and a KV transfer take WAA longer than this
             assert (bound_s, other.policy[:3]) == (2.0, "waa")
             continue
         assert other.schedule.policy == other.policy

@@ -38,7 +38,7 @@ def opt_schedule(policy, workload, tp=4, **variables):
     return schedule(
         policy,
         OPT,
-        workload.laws,
+        workload.without_requests,
         cluster=A40,
         stages=uniform_stages(OPT, A40, tp),
         kv_blocks=100_000,
@@ -177,17 +177,17 @@ def test_waa_needs_stages_that_encode_and_stages_that_decode():
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
 def test_expected_longest_is_monte_carlo(batch):
-    law = task("S").output
-    draws = law.sample(20_000 * batch, np.random.default_rng(0)).reshape(20_000, batch)
-    assert expected_longest(law, batch) == pytest.approx(draws.max(axis=1).mean(), rel=0.005)
+    distribution = task("S").output
+    draws = distribution.sample(20_000 * batch, np.random.default_rng(0)).reshape(20_000, batch)
+    assert expected_longest(distribution, batch) == pytest.approx(draws.max(axis=1).mean(), rel=0.005)
 
 
 @pytest.mark.parametrize(("rate", "most"), [(0.1, 1), (0.9, 1), (1.0, 1), (0.5, 4), (3.7, 4), (4.0, 4)])
 def test_admissions_keep_their_mean(rate, most):
-    law = orca.admissions(rate, most)
-    assert law.sum() == pytest.approx(1.0)
-    assert (law >= 0).all()
-    assert law @ np.arange(most + 1) == pytest.approx(rate)
+    distribution = orca.admissions(rate, most)
+    assert distribution.sum() == pytest.approx(1.0)
+    assert (distribution >= 0).all()
+    assert distribution @ np.arange(most + 1) == pytest.approx(rate)
 
 
 def test_the_timeline_is_a_run_of_the_policy():

@@ -1,12 +1,12 @@
-"""Direct transport: from one GPU to another by NCCL, where every rank has a GPU of its own.
+"""Direct transport: from GPU to GPU by NCCL, where every rank has a GPU of its own.
 
-Orders, results and tokens go by MPI as ever. Each kind of tensor has a communicator, within which tensors of two ranks
-come in the order in which they were sent. All that will ever talk to each other do so once at the start, in one order
-on every rank: NCCL connects two ranks when they first meet, and both wait for it.
+Orders, results and tokens still go by MPI. Each tag of tensors has a communicator of its own, within which tensors
+between two ranks arrive in the order in which they were sent. Every pair that will ever exchange tensors does so once
+at the start, in the same order on every rank: NCCL connects two ranks at their first exchange, and both block on it.
 
-A receive of NCCL's is a kernel that spins until its sender begins, and whatever on its GPU waits for the device then
-waits for another rank: beside sums and graphs of several communicators, for ever (NVIDIA/nccl#522, #783, #1766). So the
-sender says by MPI when it has begun, and only then is the receive posted.
+An NCCL receive is a kernel that spins until its sender begins. Whatever synchronises with that GPU then waits for
+another rank: beside all-reduces and graphs of several communicators, for ever (NVIDIA/nccl#522, #783, #1766). So the
+sender announces by MPI that it has begun, and only then is the receive posted.
 """
 
 import atexit
@@ -28,20 +28,20 @@ from xrunner.comm.transport import CACHE, STATES, TOKENS, Transport
 
 
 @dataclass(eq=False)
-class _Coming:
-    """A tensor on its way here."""
+class _Receive:
+    """A receive in progress."""
 
     tensor: torch.Tensor
     source: int
     tag: int
     ready: Any
-    """The MPI message without content that says that its sender has begun."""
+    """The empty MPI message by which the sender announces that it has begun."""
     receive: Any = None
-    """NCCL's part, from then on."""
+    """The NCCL receive, posted after that."""
 
 
 class DirectTransport(Transport):
-    """The messages of one rank; all ranks of the job make it at once. `backend` is what moves tensors of the GPU.
+    """Sends and receives for one rank; all ranks of the job construct it at once. `backend` moves GPU tensors.
 
     InputError where the ranks can't be connected.
     """
@@ -59,16 +59,16 @@ class DirectTransport(Transport):
         self._rank = ranks.rank
         places = [Place(schedule, rank) for rank in range(ranks.size)]
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
-        self._coming: dict[tuple[int, int], deque[_Coming]] = {}
-        """What isn't received yet, by source and tag, in order."""
+        self._coming: dict[tuple[int, int], deque[_Receive]] = {}
+        """Announced receives that aren't posted yet, by source and tag, in order."""
         try:
             join(ranks, backend)
-            # Before the communicators' own end, which was registered first: an error may have kept graphs alive.
+            # Runs before the communicators are destroyed (registered first): an error may have kept graphs alive.
             atexit.register(gpu.drop_graphs)
-            self._ways = {tag: dist.new_group(backend=backend) for tag in (STATES, CACHE)}
+            self._communicators = {tag: dist.new_group(backend=backend) for tag in (STATES, CACHE)}
             groups = {ranks_: dist.new_group(ranks_, backend=backend) for ranks_ in sorted({p.group for p in places})}
-            self._sums = groups[places[ranks.rank].group]
-            self._meet(pairs(places, spec), places[ranks.rank], gpu.device)
+            self._group_communicator = groups[places[ranks.rank].group]
+            self._connect(pairs(places, spec), places[ranks.rank], gpu.device)
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
@@ -76,88 +76,91 @@ class DirectTransport(Transport):
             ) from error
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        """Send a contiguous tensor, which must not change from now on."""
+        """Start sending a contiguous tensor, which must not change from now on."""
         if tag == TOKENS:
             super().send(tensor, to, tag)
             return
-        self._leaving.append((dist.isend(tensor, to, group=self._ways[tag]), tensor))
-        super().send(_nothing(), to, tag)
+        self._leaving.append((dist.isend(tensor, to, group=self._communicators[tag]), tensor))
+        super().send(_empty(), to, tag)
 
     def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
-        """Let the next tensor from a rank be written into this one, which is of its shape; `arrived` tells when."""
+        """Start receiving the next tensor from `source` into this one, of the same shape; poll `arrived`."""
         if tag == TOKENS:
             return super().expect(tensor, source, tag)
-        coming = _Coming(tensor, source, tag, super().expect(_nothing(), source, tag))
-        self._coming.setdefault((source, tag), deque()).append(coming)
-        return coming
+        receive = _Receive(tensor, source, tag, super().expect(_empty(), source, tag))
+        self._coming.setdefault((source, tag), deque()).append(receive)
+        return receive
 
     def arrived(self, pending: Any) -> bool:
-        """Whether it is there."""
-        if not isinstance(pending, _Coming):
+        """Whether a receive is complete."""
+        if not isinstance(pending, _Receive):
             return super().arrived(pending)
-        line = self._coming[pending.source, pending.tag]
-        while line and super().arrived(line[0].ready):  # in order, whichever of them is asked for
-            first = line.popleft()
-            first.receive = dist.irecv(first.tensor, first.source, group=self._ways[first.tag])
+        announced = self._coming[pending.source, pending.tag]
+        while announced and super().arrived(announced[0].ready):  # in order, whichever of them is polled
+            first = announced.popleft()
+            first.receive = dist.irecv(first.tensor, first.source, group=self._communicators[first.tag])
         if pending.receive is None or not pending.receive.is_completed():
             return False
-        pending.receive.wait()  # what is queued from now on comes after it; the host doesn't wait
+        pending.receive.wait()  # orders later kernels after it; doesn't block the host
         return True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of [rows, hidden] over the group, queued like a kernel."""
-        self._go_on()
-        if dist.get_world_size(self._sums) > 1:
-            dist.all_reduce(x, group=self._sums)
+        self._progress_all()
+        if dist.get_world_size(self._group_communicator) > 1:
+            dist.all_reduce(x, group=self._group_communicator)
         return x
 
     def progress(self) -> None:
-        """Forget what has been sent."""
+        """Advance the sends in progress and drop the completed ones."""
         while self._leaving and self._leaving[0][0].is_completed():
             self._leaving.popleft()
         super().progress()
 
     def close(self) -> None:
-        """Wait until all that was sent has gone, and drop all graphs. Nothing may be sent afterwards."""
+        """Complete all sends, drop all graphs and destroy the communicators. Nothing may be sent afterwards."""
         self.wait(lambda: not self._leaving)
         super().close()
-        for group in (*self._ways.values(), self._sums):  # in one order on every rank: they wait for each other
+        for group in (
+            *self._communicators.values(),
+            self._group_communicator,
+        ):  # in the same order on every rank: destroying one blocks
             dist.destroy_process_group(group)
 
-    def _meet(self, met: list[tuple[int, int, int]], place: Place, device: torch.device) -> None:
-        """Let all pairs that will ever send send once, in one order, and all groups sum once."""
+    def _connect(self, exchanges: list[tuple[int, int, int]], place: Place, device: torch.device) -> None:
+        """One send of every pair that will ever exchange tensors, in one order, and one all-reduce of every group."""
         token = torch.zeros(1, device=device)
-        if dist.get_world_size(self._sums) > 1:
-            dist.all_reduce(token, group=self._sums)
-        for tag, source, target in met:
+        if dist.get_world_size(self._group_communicator) > 1:
+            dist.all_reduce(token, group=self._group_communicator)
+        for tag, source, target in exchanges:
             if place.rank == source:
-                dist.isend(token, target, group=self._ways[tag]).wait()
+                dist.isend(token, target, group=self._communicators[tag]).wait()
             elif place.rank == target:
-                dist.irecv(token, source, group=self._ways[tag]).wait()
+                dist.irecv(token, source, group=self._communicators[tag]).wait()
 
 
-def _nothing() -> torch.Tensor:
-    """What a message without content is sent from, and written into."""
+def _empty() -> torch.Tensor:
+    """The buffer of a message without content."""
     return torch.empty(0, dtype=torch.uint8)
 
 
 def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:
-    """Which tensors go from which rank to which, ever: (kind, source, target), in order."""
-    found = {(STATES, place.before, place.rank) for place in places if place.before is not None}
-    found |= {(CACHE, place.encoded_by, place.rank) for place in places if place.encoded_by is not None}
+    """Every exchange of tensors that a schedule has: (tag, source, target), sorted."""
+    exchanges = {(STATES, place.before, place.rank) for place in places if place.before is not None}
+    exchanges |= {(CACHE, place.encoded_by, place.rank) for place in places if place.encoded_by is not None}
     schedule = places[0].schedule
     if not spec.encoder_layers and schedule.stages[0].phase != "both":
-        every = [route for replica in range(schedule.replicas) for route in routes(schedule, replica, spec)]
-        found |= {(CACHE, route.source, route.target) for route in every}
-    return sorted(found)
+        all_routes = [route for replica in range(schedule.replicas) for route in routes(schedule, replica, spec)]
+        exchanges |= {(CACHE, route.source, route.target) for route in all_routes}
+    return sorted(exchanges)
 
 
 def join(ranks: Ranks, backend: str) -> None:
-    """Make the ranks of the job known to torch.distributed, once in a process."""
+    """Initialise torch.distributed with the ranks of the job, once in a process."""
     if dist.is_initialized():
         return
-    alone = len(ranks.nodes) == 1
-    name = "127.0.0.1" if alone else socket.gethostname()
+    one_node = len(ranks.nodes) == 1
+    name = "127.0.0.1" if one_node else socket.gethostname()
     first = ranks.rank == 0
     store = dist.TCPStore(name, 0, ranks.size, is_master=True, wait_for_workers=False) if first else None
     host, port = ranks.all((name, store.port if store else 0))[0]

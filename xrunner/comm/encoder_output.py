@@ -1,12 +1,12 @@
-"""The encoder's output, from the stage that ends the encoder to the other stages that decode: each makes the
-cross-attention's keys and values of its own decoder layers of it.
+"""The encoder's output, sent from the last encoder stage to the other decoding stages: each computes from it the
+cross-attention's keys and values of its own decoder layers.
 
-In a pipeline a stage takes it when a piece decodes with it for the first time; until then it works on others. Nobody
-waits in a circle: what a piece waits for is an earlier piece on the stages behind, which hangs on earlier pieces alone.
-Where sides are apart (WAA), it is taken as it comes, like the keys and values of `kv_transfer.py`.
+In a pipeline a stage stores it when a micro-batch first decodes with it, and works on others until then. No deadlock: a
+micro-batch waits only for an earlier one on later stages, which depends on earlier ones alone. Disaggregated (WAA), it
+is stored as it arrives, like the keys and values of `kv_transfer.py`.
 
-Outputs are taken in the order in which they were sent, and a piece takes all up to the last one that it needs: where a
-cancelled sequence's blocks have another holder, that one's came later and overwrites what was left there.
+Outputs are stored in the order in which they were sent, up to the last one that a micro-batch needs: where a cancelled
+sequence's blocks have a new holder, the new one's output came later and overwrites the cancelled one's.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from xrunner.comm.transport import CACHE, Transport
 
 
 class EncodedReceiving:
-    """The side of a rank that takes the encoder's output from another."""
+    """A rank's receives of the encoder's output from another rank."""
 
     def __init__(
         self, model: EncoderDecoder, cache: KVCache, place: Place, transport: Transport, gpu: Gpu | None = None
@@ -36,34 +36,34 @@ class EncodedReceiving:
         self._coming: deque[tuple[Arrival, torch.Tensor, Any]] = deque()
 
     def expect(self, arrival: Arrival) -> None:
-        """Make room for the output of a batch whose tokens have these slots."""
+        """Start receiving the output of a batch whose tokens have these slots."""
         shape = len(arrival.places), self._model.spec.hidden
         buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype), device=self._model.device)
         self._coming.append((arrival, buffer, self._transport.expect(buffer, self._source, CACHE)))
 
     def arrived(self) -> list[int]:
-        """The numbers of the batches that have come since, whose keys and values now are in the cache."""
+        """The numbers of newly arrived batches, whose keys and values are now in the cache."""
         numbers = []
         while self._coming and self._transport.arrived(self._coming[0][2]):
             numbers.append(self._coming[0][0].number)
-            self.take(1)
+            self.store(1)
         return numbers
 
     def wait_for(self, blocks: np.ndarray) -> int:
-        """Wait for what lies in these blocks; returns how many outputs are to be taken for it."""
-        needed = [i for i, (arrival, _, _) in enumerate(self._coming) if self._in(arrival, blocks)]
+        """Wait for the outputs that belong to these blocks; returns how many to `store` for them."""
+        needed = [i for i, (arrival, _, _) in enumerate(self._coming) if self._overlaps(arrival, blocks)]
         return self._wait(needed[-1] + 1 if needed else 0)
 
-    def take(self, count: int) -> None:
-        """Make the keys and values of so many outputs, which are there."""
+    def store(self, count: int) -> None:
+        """Compute the keys and values of the next `count` outputs, which have arrived."""
         for _ in range(count):
             arrival, buffer, _ = self._coming.popleft()
             (slots,) = send([arrival.places], self._gpu)
-            self._model.take_over(buffer, slots, self._cache)
+            self._model.cache_encoded(buffer, slots, self._cache)
 
-    def finish(self) -> None:
-        """Take what nobody has decoded with: its sequences were cancelled."""
-        self.take(self._wait(len(self._coming)))
+    def drain(self) -> None:
+        """Store the outputs of cancelled sequences too, which no micro-batch has waited for."""
+        self.store(self._wait(len(self._coming)))
 
     def _wait(self, count: int) -> int:
         for i in range(count):
@@ -71,11 +71,11 @@ class EncodedReceiving:
             self._transport.wait(lambda pending=pending: self._transport.arrived(pending))
         return count
 
-    def _in(self, arrival: Arrival, blocks: np.ndarray) -> bool:
+    def _overlaps(self, arrival: Arrival, blocks: np.ndarray) -> bool:
         return bool(np.isin(arrival.places // self._block_size, blocks).any())
 
 
 def slots_in(blocks: list[int], tokens: int, block_size: int) -> np.ndarray:
-    """The places in the cache of the first so many tokens of a sequence with these blocks: int64 [tokens]."""
+    """The slots in the cache of the first `tokens` tokens of a sequence with these blocks: int64 [tokens]."""
     places = np.arange(tokens)
     return np.asarray(blocks, dtype=np.int64)[places // block_size] * block_size + places % block_size

@@ -1,7 +1,7 @@
-"""What the runner asks of a GPU beside its kernels: memory that copies reach, copies, moments, and graphs.
+"""The runner's use of a GPU beside its kernels: pinned memory, copies, events and graphs.
 
-Everything is queued; nothing here waits for the device. What computes is queued on one stream, in order, and copies
-that need not be in order with it on another.
+Everything is queued; nothing here waits for the device. Kernels are queued on one stream, and copies that need not be
+in order with them on a second one.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from exegpt.models.device import made_current
 
 
 class Moment(Protocol):
-    """A place in the queue."""
+    """An event in a stream."""
 
     def query(self) -> bool:
-        """Whether the device has done everything before it."""
+        """Whether everything before it is complete."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until everything before it is complete."""
 
 
 class Gpu:
@@ -28,54 +28,54 @@ class Gpu:
 
     def __init__(self, device: torch.device):
         self.device = made_current(device)
-        self._beside = torch.cuda.Stream(self.device)
+        self._copy_stream = torch.cuda.Stream(self.device)
         self.capturing = False
-        """Whether a graph is being captured: until it is, nobody may ask whether a moment has come."""
+        """Whether a graph is being captured: no event may be queried meanwhile."""
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self.begin_graphs()
 
     def pinned(self, count: int) -> torch.Tensor:
-        """So many bytes of the host's memory that copies reach directly. Freed, it is used again when they are done."""
+        """`count` bytes of pinned host memory; once freed, reused only after the copies from it are complete."""
         return torch.empty(count, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """target ← source, between pinned memory and the device, in order with what computes."""
+        """target ← source, between pinned memory and the device, in order with the kernels."""
         target.copy_(source, non_blocking=True)
 
     def moment(self) -> Moment:
-        """The end of everything that was queued so far."""
+        """An event after everything queued so far."""
         event = torch.cuda.Event()
         event.record()
         return event
 
     def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> Moment:
-        """target ← source, after what was queued so far, beside what is queued from now on; returns when it is done."""
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._beside):
+        """target ← source on the second stream, after everything queued so far; returns the event of its end."""
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._copy_stream):
             target.copy_(source, non_blocking=True)
             moment = self.moment()
         for tensor in (target, source):
             if tensor.is_cuda:
-                tensor.record_stream(self._beside)
+                tensor.record_stream(self._copy_stream)
         return moment
 
     def begin_graphs(self) -> None:
-        """Let graphs that are captured from now on share their memory, with none from before: once all that shared some
-        are gone, torch refuses to capture another one into it.
+        """Let graphs captured from now on share a new memory pool: torch refuses to capture into a pool whose graphs
+        are all gone.
         """
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """`compute` as a graph: what is returned queues the same kernels on the same tensors, by one call."""
-        # What is done the first time only must not be captured. On the computing stream, since cuBLAS keeps memory for
-        # every stream that it has been used on.
+        """`compute` as a graph: the returned function queues the same kernels on the same tensors."""
+        # Work of first calls only must not be captured. Run on the computing stream: cuBLAS keeps memory for every
+        # stream that it has been used on.
         for _ in range(2):
             compute()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
         self.capturing = True
         try:
-            # Other threads of the process, such as those that watch over NCCL, may go on meanwhile.
+            # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
         finally:
@@ -83,8 +83,8 @@ class Gpu:
         return graph.replay
 
     def drop_graphs(self) -> None:
-        """End all graphs, whoever holds them still: an error's traceback, for one. NCCL's communicators wait for ever
-        for graphs that hold their sums, so this comes before their end.
+        """Reset all graphs, also those that something still refers to, such as an error's traceback. Destroying an NCCL
+        communicator waits for ever for graphs that captured its all-reduces, so this comes first.
         """
         for graph in self._graphs:
             graph.reset()

@@ -1,10 +1,10 @@
-"""WAA's handover: an encoded batch's keys and values, from the ranks that made them to those that decode with them.
+"""KV transfer of a disaggregated schedule: a prefilled batch's keys and values, from encoding to decoding ranks.
 
-The sides may cut the layers into other stages, and the heads into other shards: each pair of ranks that have heads of
-layers in common is a route. On the encoding side a batch's blocks are a contiguous buffer for each route, sent while
-the next batch is encoded; on the decoding side they go to the blocks that the batch's sequences have held there since
-they were admitted. That is safe at any moment after the order that announces them: all work that was ordered before,
-also that of the blocks' last holders, has been done by then.
+The two sides may split layers into other stages and heads into other shards: every pair of ranks with heads of layers
+in common is a route. The encoding side gathers a batch's blocks into one contiguous buffer per route, sent while the
+next batch is prefilled; the decoding side scatters it into the blocks that the batch's sequences have held there since
+their admission. That is safe at any moment after the order that announces the batch: all work ordered before it, also
+that of the blocks' last holders, is complete by then.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from xrunner.comm.transport import CACHE, Transport
 
 @dataclass(frozen=True)
 class Route:
-    """What one encoding rank sends one decoding rank of every batch: some heads of some layers."""
+    """Heads of layers that one encoding rank sends to one decoding rank for every batch."""
 
     source: int
     target: int
@@ -38,7 +38,7 @@ class Route:
     heads: range
 
     def parts(self, cache: KVCache, place: Place, spec: ModelSpec) -> Iterator[torch.Tensor]:
-        """The route's part of every tensor of a rank's cache, [blocks, heads, head_size · block_size]."""
+        """The route's view of every tensor of a rank's cache, each [blocks, heads, head_size · block_size]."""
         first = held_heads(place, spec).start
         for layer in self.layers:
             for tensors in (cache.keys, cache.values):
@@ -48,15 +48,17 @@ class Route:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The order that announces a batch's keys and values, or the encoder's output that they are made of."""
+    """Announces a batch's keys and values, or the encoder's output from which they are computed."""
 
     number: int
     places: np.ndarray
-    """Where they are to be, in order, int64 [n]: the decoding side's blocks, or its tokens' slots."""
+    """Their places in the cache, int64 [n]: blocks of the decoding side, or the slots of its tokens."""
 
 
 def held_heads(place: Place, spec: ModelSpec) -> range:
-    """The KV heads of a rank's shard, as `Shard.cut` deals them: with fewer heads than shards, several have one."""
+    """The KV heads of a rank's shard, as `Shard.cut` splits them: with fewer heads than shards, several have the same
+    one.
+    """
     count = max(1, spec.kv_heads // place.tp)
     first = place.part * spec.kv_heads // place.tp // count * count
     return range(first, first + count)
@@ -74,34 +76,35 @@ def routes(schedule: Schedule, replica: int, spec: ModelSpec) -> tuple[Route, ..
 
 def _between(sources: list[Place], target: Place, spec: ModelSpec) -> Iterator[Route]:
     """The routes from the ranks of one encoding stage to one decoding rank."""
-    theirs, ours = sources[0].layers, target.layers
-    layers = range(max(theirs.start, ours.start), min(theirs.stop, ours.stop))
+    source_layers, target_layers = sources[0].layers, target.layers
+    first, end = max(source_layers.start, target_layers.start), min(source_layers.stop, target_layers.stop)
+    layers = range(first, end)
     if not layers:
         return
     heads = {head: _source(head, target, sources, spec) for head in held_heads(target, spec)}
     for source in dict.fromkeys(heads.values()):
-        own = [head for head, sender in heads.items() if sender == source]
-        yield Route(source, target.rank, layers, range(own[0], own[-1] + 1))
+        sent = [head for head, sender in heads.items() if sender == source]
+        yield Route(source, target.rank, layers, range(sent[0], sent[-1] + 1))
 
 
 def _source(head: int, target: Place, sources: list[Place], spec: ModelSpec) -> int:
-    """The rank that sends a head: of several that have a copy, targets take turns."""
-    having = [source for source in sources if head in held_heads(source, spec)]
-    return having[target.part % len(having)].rank
+    """The rank that sends a head; targets are spread over the ranks that have a copy."""
+    holders = [source for source in sources if head in held_heads(source, spec)]
+    return holders[target.part % len(holders)].rank
 
 
 class _Side:
-    """One rank's side of its routes: of each, its part of every tensor of the cache."""
+    """A rank's routes, each with its views of the cache's tensors."""
 
     def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
         self._transport, self._gpu = transport, gpu
-        every = [r for r in routes(place.schedule, place.replica, spec) if place.rank in (r.source, r.target)]
-        self._routes = [(route, list(route.parts(cache, place, spec))) for route in every]
+        own_routes = [r for r in routes(place.schedule, place.replica, spec) if place.rank in (r.source, r.target)]
+        self._routes = [(route, list(route.parts(cache, place, spec))) for route in own_routes]
         if gpu:
             self._warm_up(torch.zeros(1, dtype=torch.int64, device=gpu.device))
 
     def _warm_up(self, index: torch.Tensor) -> None:
-        """Compile the kernel that moves blocks, by moving those of `index` of a cache that nobody holds yet."""
+        """Compile the kernels that move blocks, by moving those of `index` in a cache without sequences."""
         for _, parts in self._routes:
             buffer = _buffer(parts, index)
             gather_blocks(parts, index, buffer)
@@ -109,7 +112,7 @@ class _Side:
 
 
 def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
-    """A buffer for so many blocks' parts: [tensors, n, heads · head_size · block_size]."""
+    """A buffer for n blocks: [tensors, n, heads · head_size · block_size]."""
     first = parts[0]
     return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
 
@@ -118,7 +121,7 @@ class Sending(_Side):
     """An encoding rank's side of its routes."""
 
     def send(self, blocks: np.ndarray) -> None:
-        """Send what is in these blocks, int64 [n], which may be overwritten at once."""
+        """Send these blocks, int64 [n]; they may be overwritten at once."""
         (index,) = send([blocks], self._gpu)
         for route, parts in self._routes:
             buffer = _buffer(parts, index)
@@ -129,12 +132,12 @@ class Sending(_Side):
 class Receiving(_Side):
     """A decoding rank's side of its routes."""
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self._coming: deque[tuple[Arrival, list[tuple[torch.Tensor, Any]]]] = deque()
 
     def expect(self, arrival: Arrival) -> None:
-        """Make room for a batch that was announced."""
+        """Start receiving an announced batch."""
         buffers = [_buffer(parts, arrival.places) for _, parts in self._routes]
         pending = [
             self._transport.expect(buffer, route.source, CACHE)
@@ -143,8 +146,8 @@ class Receiving(_Side):
         self._coming.append((arrival, list(zip(buffers, pending, strict=True))))
 
     def arrived(self) -> list[int]:
-        """The numbers of the batches that have come since, which now are in the cache. In order of announcement, so
-        that blocks end up with their last holder's.
+        """The numbers of newly arrived batches, now in the cache. In order of announcement, so that a block ends up
+        with its last holder's keys and values.
         """
         numbers = []
         while self._coming and all(self._transport.arrived(pending) for _, pending in self._coming[0][1]):
@@ -156,19 +159,19 @@ class Receiving(_Side):
         return numbers
 
 
-def most_apart(stages: int) -> int:
-    """Batches that may have yet to join the decoding, each with buffers on both sides: those under way on so many
-    encoding stages, one on its way to the other side, and one behind it. Where the way is slower than encoding, more
-    would only fill memory.
+def most_in_transfer(stages: int) -> int:
+    """Batches at most between their admission and their first decoding iteration, each with buffers on both sides:
+    those under way on `stages` encoding stages, one in transfer, and one that waits for it. Where the transfer is
+    slower than encoding, more would only fill memory.
     """
     return most_underway(stages) + 2
 
 
 def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:
-    """Bytes of the buffers in which a rank sends or gets so many blocks."""
+    """Bytes of the buffers in which a rank sends or receives `blocks` blocks."""
     schedule = place.schedule
     if not blocks:
         return 0
-    own = [r for r in routes(schedule, place.replica, spec) if place.rank in (r.source, r.target)]
+    own_routes = [r for r in routes(schedule, place.replica, spec) if place.rank in (r.source, r.target)]
     width = 2 * spec.head_size * schedule.block_size * torch_dtype(schedule.kv_dtype).itemsize
-    return sum(len(r.layers) * len(r.heads) for r in own) * width * blocks
+    return sum(len(r.layers) * len(r.heads) for r in own_routes) * width * blocks

@@ -9,75 +9,75 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 _ALIGNED = 8
-"""Every array begins at a multiple of so many bytes."""
+"""Alignment of every array in bytes."""
 _AS_THEY_ARE = int, float, str, bool, type(None)
 
 
-def pack(what: object) -> bytes:
+def pack(message: object) -> bytes:
     """A message of dataclasses, numbers, texts, arrays, and tuples, lists and dicts of these."""
     arrays: list[bytes] = []
 
-    def plain(one: Any) -> Any:
-        if isinstance(one, np.ndarray):
-            arrays.append(_padded(np.ascontiguousarray(one).tobytes()))
-            return {"array": [one.dtype.str, list(one.shape)]}
-        if is_dataclass(one):
-            return {"kind": type(one).__name__, "of": {f.name: plain(getattr(one, f.name)) for f in fields(one)}}
-        if isinstance(one, tuple | list):
-            return [part if type(part) in _AS_THEY_ARE else plain(part) for part in one]
-        if isinstance(one, dict):
-            return {"pairs": [[plain(key), plain(value)] for key, value in one.items()]}
-        return one.item() if isinstance(one, np.generic) else one
+    def encode(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(_padded(np.ascontiguousarray(value).tobytes()))
+            return {"array": [value.dtype.str, list(value.shape)]}
+        if is_dataclass(value):
+            return {"kind": type(value).__name__, "of": {f.name: encode(getattr(value, f.name)) for f in fields(value)}}
+        if isinstance(value, tuple | list):
+            return [item if type(item) in _AS_THEY_ARE else encode(item) for item in value]
+        if isinstance(value, dict):
+            return {"pairs": [[encode(key), encode(item)] for key, item in value.items()]}
+        return value.item() if isinstance(value, np.generic) else value
 
-    header = json.dumps(plain(what)).encode()
+    header = json.dumps(encode(message)).encode()
     return b"".join([_padded(len(header).to_bytes(_ALIGNED, "little")), _padded(header), *arrays])
 
 
 def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
-    """What was packed, sequences as tuples; dataclasses of these kinds, and of their fields, alone: KeyError for
-    another. Arrays share the message's memory.
+    """The packed object, sequences as tuples. Arrays share the message's memory. KeyError for a dataclass that is
+    neither among `kinds` nor a type of their fields.
     """
-    named = _named(kinds)
+    classes = _classes(kinds)
     size = int.from_bytes(data[:_ALIGNED], "little")
     place = _ALIGNED + size + -size % _ALIGNED
 
-    def whole(one: Any) -> Any:
+    def decode(value: Any) -> Any:
         nonlocal place
-        if isinstance(one, list):
-            return tuple(part if type(part) in _AS_THEY_ARE else whole(part) for part in one)
-        if not isinstance(one, dict):
-            return one
-        if "kind" in one:
-            return named[one["kind"]](**{name: whole(value) for name, value in one["of"].items()})
-        if "pairs" in one:
-            return {whole(key): whole(value) for key, value in one["pairs"]}
-        dtype, shape = np.dtype(one["array"][0]), one["array"][1]
+        if isinstance(value, list):
+            return tuple(item if type(item) in _AS_THEY_ARE else decode(item) for item in value)
+        if not isinstance(value, dict):
+            return value
+        if "kind" in value:
+            return classes[value["kind"]](**{name: decode(item) for name, item in value["of"].items()})
+        if "pairs" in value:
+            return {decode(key): decode(item) for key, item in value["pairs"]}
+        dtype, shape = np.dtype(value["array"][0]), value["array"][1]
         count = prod(shape)
-        made = np.frombuffer(data, dtype, count, place).reshape(shape) if count else np.zeros(shape, dtype)
+        array = np.frombuffer(data, dtype, count, place).reshape(shape) if count else np.zeros(shape, dtype)
         place += count * dtype.itemsize + -(count * dtype.itemsize) % _ALIGNED
-        return made
+        return array
 
-    return whole(json.loads(data[_ALIGNED : _ALIGNED + size]))
+    return decode(json.loads(data[_ALIGNED : _ALIGNED + size]))
 
 
 @cache
-def _named(kinds: tuple[type, ...]) -> dict[str, type]:
+def _classes(kinds: tuple[type, ...]) -> dict[str, type]:
     """These dataclasses and those of their fields, by name."""
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
 
-    def look(hint: Any) -> None:
+    def collect(hint: Any) -> None:
         for part in get_args(hint):
-            look(part)
-        if isinstance(hint, type) and is_dataclass(hint) and found.get(hint.__name__) is not hint:
-            if hint.__name__ in found:
+            collect(part)
+        if isinstance(hint, type) and is_dataclass(hint) and classes.get(hint.__name__) is not hint:
+            if hint.__name__ in classes:
                 raise TypeError(f"Two dataclasses of one message are called {hint.__name__}.")
-            found[hint.__name__] = hint
+            classes[hint.__name__] = hint
             for inner in get_type_hints(hint).values():
-                look(inner)
+                collect(inner)
 
     for kind in kinds:
-        look(kind)
-    return found
+        collect(kind)
+    return classes
 
 
 def _padded(data: bytes) -> bytes:

@@ -12,8 +12,8 @@ _ALIGNED = 16
 
 
 def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
-    """The arrays as tensors on a GPU, by one copy of pinned memory that nobody waits for; None: on the processor, where
-    they share the arrays' memory.
+    """The arrays as tensors: on a GPU by one asynchronous copy from pinned memory; with None on the CPU, where they
+    share the arrays' memory.
     """
     if gpu is None:
         return [torch.from_numpy(array) for array in arrays]
@@ -43,7 +43,7 @@ def packed_bytes(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _places(arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
-    """Where each begins and ends, in bytes."""
+    """Where each array begins and ends, in bytes."""
     begin = 0
     for array in arrays:
         yield begin, begin + array.nbytes

@@ -1,4 +1,4 @@
-"""Place: where a rank of a job stands in a schedule, and who its neighbours are."""
+"""Place: a rank's position in a schedule, and its neighbours."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,14 +8,14 @@ from exegpt.schedule import Schedule, Stage
 
 @dataclass(frozen=True)
 class Place:
-    """One rank is one device: `rank` modulo the devices of a replica is the device's number in the schedule."""
+    """A rank of a schedule. One rank is one device: `rank` modulo a replica's devices is the device's number."""
 
     schedule: Schedule
     rank: int
 
     @cached_property
     def replica(self) -> int:
-        """Which copy of the model it works for."""
+        """Its replica's number."""
         return self.rank // devices(self.schedule)
 
     @property
@@ -25,12 +25,12 @@ class Place:
 
     @cached_property
     def stage(self) -> int:
-        """Its stage's place among the schedule's."""
+        """Its stage's index in the schedule."""
         return next(i for i, stage in enumerate(self.schedule.stages) if self.device in stage.devices)
 
     @cached_property
     def part(self) -> int:
-        """Its place in its stage's tensor-parallel group."""
+        """Its index in its stage's tensor-parallel group."""
         return self.group.index(self.rank)
 
     @cached_property
@@ -40,7 +40,7 @@ class Place:
 
     @cached_property
     def line(self) -> tuple[Stage, ...]:
-        """The stages that a piece of work goes through here, one after the other: all, or those of its side (WAA)."""
+        """The stages that its micro-batches go through, in order: all, or those of its side where disaggregated."""
         phase = self.schedule.stages[self.stage].phase
         return tuple(stage for stage in self.schedule.stages if stage.phase == phase)
 
@@ -51,12 +51,12 @@ class Place:
 
     @property
     def layers(self) -> range:
-        """The decoder layers that it has, or has a shard of."""
+        """The decoder layers of which it has a shard."""
         return range(*(self.schedule.stages[self.stage].decoder_layers or (0, 0)))
 
     @property
     def encoder_layers(self) -> range:
-        """The encoder layers, in an encoder-decoder."""
+        """The encoder layers of which it has a shard, in an encoder-decoder."""
         return range(*(self.schedule.stages[self.stage].encoder_layers or (0, 0)))
 
     @property
@@ -66,12 +66,12 @@ class Place:
 
     @property
     def samples(self) -> bool:
-        """Whether it turns states into tokens: the last stage's first rank does."""
+        """Whether it samples tokens: the last stage's first rank."""
         return self.part == 0 and self._step == len(self.line) - 1
 
     @property
     def before(self) -> int | None:
-        """Whose states it takes: of a stage of other degree, the rank at its own place modulo that degree."""
+        """The rank from which it receives states: with another degree, the one at its own index modulo that degree."""
         if self.first:
             return None
         ranks = self._ranks(self.line[self._step - 1])
@@ -79,7 +79,7 @@ class Place:
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Who takes its states."""
+        """The ranks to which it sends states."""
         if self._step == len(self.line) - 1:
             return ()
         ranks = self._ranks(self.line[self._step + 1])
@@ -87,18 +87,16 @@ class Place:
 
     @property
     def encoded_by(self) -> int | None:
-        """Whose encoder's output it takes, where it decodes with another stage's: of a stage of other degree, as
-        `before`.
-        """
+        """The rank from which it receives the encoder's output, where another stage computes it; as `before`."""
         if self._ending is None or not self.layers or self.group == self._ending:
             return None
         return self._ending[self.part % len(self._ending)]
 
     @cached_property
     def encodes_for(self) -> tuple[int, ...]:
-        """Who takes its encoder's output."""
-        everyone = (Place(self.schedule, rank) for stage in self.schedule.stages for rank in self._ranks(stage))
-        return tuple(place.rank for place in everyone if place.encoded_by == self.rank)
+        """The ranks to which it sends the encoder's output."""
+        places = (Place(self.schedule, rank) for stage in self.schedule.stages for rank in self._ranks(stage))
+        return tuple(place.rank for place in places if place.encoded_by == self.rank)
 
     @cached_property
     def encoder(self) -> "Place":
@@ -108,12 +106,12 @@ class Place:
 
     @cached_property
     def driver(self) -> int:
-        """The rank that decides for its replica: the first one of those that decode."""
+        """The rank that decides for its replica: the first one that decodes."""
         return next(self._ranks(stage)[0] for stage in self.schedule.stages if stage.phase != "encode")
 
     @cached_property
     def sampler(self) -> int:
-        """The rank that makes its line's tokens."""
+        """The rank that samples its line's tokens."""
         return self._ranks(self.line[-1])[0]
 
     @cached_property
@@ -128,13 +126,13 @@ class Place:
 
     @cached_property
     def _ending(self) -> tuple[int, ...] | None:
-        """The ranks of the stage that ends the encoder."""
+        """The ranks of the last encoder stage."""
         encoding = [stage for stage in self.schedule.stages if stage.encoder_layers]
         return self._ranks(encoding[-1]) if encoding else None
 
     @cached_property
     def _step(self) -> int:
-        """Its stage's place in its line."""
+        """Its stage's index in its line."""
         return self.line.index(self.schedule.stages[self.stage])
 
     def _ranks(self, stage: Stage) -> tuple[int, ...]:

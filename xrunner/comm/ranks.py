@@ -1,7 +1,7 @@
 """The ranks of a job, grouped by node. Without a launcher such as mpirun, this process is a job of one rank.
 
-Ranks that wait for others sleep: MPI's own waiting spins, and takes a processor and its memory bandwidth from what is
-being measured. mpi4py is imported only where a launcher has started several ranks.
+Waiting ranks sleep: blocking MPI calls spin, and take a CPU and its memory bandwidth from what is being measured.
+mpi4py is imported only where a launcher has started several ranks.
 """
 
 import itertools
@@ -22,15 +22,15 @@ from xrunner.comm.message import pack, unpack
 T = TypeVar("T")
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Where launchers say how many ranks they started."""
+"""Environment variables in which launchers give the number of started ranks."""
 _NAPS_S = 1e-4, 2e-3
-"""The first sleep of a rank that waits, and the longest: every one is twice as long as the one before."""
+"""The first sleep of a waiting rank and the longest; each is twice as long as the one before."""
 _BARRIERS = 9
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
 class Agreed(InputError):
-    """A bad input that every rank of the job knows of, so that all end alike and rank 0 says why."""
+    """A bad input raised on every rank of the job, so that all end alike and rank 0 prints why."""
 
 
 class Ranks:
@@ -38,41 +38,41 @@ class Ranks:
 
     def __init__(self, world: Any = None, node: Any = None):
         self.world = world
-        """The communicator; None for a rank that is alone."""
+        """The communicator; None for a single rank."""
         self._node = node
         self.rank = world.rank if world else 0
         self.host = os.uname().nodename
-        here = tuple(_counts(node, self.rank)) if node else (0,)
-        self.nodes = tuple(sorted(set(self.all(here))))
+        on_node = tuple(_counts(node, self.rank)) if node else (0,)
+        self.nodes = tuple(sorted(set(self.all(on_node))))
         """The ranks of each node."""
-        self.per_node = len(here)
-        self.local = here.index(self.rank)
-        """This rank's place on its node."""
+        self.per_node = len(on_node)
+        self.local = on_node.index(self.rank)
+        """This rank's index on its node."""
         if len({len(ranks) for ranks in self.nodes}) > 1:
             counts = ", ".join(str(len(ranks)) for ranks in self.nodes)
             raise Agreed(f"The nodes have {counts} ranks: start as many on each, one per device.")
 
     @property
     def size(self) -> int:
-        """How many ranks there are in all."""
+        """Number of ranks."""
         return self.per_node * len(self.nodes)
 
     def threads(self, asked: int | None = None) -> int | None:
-        """Processor threads for each rank: as asked, else OMP_NUM_THREADS, else an equal share of the node's
-        processors, as far as the rank may use them. Where it is alone, as asked: None is torch's own choice.
+        """CPU threads of this rank: `asked`, else OMP_NUM_THREADS, else an equal share of the node's CPUs, as far as
+        the rank may use them. For a single rank `asked`; None is torch's own choice.
 
-        InputError where the launcher has bound the rank to fewer processors.
+        InputError where the launcher has bound the rank to fewer CPUs.
         """
         if self.size == 1:
             return asked
-        usable, given = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
-        if asked is None and given.isdigit():
-            asked = int(given)
+        usable, variable = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+        if asked is None and variable.isdigit():
+            asked = int(variable)
         if asked is None:
             return max(1, min(usable, (os.cpu_count() or 1) // self.per_node))
         if asked > usable:
             raise InputError(
-                f"A rank is to have {asked} threads (--threads or OMP_NUM_THREADS) and may use {usable} processors: "
+                f"A rank is to have {asked} threads (--threads or OMP_NUM_THREADS) and may use {usable} CPUs: "
                 f"start with mpirun --bind-to none or --map-by slot:PE={asked}."
             )
         return asked
@@ -80,27 +80,27 @@ class Ranks:
     def all(self, value: T, *kinds: type) -> list[T]:
         """Every rank's value, by rank, on every rank; all must call it.
 
-        What goes between ranks are numbers, texts, arrays, dataclasses of these `kinds` and of their fields, and
-        tuples, lists and dicts of all these. Tuples and lists come as tuples.
+        Values are numbers, strings, arrays, dataclasses of these `kinds` and of their fields, and tuples, lists and
+        dicts of all these. Tuples and lists arrive as tuples.
         """
         if self.world is None:
             return [value]
         data, sizes = self._sizes(value)
-        heard = bytearray(sum(sizes))
-        self.world.Allgatherv(data, [heard, sizes])
-        return _values(heard, sizes, kinds)
+        received = bytearray(sum(sizes))
+        self.world.Allgatherv(data, [received, sizes])
+        return _values(received, sizes, kinds)
 
     def gather(self, value: T, to: int, *kinds: type) -> list[T]:
         """Every rank's value, by rank, on rank `to`, nothing on the others; all must call it."""
         if self.world is None:
             return [value]
         data, sizes = self._sizes(value)
-        heard = bytearray(sum(sizes) if self.rank == to else 0)
-        self.world.Gatherv(data, [heard, sizes], to)
-        return _values(heard, sizes, kinds) if self.rank == to else []
+        received = bytearray(sum(sizes) if self.rank == to else 0)
+        self.world.Gatherv(data, [received, sizes], to)
+        return _values(received, sizes, kinds) if self.rank == to else []
 
     def deal(self, values: list[T] | None, *kinds: type) -> T:
-        """This rank's own of the values that rank 0 has for all of them; all must call it."""
+        """This rank's item of the values that rank 0 has for all ranks; all must call it."""
         if self.world is None:
             assert values, "rank 0 has a value for itself"
             return values[0]
@@ -108,36 +108,36 @@ class Ranks:
         sizes = list(self.all([len(part) for part in parts])[0])
         mine = bytearray(sizes[self.rank])
         self.world.Scatterv([b"".join(parts), sizes], mine)
-        dealt: T = unpack(mine, kinds)
-        return dealt
+        value: T = unpack(mine, kinds)
+        return value
 
     def clock(self) -> Callable[[], float]:
-        """A clock that shows the same seconds on every rank at any moment; all must call it.
+        """A clock in seconds that is the same on every rank; all must call it.
 
-        On rank 0's node that is the system's own. On others the moments at which all leave a barrier are compared with
-        rank 0's, several times over, since a rank may be late.
+        On rank 0's node it is the system's own. On other nodes it is shifted by the median difference of the times at
+        which this rank and rank 0 leave several barriers.
         """
         if self.world is None:
             return time.perf_counter
         self._wait(self.world.Ibarrier())
-        moments = []
+        times = []
         for _ in range(_BARRIERS):
             self.world.Barrier()
-            moments.append(time.perf_counter())
-        ahead = statistics.median(mine - first for mine, first in zip(moments, self.all(moments)[0], strict=True))
+            times.append(time.perf_counter())
+        ahead = statistics.median(mine - first for mine, first in zip(times, self.all(times)[0], strict=True))
         if any({0, self.rank} <= set(ranks) for ranks in self.nodes):
             return time.perf_counter
         return lambda: time.perf_counter() - ahead
 
     def group(self, size: int) -> Any:
-        """The communicator of this rank's group of `size` neighbours on its node; None for a rank left over. All must
-        call it.
+        """The communicator of this rank's group of `size` neighbours on its node; None for a rank without a full group.
+        All must call it.
         """
         group = self._node.Split(self.local // size)
         return group if group.size == size else None
 
     def between(self, other: int, first: bool) -> Callable[[Any], None]:
-        """Sends a buffer to rank `other` and back if `first`, and the other way round if not."""
+        """A function that sends a buffer to rank `other` and back; without `first`, receives it and sends it back."""
 
         def there_and_back(buffer: Any) -> None:
             for sends in (first, not first):
@@ -149,18 +149,18 @@ class Ranks:
         return there_and_back
 
     def agree(self, facts: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """This rank's facts, which must be those of every rank; Agreed, on all of them, where one differs or its facts
-        raise an InputError.
+        """This rank's facts, which must be the same on every rank; raises Agreed on all of them where one differs or
+        its `facts` raises InputError.
         """
         try:
-            mine, trouble = facts(), ""
+            mine, failure = facts(), ""
         except InputError as error:
-            mine, trouble = {}, str(error)
-        heard = self.all((self.host, mine, trouble))
-        for rank, (host, theirs, bad) in enumerate(heard):
-            if bad:
-                raise Agreed(bad if self.size == 1 else f"On rank {rank} ({host}): {bad}")
-            for name, value in heard[0][1].items():
+            mine, failure = {}, str(error)
+        received = self.all((self.host, mine, failure))
+        for rank, (host, theirs, failed) in enumerate(received):
+            if failed:
+                raise Agreed(failed if self.size == 1 else f"On rank {rank} ({host}): {failed}")
+            for name, value in received[0][1].items():
                 if theirs[name] != value:
                     raise Agreed(
                         f"Rank {rank} ({host}) has {name} '{theirs[name]}' and rank 0 '{value}': start all ranks alike."
@@ -168,26 +168,26 @@ class Ranks:
         return mine
 
     def share(self, make: Callable[[], T], *kinds: type) -> T:
-        """What rank 0 makes, of `kinds` as in `all`, on every rank; Agreed, on all of them, where that raises an
-        InputError.
+        """The value that `make` returns on rank 0, of `kinds` as in `all`, on every rank; raises Agreed on all of them
+        where `make` raises InputError.
         """
-        made: list[T] = []
+        values: list[T] = []
 
         def first() -> dict[str, str]:
-            made.append(make())
+            values.append(make())
             return {}
 
         self.agree(dict if self.rank else first)
         if self.world is None:
-            return made[0]
-        data = bytearray(pack(made[0]) if made else b"")
+            return values[0]
+        data = bytearray(pack(values[0]) if values else b"")
         size = self.all(len(data))[0]
-        data = data if made else bytearray(size)
+        data = data if values else bytearray(size)
         self.world.Bcast(data)
-        return made[0] if made else unpack(data, kinds)
+        return values[0] if values else unpack(data, kinds)
 
     def _sizes(self, value: object) -> tuple[bytes, list[int]]:
-        """A value as a message, and how many bytes every rank's has, once all have come here."""
+        """A value as a message, and the bytes of every rank's message, once all ranks are here."""
         self._wait(self.world.Ibarrier())
         data = pack(value)
         return data, _counts(self.world, len(data))
@@ -200,22 +200,22 @@ class Ranks:
 
 
 def _counts(world: Any, mine: int) -> list[int]:
-    """A number of every rank of a communicator."""
-    found = np.empty(world.size, dtype=np.int64)
-    world.Allgather(np.array([mine], dtype=np.int64), found)
-    counts: list[int] = found.tolist()
+    """One number from every rank of a communicator."""
+    gathered = np.empty(world.size, dtype=np.int64)
+    world.Allgather(np.array([mine], dtype=np.int64), gathered)
+    counts: list[int] = gathered.tolist()
     return counts
 
 
-def _values(heard: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> list[Any]:
-    """The messages of all ranks, which came one behind the other."""
+def _values(received: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> list[Any]:
+    """The values of all ranks from their concatenated messages."""
     ends = list(itertools.accumulate(sizes))
-    return [unpack(heard[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
+    return [unpack(received[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
 
 
 @contextmanager
 def job() -> Iterator[Ranks]:
-    """The job that this process is a rank of. What one rank alone fails by ends the whole job, naming the rank."""
+    """The job of which this process is a rank. An error on one rank alone ends the whole job and names the rank."""
     started = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
     if started == 1:
         yield Ranks()
@@ -230,8 +230,8 @@ def job() -> Iterator[Ranks]:
     except BaseException as error:
         if not isinstance(error, InputError | KeyboardInterrupt):
             traceback.print_exc()
-        said = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-        sys.stderr.write(f"exegpt: rank {world.rank} ({os.uname().nodename}): {said}\n")
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        sys.stderr.write(f"exegpt: rank {world.rank} ({os.uname().nodename}): {reason}\n")
         sys.stderr.flush()
         code = (
             BAD_INPUT if isinstance(error, InputError) else INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -246,7 +246,7 @@ def _mpi() -> Any:
 
 
 def _world(started: int) -> Any:
-    """MPI's communicator of all ranks, which must be as many as were started."""
+    """MPI's communicator of all ranks; InputError where it doesn't have as many as were started."""
     try:
         world = _mpi().COMM_WORLD
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it

@@ -104,5 +104,7 @@ def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
     """
     if (new.policy, new.stages, new.replicas) != (held.policy, held.stages, held.replicas):
         return False
-    apart = any(stage.phase == "encode" for stage in held.stages)
-    return new.kv_blocks <= held.kv_blocks and not (apart and (new.encode_batch or 0) > (held.encode_batch or 0))
+    disaggregated = any(stage.phase == "encode" for stage in held.stages)
+    return new.kv_blocks <= held.kv_blocks and not (
+        disaggregated and (new.encode_batch or 0) > (held.encode_batch or 0)
+    )

@@ -31,8 +31,8 @@ def run_adapting(
     refused: list[str | None] = []
     while True:
         own = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
-        told.append(own if engine.speaks else None)
-        onward = engine.ranks.all((own.moving, own.left) if engine.speaks else None, Change)
+        told.append(own if engine.leads else None)
+        onward = engine.ranks.all((own.moving, own.left) if engine.leads else None, Change)
         moving, left = next(one for one in onward if one)
         if not left:
             break

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.policies import Cut, Sequence, Step
+from exegpt.policies import MicroBatching, Sequence, Step
 from exegpt.policies.waa import most_underway
 from xrunner.comm.encoder_output import slots_in
-from xrunner.comm.kv_transfer import Arrival, most_apart
+from xrunner.comm.kv_transfer import Arrival, most_in_transfer
 from xrunner.comm.transport import NOTICE, TOKENS
 from xrunner.core.driver import Driver
 from xrunner.rank.assembly import Running
@@ -41,7 +41,7 @@ class _Batch:
     """Whether its tokens have come."""
 
 
-class ApartDriver(Driver):
+class DisaggregatedDriver(Driver):
     """One replica's run with two lines of stages."""
 
     def __init__(self, worker: Worker, *given: Any):
@@ -50,13 +50,13 @@ class ApartDriver(Driver):
         self._transport, self._receiving = worker.transport, worker.receiving
         self._encoder = worker.place.encoder
         stages = len(self._encoder.line)
-        self._most, self._most_apart = most_underway(stages), most_apart(stages)
+        self._most, self._most_in_transfer = most_underway(stages), most_in_transfer(stages)
         self._ordered = self._freed = self._outs = 0
         """Batches so far: ordered; through the first stage; through the last."""
         self._batches: deque[_Batch] = deque()
         """Those that have yet to join, in the order in which they were ordered."""
 
-    def finish(self) -> None:
+    def run(self) -> None:
         """Until nobody waits, nobody is resident and every token is there."""
         self._transport.meanwhile = self._look_after
         while (step := self._transport.wait(self._next)) != END:
@@ -100,7 +100,7 @@ class ApartDriver(Driver):
         """Order the next batch, if the encoding side is free for it and somebody can be admitted."""
         if self._freed < self._ordered or self._ordered - self._outs >= self._most:
             return
-        if len(self._batches) >= self._most_apart:
+        if len(self._batches) >= self._most_in_transfer:
             return
         now = self.now()
         step = self.policy.next_encode(self.ledger, now)
@@ -119,14 +119,14 @@ class ApartDriver(Driver):
                 theirs.append(one.table)
                 ours.append(np.array(one.sequence.blocks[:count], dtype=np.int64))
             taken += count
-        (piece,) = Cut(1).pieces(step)
-        work, receivers = self.assemble(piece)
+        (micro_batch,) = MicroBatching(1).split(step)
+        batch, receivers = self.assemble(micro_batch)
         for one in running:
             one.table = np.asarray(one.sequence.blocks, dtype=np.int32)
             one.entered = 0  # the decoding side has a sampling state of its own
         self.ledger.advance(step)
         sent = np.concatenate(theirs).astype(np.int64) if theirs else None
-        self._transport.post(replace(work, handed=sent), *self._encoder.followers)
+        self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
         made = torch.empty(1 + len(receivers), dtype=torch.int64)
         pending = self._transport.expect(made, self._encoder.sampler, TOKENS)
         missing = 1 + len(self.worker.place.followers) if ours else 0

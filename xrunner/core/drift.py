@@ -18,12 +18,12 @@ WINDOW = 256
 SIGNIFICANCE = 1e-4
 """How often a window seems to have drifted though it hasn't: a run has many windows."""
 LEAST = 0.1
-"""Distance of two laws below which a new schedule isn't worth a search."""
+"""Distance of two distributions below which a new schedule isn't worth a search."""
 
 
 @dataclass
 class Drift:
-    """Observed lengths beside the laws of a workload."""
+    """Observed lengths beside the distributions of a workload."""
 
     workload: Workload
     window: int = field(default_factory=lambda: WINDOW)
@@ -65,23 +65,24 @@ class Drift:
         return None
 
     def restart(self, workload: Workload) -> None:
-        """Look from now on whether lengths leave this workload's laws."""
+        """Look from now on whether lengths leave this workload's distributions."""
         self.workload = workload
         self._seen.clear()
         self._fresh = 0
 
 
 def distance(one: LengthDistribution, other: LengthDistribution) -> float:
-    """The greatest difference of two laws' cumulative probabilities."""
+    """The greatest difference of two distributions' cumulative probabilities."""
     lengths = np.union1d(one.s, other.s)
     below = [
-        np.concatenate([[0.0], np.cumsum(law.p)])[np.searchsorted(law.s, lengths, "right")] for law in (one, other)
+        np.concatenate([[0.0], np.cumsum(distribution.p)])[np.searchsorted(distribution.s, lengths, "right")]
+        for distribution in (one, other)
     ]
     return float(np.abs(below[0] - below[1]).max())
 
 
 def limit(samples: int, significance: float = SIGNIFICANCE) -> float:
-    """The distance that so many samples of a law exceed with this probability at most (Massart's inequality), and never
-    less than what is worth a search.
+    """The distance that so many samples of a distribution exceed with this probability at most (Massart's inequality),
+    and never less than what is worth a search.
     """
     return max(LEAST, math.sqrt(math.log(2.0 / significance) / (2.0 * samples)))

@@ -1,11 +1,12 @@
-"""Driver: the rank that decides. It owns the ledger, orders one piece of work after the other, and gets their tokens.
+"""Driver: the rank that decides. It owns the ledger, orders one micro-batch after the other, and gets their tokens.
 
-    policy ──Step──► Cut ──Piece──► assembly ──Work──► this rank's stage ──states──► the others ──tokens──► here
+    policy ──Step──► MicroBatching ──MicroBatch──► assembly ──DeviceBatch──► this rank's stage ──states──► the others
+    ──tokens──► here
 
 The next step is decided when the first stage, this rank's, is free; lengths are booked then, whether their tokens are
-there or not. A piece that decodes is held back until the tokens that it takes are there. So a stop token may come when
-a later iteration of its sequence has been booked, or is on its way: its rows are then ignored. Its blocks may be taken
-again at once, since every stage does its work in the order in which it was given.
+there or not. A micro-batch that decodes is held back until the tokens that it takes are there. So a stop token may come
+when a later iteration of its sequence has been booked, or is on its way: its rows are then ignored. Its blocks may be
+taken again at once, since every stage does its work in the order in which it was given.
 """
 
 import time
@@ -16,16 +17,16 @@ from typing import Any
 
 import torch
 
-from exegpt.policies import Cut, Ledger, Piece, Step, make_policy
+from exegpt.policies import Ledger, MicroBatch, MicroBatching, Step, make_policy
 from exegpt.request import FinishReason, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from xrunner.comm.transport import TOKENS
 from xrunner.core.adaptation import Change, takes_over_in_place
 from xrunner.core.drift import Drift
-from xrunner.rank.assembly import Assembler, Running, Work
+from xrunner.rank.assembly import Assembler, DeviceBatch, Running
 from xrunner.rank.sampling_state import Slots
-from xrunner.rank.worker import END, Worker, read_made
+from xrunner.rank.worker import END, Worker, read_result
 
 _NAP_S = 0.02
 """Longest sleep while no request has arrived, so that a cancellation is noticed."""
@@ -33,7 +34,7 @@ _NAP_S = 0.02
 
 @dataclass(frozen=True)
 class _Flight:
-    """A piece that is still on the stages."""
+    """A micro-batch that is still on the stages."""
 
     receivers: list[Running]
     made: torch.Tensor
@@ -52,7 +53,7 @@ class Driver:
         worker: Worker,
         ledger: Ledger,
         running: Mapping[int, Running],
-        cut: Cut,
+        micro_batching: MicroBatching,
         cancelled: set[str],
         on_finish: Callable[[Result], None],
         on_turn: Callable[[], object],
@@ -62,7 +63,7 @@ class Driver:
         self.ledger = ledger
         self.running = running
         self.assemble = Assembler(running, ledger.pool.block_size)
-        self.cut = cut
+        self.micro_batching = micro_batching
         self.cancelled = cancelled
         self.on_finish = on_finish
         self.on_turn = on_turn
@@ -84,7 +85,7 @@ class Driver:
         self._stopped: list[Running] = []
         """Whose stop token has come, and whom the ledger doesn't know of yet."""
 
-    def finish(self) -> None:
+    def run(self) -> None:
         """Iterate until nobody waits, nobody is resident and every token is there."""
         while not self._idle():
             now = self.now()
@@ -115,24 +116,24 @@ class Driver:
             self.changes.append(change)
         else:
             self.moving = change
-            self.left = [sequence.index for sequence in self.ledger.withdraw()]
+            self.left = [sequence.index for sequence in self.ledger.drain()]
 
     def _take_over(self, new: Schedule) -> None:
         """Decide by another schedule from now on, in as many blocks as it reckons with, and those who wait need."""
         self.policy = make_policy(new, self.adjustment)
         parts = new.micro_batches or len(self.worker.place.line)
-        self.cut = Cut(parts, new.encode_micro_batches, new.replicas)
+        self.micro_batching = MicroBatching(parts, new.encode_micro_batches, new.replicas)
         self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.blocks_needed, self.ledger.waiting)])
 
     def _do(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, and book it."""
         for sequence, _ in step.encode:
             self._begin(self.running[sequence.index], now)
-        for number, piece in enumerate(self.cut.pieces(step)):
-            self._await_tokens(piece)
+        for number, micro_batch in enumerate(self.micro_batching.split(step)):
+            self._await_tokens(micro_batch)
             # Alone, deciding is a part of the iteration, as it was when profiled; else waiting isn't.
             start = self.now() if number or self.worker.transport else now
-            self._order(*self.assemble(piece), start)
+            self._order(*self.assemble(micro_batch), start)
         self.ledger.advance(step)
         self._book_stops()
 
@@ -145,18 +146,18 @@ class Driver:
             if self.drift:
                 self.drift.begin(one.sequence.index)
 
-    def _await_tokens(self, piece: Piece) -> None:
-        """Wait until the tokens that a piece takes are there."""
+    def _await_tokens(self, micro_batch: MicroBatch) -> None:
+        """Wait until the tokens that a micro-batch takes are there."""
         if self.worker.transport:
-            decoding = [self.running[sequence.index] for sequence in piece.decode]
+            decoding = [self.running[sequence.index] for sequence in micro_batch.decode]
             self.worker.transport.wait(lambda: self._hear() or not any(one.short_of for one in decoding))
 
-    def _order(self, work: Work, receivers: list[Running], start: float) -> None:
-        """Send a piece to all ranks of this line, and do this rank's share of it."""
+    def _order(self, batch: DeviceBatch, receivers: list[Running], start: float) -> None:
+        """Send a micro-batch to all ranks of this line, and do this rank's share of it."""
         worker, place = self.worker, self.worker.place
         if worker.transport:
-            worker.transport.post(work, *place.followers)
-        made = worker.run(work, start)
+            worker.transport.post(batch, *place.followers)
+        made = worker.run(batch, start)
         if made is not None:
             self._give(receivers, made)
         elif receivers:
@@ -171,8 +172,8 @@ class Driver:
             self._give(flight.receivers, flight.made)
 
     def _give(self, receivers: list[Running], made: torch.Tensor) -> None:
-        """The tokens of a piece to their requests; those that end by theirs are reported."""
-        moment, tokens = read_made(made)
+        """The tokens of a micro-batch to their requests; those that end by theirs are reported."""
+        moment, tokens = read_result(made)
         eos = self.worker.model.eos
         for one, token in zip(receivers, tokens, strict=True):
             if one.ended:
@@ -236,6 +237,6 @@ class Driver:
         if self.worker.transport:
             self.worker.transport.wait(lambda: self._hear() or not self._flying)
             self.worker.transport.post(END, *self.worker.place.followers)
-        self.worker.finish()
+        self.worker.drain()
         self._book_stops()
         self.ledger.check()

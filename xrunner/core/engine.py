@@ -14,33 +14,33 @@ from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Model, Shard, load_model
-from exegpt.models.device import PROCESSOR, free_memory, identity
+from exegpt.models.device import CPU, free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import Cut, Sequence, WAAPolicy, deal, make_ledger, make_policy
+from exegpt.policies import MicroBatching, Sequence, WAAPolicy, deal, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.kv_transfer import Arrival, buffer_bytes, most_apart
+from xrunner.comm.kv_transfer import Arrival, buffer_bytes, most_in_transfer
 from xrunner.comm.place import Place, devices, ranks_needed
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
 from xrunner.core.adaptation import Adaptation, Change, Reschedule
-from xrunner.core.disaggregated import ApartDriver
+from xrunner.core.disaggregated import DisaggregatedDriver
 from xrunner.core.driver import Driver
-from xrunner.core.replicas import Follower, Speaker
+from xrunner.core.replicas import Follower, Leader
 from xrunner.core.requests import check_request
 from xrunner.core.valid import why_not
-from xrunner.rank.assembly import Running, Work
+from xrunner.rank.assembly import DeviceBatch, Running
 from xrunner.rank.warm_up import Extent, warm_up
 from xrunner.rank.worker import Worker
 
 Share = list[tuple[int, Request]]
 """A replica's requests, with their places in the whole list."""
-KINDS = Work, Arrival, Result, Change
+KINDS = DeviceBatch, Arrival, Result, Change
 """What ranks send each other, beside numbers and texts."""
 
 
@@ -67,7 +67,7 @@ class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
     `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. It works on the
-    model's device; `gpu` is how, where that isn't the processor. InputError where the schedule is for another model or
+    model's device; `gpu` is how, where that isn't the CPU. InputError where the schedule is for another model or
     dtype, or KV caches exceed their device's memory.
     """
 
@@ -104,7 +104,7 @@ class Engine:
         schedule: Schedule,
         ranks: Ranks,
         since: float | None = None,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> "Engine":
         """This rank's engine, with its own part of the model in a directory, on its device. All ranks of a job call it
         alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own.
@@ -133,7 +133,7 @@ class Engine:
             raise
 
     @property
-    def speaks(self) -> bool:
+    def leads(self) -> bool:
         """Whether this rank gets all results and the report: the first replica's driver."""
         return self.place.rank == self.place.driver and self.place.replica == 0
 
@@ -184,7 +184,7 @@ class Engine:
         adjustment: float | None = None,
     ) -> RunReport:
         """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
-        comes, on the rank that speaks; the other ranks' reports are of no use.
+        comes, on the leader; the other ranks' reports are of no use.
 
         With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine, those
         who haven't begun are left to it (`changes.run_adapting`). `adjustment` as in `make_policy`.
@@ -201,7 +201,7 @@ class Engine:
         self.worker.now = lambda: clock() - zero
         results: list[Result] = []
 
-        def speak(result: Result) -> None:
+        def report(result: Result) -> None:
             results.append(result)
             if on_finish:
                 on_finish(result)
@@ -209,12 +209,12 @@ class Engine:
         if self.place.rank != self.place.driver:
             self.worker.serve()
             return self._gather(results, None)
-        return self._gather(results, self._drive(share, speak, reschedule, adjustment))
+        return self._gather(results, self._drive(share, report, reschedule, adjustment))
 
     def _drive(
-        self, share: Share, speak: Callable[[Result], None], reschedule: Reschedule | None, adjustment: float | None
+        self, share: Share, report: Callable[[Result], None], reschedule: Reschedule | None, adjustment: float | None
     ) -> Driver:
-        """Run this replica's requests. Results go to the rank that speaks, which listens to the others' meanwhile."""
+        """Run this replica's requests. Results go to the leader, which listens to the others' meanwhile."""
         policy = make_policy(self.schedule, adjustment)
         ledger = make_ledger(self.schedule, policy, fcfs)
         running = {}
@@ -224,31 +224,32 @@ class Engine:
             running[index] = Running(request, sequence, prompt, start=self.model.start)
         ledger.submit(one.sequence for one in running.values())
         stages = len(self.place.line)
-        cut = Cut(self.schedule.micro_batches or stages, self.schedule.encode_micro_batches, self.schedule.replicas)
-        replicas = self._replicas(speak)
-        given = self.worker, ledger, running, cut, self._cancelled, replicas.report, replicas.listen
-        driver = ApartDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
+        micro_batches, encode_micro_batches = self.schedule.micro_batches or stages, self.schedule.encode_micro_batches
+        micro_batching = MicroBatching(micro_batches, encode_micro_batches, self.schedule.replicas)
+        replicas = self._replicas(report)
+        given = self.worker, ledger, running, micro_batching, self._cancelled, replicas.report, replicas.listen
+        driver = DisaggregatedDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
         driver.adjustment = adjustment
         if isinstance(replicas, Follower):
             driver.look = replicas.look
         elif reschedule:
             adaptation = Adaptation(self.schedule, reschedule, replicas.tell)
             driver.look, driver.drift = adaptation.look, adaptation.drift
-        driver.finish()
-        replicas.finish()
+        driver.run()
+        replicas.drain()
         return driver
 
-    def _replicas(self, speak: Callable[[Result], None]) -> Speaker | Follower:
+    def _replicas(self, report: Callable[[Result], None]) -> Leader | Follower:
         """This driver's way to those of the other replicas."""
         size = devices(self.schedule)
         first, *others = (Place(self.schedule, size * replica).driver for replica in range(self.schedule.replicas))
-        if self.speaks:
-            return Speaker(self.transport, tuple(others), speak)
-        assert self.transport, "who is alone speaks"
+        if self.leads:
+            return Leader(self.transport, tuple(others), report)
+        assert self.transport, "a rank alone leads"
         return Follower(self.transport, first)
 
     def _gather(self, results: list[Result], driver: Driver | None) -> RunReport:
-        """What all ranks did, on the one that speaks; and on those that drive, what they leave."""
+        """What all ranks did, on the leader; and on those that drive, what they leave."""
         own = (self.worker.spans, driver.served, driver.left) if driver else (self.worker.spans, [], [])
         parts = self.ranks.gather(own, Place(self.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
@@ -305,16 +306,16 @@ class Engine:
         return tokens * self.model.cached_layers * self.model.share.kv_bytes(1, self.model.dtype)
 
     def _buffer_bytes(self, extent: Extent) -> int:
-        """Bytes of what this rank gets from others, and of what it hands over, at once at most."""
+        """Bytes of what this rank gets from others, and sends at once at most."""
         spec, place, block_size = self.model.spec, self.place, self.schedule.block_size
         states = extent.tokens * spec.hidden * torch_dtype(self.model.dtype).itemsize
-        batches = 1 if place.line[0].phase == "both" else most_apart(len(place.encoder.line))
+        batches = 1 if place.line[0].phase == "both" else most_in_transfer(len(place.encoder.line))
         if spec.encoder_layers:
-            hands_over = place.encoded_by is not None or bool(place.encodes_for)
-            return ((place.before is not None) + batches * hands_over) * states
+            sends_or_receives = place.encoded_by is not None or bool(place.encodes_for)
+            return ((place.before is not None) + batches * sends_or_receives) * states
         a_batch = extent.tokens // block_size + (self.schedule.encode_batch or 0)
-        handed = 0 if place.line[0].phase == "both" else min(batches * a_batch, self.schedule.kv_blocks)
-        return (place.before is not None) * states + buffer_bytes(place, spec, handed)
+        transferred = 0 if place.line[0].phase == "both" else min(batches * a_batch, self.schedule.kv_blocks)
+        return (place.before is not None) * states + buffer_bytes(place, spec, transferred)
 
     def _check_memory(self, what: str, how: str, need: int) -> None:
         """InputError, on all ranks, where what they are about to take on a device is more than it has left."""
@@ -356,7 +357,7 @@ def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str,
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """How a device is worked on; None for the processor."""
+    """How a device is worked on; None for the CPU."""
     return Gpu(device) if device.type == "cuda" else None
 
 

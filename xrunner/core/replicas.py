@@ -12,8 +12,8 @@ from xrunner.core.adaptation import Change
 from xrunner.rank.worker import END
 
 
-class Speaker:
-    """The driver that speaks: `report` takes its own results, and those of the `others` once it has listened."""
+class Leader:
+    """The leader: `report` takes its own results, and those of the `others` once it has listened."""
 
     def __init__(self, transport: Transport | None, others: tuple[int, ...], report: Callable[[Result], None]):
         self.report = report
@@ -35,7 +35,7 @@ class Speaker:
         if self._transport:
             self._transport.post(change, *self._others, tag=CHANGE)
 
-    def finish(self) -> None:
+    def drain(self) -> None:
         """Wait for all results."""
         self.tell(END)
         if self._transport:
@@ -43,26 +43,26 @@ class Speaker:
 
 
 class Follower:
-    """Another replica's driver, which reports to the one that speaks and takes the changes that that one finds."""
+    """Another replica's driver, which reports to the leader and takes the changes that that one finds."""
 
-    def __init__(self, transport: Transport, speaker: int):
-        self._transport, self._speaker = transport, speaker
+    def __init__(self, transport: Transport, leader: int):
+        self._transport, self._leader = transport, leader
         self._over = False
 
     def report(self, result: Result | str) -> None:
         """Send a result."""
-        self._transport.post(result, self._speaker, tag=RESULT)
+        self._transport.post(result, self._leader, tag=RESULT)
 
     def listen(self) -> None:
         """Nobody reports here."""
 
     def look(self, now: float) -> Change | None:
         """The next change; None where none has come."""
-        heard = None if self._over else self._transport.poll(self._speaker, CHANGE)
+        heard = None if self._over else self._transport.poll(self._leader, CHANGE)
         self._over = self._over or heard == END
         return None if self._over else heard
 
-    def finish(self) -> None:
+    def drain(self) -> None:
         """Wait until no change will come; those that come now have nobody left to change for."""
         self.report(END)
         self._transport.wait(self._ended)

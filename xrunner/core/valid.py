@@ -32,7 +32,7 @@ def _degrees(schedule: Schedule, model: ModelSpec) -> str | None:
         possible = model.tp_degrees(tp)
         if tp not in possible:
             return (
-                f"The schedule has stages of tensor-parallel degree {tp}, and model '{model.name}' can be cut into "
+                f"The schedule has stages of tensor-parallel degree {tp}, and model '{model.name}' can be split into "
                 f"{', '.join(map(str, possible))}: tune again."
             )
     return None

@@ -1,4 +1,4 @@
-"""Compute: what a rank does with a piece on its device. On a GPU all is queued, and tokens are waited for alone."""
+"""Compute: a rank's share of a micro-batch on its device. On a GPU everything is queued; only tokens are waited for."""
 
 from collections.abc import Callable
 
@@ -7,16 +7,16 @@ import torch
 from exegpt.models import Dealing, KVCache, Model
 from xrunner.comm.gpu import Gpu, Moment
 from xrunner.comm.packing import send
-from xrunner.rank.assembly import Work
+from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.rank.sampling_state import SamplingState
 
 
 class Compute:
-    """One rank's layers, and its choice of tokens where it samples.
+    """One rank's layers, and its sampling.
 
-    `gpu` is None on the processor. `graphs` tells whether what the layers do can be repeated without Python, and
-    `takes_states` whether another stage is before this one. `wait` is called with the moment at which a piece is done.
+    `gpu` is None on the CPU. `graphs`: whether the layers can be captured in CUDA graphs. `takes_states`: whether
+    another stage is before this one. `wait` is called with the event at the end of every micro-batch.
     """
 
     def __init__(
@@ -35,30 +35,33 @@ class Compute:
         self._dealing = Dealing.of(model, cache)
         self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states) if gpu and graphs else None
 
-    def __call__(self, work: Work, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A piece's states [rows, hidden] after this rank's layers, of x after those of the stage before; and the
-        tokens that follow, int64 [tokens], on the host, where this rank samples. All is done when this returns.
+    def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A batch's states [rows, hidden] after this rank's layers, given x after those of the stage before, and where
+        this rank samples the new tokens, int64 [tokens], on the host. Everything is complete when this returns.
         """
-        graph = self.graphs.replay(work, x) if self.graphs else None
+        graph = self.graphs.replay(batch, x) if self.graphs else None
         if graph is None:
-            batch = work.dealt(self._dealing).batch(self._gpu, self.state)
-            states = self._model.forward(batch, self._cache, x)
-            tokens = self._model.next_tokens(states, batch) if self._samples else None
+            tensors = batch.with_work_lists(self._dealing).to_device(self._gpu, self.state)
+            states = self._model.forward(tensors, self._cache, x)
+            tokens = self._model.next_tokens(states, tensors) if self._samples else None
         elif self._samples:
-            states, tokens = graph.states, self._chosen(graph, work)
+            states, tokens = graph.states, self._sampled(graph, batch)
         else:
-            states, tokens = graph.states[: len(work.tokens)].clone(), None  # the graph's own go on being overwritten
-        return states, self._done(tokens)
+            states, tokens = (
+                graph.states[: len(batch.tokens)].clone(),
+                None,
+            )  # the graph's own are overwritten by the next batch
+        return states, self._completed(tokens)
 
-    def _chosen(self, graph: DecodeGraph, work: Work) -> torch.Tensor:
-        """The token after each of a decoding piece's rows, by the graph where all are chosen greedily."""
-        if work.sampling is None or self.state is None:
-            return graph.greedy_tokens()[: work.computed]
-        sampling = self.state.sampling(work.sampling, send(work.sampling, self._gpu))
-        return self._model.sample(graph.states[: work.computed], sampling)
+    def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
+        """The token after each of a decoding batch's rows, by the graph where all are greedy."""
+        if batch.sampling is None or self.state is None:
+            return graph.greedy_tokens()[: batch.computed]
+        sampling = self.state.sampling(batch.sampling, send(batch.sampling, self._gpu))
+        return self._model.sample(graph.states[: batch.computed], sampling)
 
-    def _done(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
-        """Wait until everything is done, and the tokens are on the host."""
+    def _completed(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
+        """Wait until everything is complete; returns the tokens on the host."""
         if self._gpu is None:
             return tokens
         host = None

@@ -1,7 +1,7 @@
-"""Sampling state: which tokens each sequence with a repetition penalty has so far, on the rank that samples.
+"""Sampling state: the tokens so far of each sequence with a repetition penalty, on the rank that samples.
 
-A sequence has a slot, one row of it, from the beginning of its prefill to its end. The driver allocates slots and sends
-new tokens alone: the prompt with the sequence's first sampling, one output token with each later one.
+A sequence has a slot, which is a row, from the beginning of its prefill to its end. The driver allocates slots and
+sends only new tokens: the prompt with the sequence's first sampling, one output token with each later one.
 """
 
 from collections.abc import Sequence
@@ -12,30 +12,30 @@ import torch
 from exegpt.kernels.sampling import Sampling
 
 _SLOT = 6
-"""The place of the slots among the arrays of a sampling."""
+"""Index of the slots among the arrays of a sampling."""
 
 
 class Slots:
-    """The driver's: which slots are free."""
+    """Allocation of slots, on the driver."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
         self._count = 0
 
     def allocate(self) -> int:
-        """A slot that no running sequence has: the one that was freed last, or the next new one."""
+        """A free slot: the one that was freed last, or a new one."""
         if self._free:
             return self._free.pop()
         self._count += 1
         return self._count - 1
 
     def free(self, slot: int) -> None:
-        """The slot's sequence has ended."""
+        """Free a slot whose sequence has ended."""
         self._free.append(slot)
 
 
 class SamplingState:
-    """The sampling rank's. It doubles when a slot is beyond it: a byte per slot and token of the vocabulary."""
+    """One byte per slot and token of the vocabulary, on the sampling rank; doubles when a slot is beyond it."""
 
     def __init__(self, vocab: int, device: torch.device):
         self.seen = torch.zeros(1, vocab, dtype=torch.uint8, device=device)
@@ -43,8 +43,9 @@ class SamplingState:
 
     @torch.inference_mode()
     def sampling(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> Sampling:
-        """A micro-batch's sampling, its new tokens entered: `Work.sampling`'s arrays, and the same as tensors on the
-        device."""
+        """A batch's sampling, after its new tokens are entered, from `DeviceBatch.sampling`'s arrays and the same as
+        tensors on the device.
+        """
         *rows, cleared, added = tensors
         self._reserve(1 + int(arrays[_SLOT].max(initial=0)))
         if len(cleared):
@@ -55,9 +56,9 @@ class SamplingState:
         return Sampling(*rows, self.seen)
 
     def _reserve(self, slots: int) -> None:
-        """Have so many slots at least."""
-        have, vocab = self.seen.shape
-        if slots > have:
-            seen = self.seen.new_zeros(max(slots, 2 * have), vocab)
-            seen[:have] = self.seen
+        """Grow to at least `slots` slots."""
+        size, vocab = self.seen.shape
+        if slots > size:
+            seen = self.seen.new_zeros(max(slots, 2 * size), vocab)
+            seen[:size] = self.seen
             self.seen = seen

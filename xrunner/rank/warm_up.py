@@ -1,4 +1,4 @@
-"""Warm-up: compile, map memory and pick kernels before the clock starts."""
+"""Warm-up: compile kernels, map memory and capture graphs before the run's clock starts."""
 
 import itertools
 import time
@@ -27,13 +27,13 @@ _MOST_HEADS = 128
 _PROMPTS = (2, 4, 8, 16, 32, 64, 128)
 """Lengths of prompts for which a GPU's attention has tiles of their own."""
 
-_seen: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
-"""Numbers of rows that a model's products have had."""
+_warm_rows: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
+"""Numbers of rows with which a model's matrix products have run."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What some requests can come to use at most."""
+    """The most that some requests can use."""
 
     blocks: int
     """KV blocks"""
@@ -74,44 +74,46 @@ def warm_up(
     running: bool = False,
     gpu: Gpu | None = None,
 ) -> None:
-    """Do everything once that is slower the first time, on a cache that nobody holds. All ranks of a tensor-parallel
-    group call it at once.
+    """Do once what is slower the first time, on a cache without sequences. All ranks of a tensor-parallel group call it
+    at once.
 
-    On the processor the attention kernels are compiled, the blocks that the run can come to use are mapped, and
-    oneDNN's products, which are generated anew for every number of rows, see the numbers that iterations will have. On
-    a GPU every form of the kernels is compiled that the run can come to need, and decoding's graphs are made. Where a
-    run is `running` already, products are left out: to see a number of rows takes longer than what it saves.
+    On the CPU it compiles the attention kernels, maps the blocks that the run may use, and runs oneDNN's matrix
+    products, which are generated for every number of rows, with the numbers that iterations will have. On a GPU it
+    compiles every variant of the kernels that the run may need and captures the decoding graphs. Where a run is
+    `running` already, products are left out: a warm-up of one number of rows takes longer than it saves.
     """
     cache.touch(extent.blocks)
-    if graphs:  # first: to make one gives back the memory that torch keeps for iterations
+    if graphs:  # first: capturing frees the memory that torch keeps for iterations
         graphs.capture(extent.sequences, extent.longest)
     if model.device.type == "cpu":
         for new in (2, 1):
             _run_once(model, cache, 1, new, 1)
         if not running:
-            _see_rows(model, cache, extent)
+            _warm_up_rows(model, cache, extent)
     else:
-        for sequences, new, width in _forms(extent):
+        for sequences, new, width in _variants(extent):
             _run_once(model, cache, sequences, new, width)
     cache.touch(1)
     if gpu:
-        gpu.moment().synchronize()  # or the first iteration would wait for all of this
+        gpu.moment().synchronize()  # otherwise the first iteration would wait for all of this
 
 
-def _forms(extent: Extent) -> Iterator[tuple[int, int, int]]:
-    """(sequences, new tokens of each, blocks of a table) for which a GPU has kernels of their own."""
+def _variants(extent: Extent) -> Iterator[tuple[int, int, int]]:
+    """(sequences, new tokens of each, blocks of a table) for which a GPU compiles other kernels."""
     many = {2**i + 1 for i in range(6, (extent.prompts - 1).bit_length())}  # up to the next power of two; 1 up to 64
-    widths = sorted({1, extent.longest})  # the keys of a long table are shared by several programs
+    widths = sorted({1, extent.longest})  # with a long table several programs share a sequence's keys
     yield from ((1, 1, width) for width in widths)
     for sequences, new, width in itertools.product(sorted({1} | many), _PROMPTS, widths):
-        if sequences * (new // 2 + 1) <= max(extent.tokens, _PROMPTS[0]):  # what so many tokens each can round up to
+        if sequences * (new // 2 + 1) <= max(
+            extent.tokens, _PROMPTS[0]
+        ):  # batches whose tokens per sequence can round up to `new`
             yield sequences, new, width
     if extent.tokens >= _MOST_ROWS:
         yield -(-_MOST_ROWS // _PROMPTS[-1]), _PROMPTS[-1], 1
 
 
 def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int) -> None:
-    """Compute so many last tokens of alike sequences, greedily and by chance, where they can be so long."""
+    """One forward pass of equal sequences, `new` tokens each, sampled greedily and at random; skipped if too long."""
     blocks, _, block_size, _ = cache.values[0].shape
     context = max(2, new)
     if context > min(block_size * blocks, model.spec.context):
@@ -121,19 +123,19 @@ def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int
     x = model.forward(batch, cache, _states(model, sequences * new))
     if model.head:
         model.sample(x[:1])
-        model.sample(x[:1], _by_chance(model))
+        model.sample(x[:1], _random_sampling(model))
 
 
-def _see_rows(model: Model, cache: KVCache, extent: Extent) -> None:
-    """Let the products see the numbers of rows of iterations, for some seconds at most."""
+def _warm_up_rows(model: Model, cache: KVCache, extent: Extent) -> None:
+    """Run the matrix products with the numbers of rows of iterations, for `_SHAPES_S` at most."""
     began = time.perf_counter()
     for rows in sorted(
-        {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _seen.setdefault(model, set())
+        {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _warm_rows.setdefault(model, set())
     ):
         _products(model, cache, rows)
-        _seen[model].add(rows)
+        _warm_rows[model].add(rows)
         late = torch.full((1, 1), float(time.perf_counter() - began > _SHAPES_S))
-        if model.shard.all_reduce(late).item():  # what one rank of a group leaves out, all do
+        if model.shard.all_reduce(late).item():  # all ranks of a group stop at the same number
             break
 
 
@@ -147,8 +149,8 @@ def alike(
     device: torch.device,
     dealing: Dealing | None = None,
 ) -> Batch:
-    """A batch of sequences that all lie in block 0 and following, whose last `new` of `context` tokens are computed,
-    with tables of `width` blocks at least. Where an encoder-decoder decodes, those of its output begin at `start`.
+    """A batch of equal sequences that share the blocks from 0 on, with the last `new` of their `context` tokens, and
+    tables of at least `width` blocks. In an encoder-decoder's decoding the output's tokens begin at `start`.
     """
     blocks, tokens = -(-context // block_size), sequences * new
     tables = [[*range(blocks), *[0] * (width - blocks)]] * sequences
@@ -158,14 +160,14 @@ def alike(
     if dealing and new == 1:
         lists = dealing.deal(np.full(sequences, context, dtype=np.int32))
         work = WorkList(*(torch.from_numpy(array).to(device) for array in lists))
-    given = (torch.tensor(a, dtype=torch.int32, device=device) for a in arrays)
-    attention = AttentionBatch(0, tokens, *given, work=work)
+    tensors = (torch.tensor(a, dtype=torch.int32, device=device) for a in arrays)
+    attention = AttentionBatch(0, tokens, *tensors, work=work)
     positions = torch.arange(context - new, context, device=device).repeat(sequences)
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 
 
-def _by_chance(model: Model) -> Sampling:
-    """One row's, which uses all there is."""
+def _random_sampling(model: Model) -> Sampling:
+    """A sampling of one row that uses temperature, top-k, top-p and penalty."""
     device = model.device
     floats = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1))
     temperature, top_p, penalty = floats
@@ -177,7 +179,7 @@ def _by_chance(model: Model) -> Sampling:
 
 @torch.inference_mode()
 def _products(model: Model, cache: KVCache, rows: int) -> None:
-    """One layer's products, and the head's, for a number of rows; other layers have the same shapes."""
+    """One layer's matrix products, and the head's, for `rows` rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
     layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
     slots = torch.zeros(1, dtype=torch.int64)

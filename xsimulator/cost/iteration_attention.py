@@ -1,4 +1,4 @@
-"""The attention of one concrete iteration: unequal prompts or pieces of them, beside sequences that decode."""
+"""The attention of one concrete iteration: unequal prompts or chunks of them, beside decoding sequences."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from exegpt.profile import LayerTables
 def iteration_attention(
     tables: LayerTables, tokens: Sequence[float], past: Sequence[float], decoding: int, context: float
 ) -> float:
-    """Seconds of one layer's attention for prompts, or pieces, of `tokens[i]` tokens each of which has `past[i]` in the
+    """Seconds of one layer's attention for prompts, or chunks, of `tokens[i]` tokens each of which has `past[i]` in the
     cache, beside `decoding` sequences with a mean context of `context` tokens, the new one included.
 
-    Where the profile measured prompts and decoding in one kernel, the longest piece is the one beside the decoding and
+    Where the profile measured prompts and decoding in one kernel, the longest chunk is the one beside the decoding and
     every other adds what it takes alone. Otherwise every phase has its own kernel: whole prompts cost the mean of what
-    batches of each length would, pieces and decoding the sum.
+    batches of each length would, chunks and decoding the sum.
     """
     if tables.mixed_attention is None:
         decode = tables.decode_attention.at(decoding, context) if decoding else 0.0
@@ -21,15 +21,15 @@ def iteration_attention(
     at = tables.mixed_attention.at
     if not tokens:
         return at(0.0, 0.0, decoding, context) if decoding else 0.0
-    pieces = sorted(zip(tokens, past, strict=True))
-    beside = at(*pieces.pop(), decoding, context if decoding else 0.0)
-    return beside + sum(at(new, cached, 0.0, 0.0) for new, cached in pieces)
+    chunks = sorted(zip(tokens, past, strict=True))
+    beside = at(*chunks.pop(), decoding, context if decoding else 0.0)
+    return beside + sum(at(new, cached, 0.0, 0.0) for new, cached in chunks)
 
 
 def _prompts(tables: LayerTables, tokens: Sequence[float], past: Sequence[float]) -> float:
     """Seconds of the prompts' own kernels."""
-    whole = [new for new, cached in zip(tokens, past, strict=True) if cached == 0]
+    uncached = [new for new, cached in zip(tokens, past, strict=True) if cached == 0]
     batch = tables.encode_attention.at
-    seconds = sum(batch(len(whole), new) for new in whole) / len(whole) if whole else 0.0
-    piece = tables.chunk_attention.at
-    return seconds + sum(piece(new, cached) for new, cached in zip(tokens, past, strict=True) if cached > 0)
+    seconds = sum(batch(len(uncached), new) for new in uncached) / len(uncached) if uncached else 0.0
+    chunk = tables.chunk_attention.at
+    return seconds + sum(chunk(new, cached) for new, cached in zip(tokens, past, strict=True) if cached > 0)

@@ -79,7 +79,7 @@ static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 /* A phase: encoding micro-batches, then decoding iterations. */
 typedef struct {
     const double *encode, *decode, *encode_hop, *decode_hop;
-    Py_ssize_t encodes, iterations, apart, stages;
+    Py_ssize_t encodes, iterations, variants, stages;
     Py_ssize_t micro_batches;
     Py_ssize_t joins; /* micro-batches that new sequences join, in turn where they are fewer than all */
     double *free_at;  /* [stages]: when each stage is free */
@@ -110,7 +110,7 @@ static double run_phase(const Phase *p, Py_ssize_t turn) {
             double ready = larger(p->free_at[0], p->previous[m]);
             if (iteration == 0) ready = larger(ready, encoded_for(p, m, turn));
             if (cell == 0) started = ready;
-            const double *seconds = p->decode + (iteration * p->apart + (p->apart > 1 ? m : 0)) * p->stages;
+            const double *seconds = p->decode + (iteration * p->variants + (p->variants > 1 ? m : 0)) * p->stages;
             p->out[cell] = p->previous[m] = pass(ready, seconds, p->decode_hop, p->free_at, p->stages);
         }
     return started;
@@ -210,8 +210,8 @@ static PyObject *phases(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     int fits = sizes && p.micro_batches > 0 && p.joins > 0 && most > 0 && size_of(&views[3]) == p.stages;
     if (fits) {
         p.encodes = size_of(&views[0]) / p.stages;
-        p.apart = size_of(&views[1]) / sizes;
-        fits = (p.apart == 1 || p.apart == p.micro_batches) && size_of(&views[1]) == sizes * p.apart &&
+        p.variants = size_of(&views[1]) / sizes;
+        fits = (p.variants == 1 || p.variants == p.micro_batches) && size_of(&views[1]) == sizes * p.variants &&
                size_of(&views[0]) == p.encodes * p.stages;
     }
     PyObject *found = NULL;
@@ -272,13 +272,13 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     const double *seconds = views[0].buf, *hops = views[1].buf;
     double *ready = views[2].buf, *free_at = views[3].buf, *starts = views[4].buf, *ends = views[5].buf;
     double now = PyFloat_AsDouble(arguments[6]), until = PyFloat_AsDouble(arguments[7]);
-    Py_ssize_t pieces = size_of(&views[2]), stages = size_of(&views[3]), row = pieces * stages, ran = 0;
+    Py_ssize_t micro_batches = size_of(&views[2]), stages = size_of(&views[3]), row = micro_batches * stages, ran = 0;
     Py_ssize_t most = row ? size_of(&views[0]) / row : 0;
     int fits = row && size_of(&views[0]) == most * row && size_of(&views[1]) == row &&
                size_of(&views[4]) == most * row && size_of(&views[5]) == most * row && !PyErr_Occurred();
     while (fits && ran < most) {
         const double *own = seconds + ran * row;
-        for (Py_ssize_t p = 0; p < pieces; p++) {
+        for (Py_ssize_t p = 0; p < micro_batches; p++) {
             double at = larger(now, ready[p]);
             for (Py_ssize_t s = 0; s < stages; s++) {
                 Py_ssize_t place = ran * row + p * stages + s;

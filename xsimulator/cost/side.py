@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from exegpt.schedule import Stage
 from exegpt.workload import LengthDistribution
-from xsimulator.cost.group import Group, Work
+from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import decode_seconds
 from xsimulator.cost.stage import StageCost
 
@@ -53,31 +53,31 @@ class Side:
     @functools.cached_property
     def _of_groups(self) -> tuple[tuple[Group, list[int], list[StageCost]], ...]:
         """Every tensor-parallel degree's group, where its stages stand, and their costs."""
-        found: dict[Group, list[int]] = {}
+        places_of: dict[Group, list[int]] = {}
         for place, cost in enumerate(self.costs):
-            found.setdefault(cost.group, []).append(place)
-        return tuple((group, places, [self.costs[i] for i in places]) for group, places in found.items())
+            places_of.setdefault(cost.group, []).append(place)
+        return tuple((group, places, [self.costs[i] for i in places]) for group, places in places_of.items())
 
     @functools.cached_property
     def _holds(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array | None, ...]], ...]:
         """Every group, where its stages stand, and how much of each part of its work they hold."""
-        found = []
+        held_by_group = []
         for group, places, costs in self._of_groups:
             rows = [(c.layers, c.encoder_layers, c.first, c.last, 1.0) for c in costs]
             holds = (np.array(part, dtype=np.float64) for part in zip(*rows, strict=True))
-            found.append((group, np.array(places), tuple(part if part.any() else None for part in holds)))
-        return tuple(found)
+            held_by_group.append((group, np.array(places), tuple(part if part.any() else None for part in holds)))
+        return tuple(held_by_group)
 
     @functools.cached_property
     def _decode_tables(self) -> tuple[DecodeTable, ...]:
-        return tuple(DecodeTable.of(*one) for one in self._of_groups)
+        return tuple(DecodeTable.of(*group_stages) for group_stages in self._of_groups)
 
-    def each(self, work: Callable[[Group], Work]) -> Array:
-        """Seconds on every stage of what `work` tells of a group, [..., stages]."""
+    def each(self, part_seconds: Callable[[Group], PartSeconds]) -> Array:
+        """Seconds on every stage, [..., stages]: its share of the `part_seconds` of its group."""
         columns = []
         for group, _, holds in self._holds:
-            parts = zip(vars(work(group)).values(), holds, strict=True)
-            columns.append(sum(np.asarray(part)[..., None] * held for part, held in parts if held is not None))
+            scaled = zip(vars(part_seconds(group)).values(), holds, strict=True)
+            columns.append(sum(np.asarray(part)[..., None] * held for part, held in scaled if held is not None))
         if len(columns) == 1:
             return np.asarray(columns[0], dtype=np.float64)
         seconds = np.empty((*np.shape(columns[0])[:-1], len(self.stages)))
@@ -99,24 +99,24 @@ class Side:
             decode_seconds(t.places, t.layers, t.sequences, t.rest, *t.attention, n, c, seconds)
         return seconds
 
-    def encode_deviation(self, batch: float, law: LengthDistribution) -> float:
+    def encode_deviation(self, batch: float, distribution: LengthDistribution) -> float:
         """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
-        if (batch, id(law)) not in self._deviations:
-            self._deviations[batch, id(law)] = self._encode_deviation(batch, law)
-        return self._deviations[batch, id(law)]
+        if (batch, id(distribution)) not in self._deviations:
+            self._deviations[batch, id(distribution)] = self._encode_deviation(batch, distribution)
+        return self._deviations[batch, id(distribution)]
 
     @functools.cached_property
     def _deviations(self) -> dict[tuple[float, int], float]:
         return {}
 
-    def _encode_deviation(self, batch: float, law: LengthDistribution) -> float:
-        lengths = law.mean * np.array([0.95, 1.05])
+    def _encode_deviation(self, batch: float, distribution: LengthDistribution) -> float:
+        lengths = distribution.mean * np.array([0.95, 1.05])
         shorter, longer = self.each(lambda group: group.encode_fixed(batch, lengths))
-        slope = float((longer - shorter).max()) / (0.1 * law.mean * batch)
-        return float(slope * batch**0.5 * law.std)
+        slope = float((longer - shorter).max()) / (0.1 * distribution.mean * batch)
+        return float(slope * batch**0.5 * distribution.std)
 
-    def handover(self, tokens: float) -> Array:
+    def cross_projection(self, tokens: float) -> Array:
         """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
         if not self.costs[0].encoder_decoder:
             return np.zeros(len(self.costs))
-        return np.array([float(cost.handover(tokens)) for cost in self.costs])
+        return np.array([float(cost.cross_projection(tokens)) for cost in self.costs])

@@ -1,4 +1,4 @@
-"""What one iteration costs on one pipeline stage (docs/theory.md): its share of a group's work.
+"""Times of one iteration on one pipeline stage (docs/theory.md): its share of a group's parts.
 
 Stage time = Σ over its layers of attention by shape + the rest by tokens, + the embedding on the first stage and the
 head on the last, + the engine's overhead.
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from exegpt.profile import DegreeTables, Table
 from exegpt.schedule import Stage
 from exegpt.workload import LengthDistribution
-from xsimulator.cost.group import Group, Work
+from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.iteration_attention import iteration_attention
 
 Array = NDArray[np.float64]
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Prompts, or pieces of them, that one iteration encodes; lists of as many tokens each."""
+    """Prompts, or chunks of them, that one iteration encodes: one entry of each list per prompt."""
 
     tokens: Sequence[float]
     past: Sequence[float]
@@ -47,7 +47,7 @@ class StageCost:
 
     @property
     def overhead(self) -> Table:
-        """The engine's."""
+        """The engine's overhead."""
         return self.group.overhead
 
     @property
@@ -55,15 +55,15 @@ class StageCost:
         """Whether prompts and output tokens go through different layers."""
         return self.tables.encoder is not None
 
-    def of(self, work: Work) -> Array:
-        """This stage's share of a group's work."""
-        layers = self.layers * work.layer + self.encoder_layers * work.encoder_layer
-        seconds: Array = np.asarray(layers + self.first * work.embedding + self.last * work.head + work.engine)
+    def of(self, parts: PartSeconds) -> Array:
+        """This stage's seconds, from the parts of its group."""
+        layers = self.layers * parts.layer + self.encoder_layers * parts.encoder_layer
+        seconds: Array = np.asarray(layers + self.first * parts.embedding + self.last * parts.head + parts.engine)
         return seconds
 
-    def encode(self, batch: ArrayLike, law: LengthDistribution) -> Array:
-        """Expected seconds to encode `batch` whole prompts with lengths of this law."""
-        return self.of(self.group.encode(batch, law))
+    def encode(self, batch: ArrayLike, distribution: LengthDistribution) -> Array:
+        """Expected seconds to encode `batch` whole prompts with lengths of this distribution."""
+        return self.of(self.group.encode(batch, distribution))
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
         """Seconds to encode `batch` prompts of one length."""
@@ -73,16 +73,16 @@ class StageCost:
         """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context."""
         return self.of(self.group.decode(batch, context))
 
-    def handover(self, tokens: ArrayLike) -> Array:
+    def cross_projection(self, tokens: ArrayLike) -> Array:
         """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
         seconds: Array = self.layers * self.group.cross_projection(tokens)
         return seconds
 
     def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
-        """Seconds of one concrete iteration: ragged prompts or pieces of them, beside `decoding` sequences."""
+        """Seconds of one concrete iteration: ragged prompts or chunks of them, beside `decoding` sequences."""
         tokens, past, completed = (chunks.tokens, chunks.past, chunks.completed) if chunks else ((), (), 0)
         new = sum(tokens)
-        rows = decoding if self.encoder_decoder else decoding + completed  # an encoder gives no token
+        rows = decoding if self.encoder_decoder else decoding + completed  # no token is sampled after an encoder
         seconds = self._concrete_layers(tokens, past, new, decoding, context)
         if self.first:
             seconds += self.tables.embedding.at(new + decoding)
@@ -109,17 +109,17 @@ class StageCost:
 
 
 def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple[StageCost, ...]:
-    """The costs of the stages that one phase runs through, in order; equal stages have one and the same. `group` gives
-    the group of a tensor-parallel degree.
+    """The costs of the stages of one phase, in order; equal stages share one. `group(tp)` returns the group of a
+    tensor-parallel degree.
     """
-    made: dict[object, StageCost] = {}
+    costs_by_shape: dict[object, StageCost] = {}
     costs = []
     for place, stage in enumerate(stages):
         decoders, encoders = (
             stop - start for start, stop in (stage.decoder_layers or (0, 0), stage.encoder_layers or (0, 0))
         )
         shape = (decoders, place == 0, place == len(stages) - 1, encoders)
-        if (stage.tp, shape) not in made:
-            made[stage.tp, shape] = StageCost(group(stage.tp), *shape)
-        costs.append(made[stage.tp, shape])
+        if (stage.tp, shape) not in costs_by_shape:
+            costs_by_shape[stage.tp, shape] = StageCost(group(stage.tp), *shape)
+        costs.append(costs_by_shape[stage.tp, shape])
     return tuple(costs)

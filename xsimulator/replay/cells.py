@@ -1,4 +1,4 @@
-"""Cells: the pieces of iterations on the stages of a pipeline, each when its turn comes (docs/theory.md).
+"""Cells: the micro-batches of iterations on the stages of a pipeline, each when its turn comes (docs/theory.md).
 
 A cell starts when its stage is free, its input has arrived from the stage before, and, where it decodes, its
 micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.interpolation import linear
-from exegpt.policies import Cut, Piece, Step
+from exegpt.policies import MicroBatch, MicroBatching, Step
 from exegpt.timeline import Span
 from xsimulator.cost.recurrences import follow
 from xsimulator.cost.side import Side
@@ -64,26 +64,26 @@ class DecodeSeconds:
 
 
 class Pipeline:
-    """The stages of one side of a replica while requests run through them, each step cut into pieces."""
+    """The stages of one side of a replica while requests run through them, each step split into micro-batches."""
 
     def __init__(
         self,
         scenario: Scenario,
         side: Side,
-        cut: Cut,
+        micro_batching: MicroBatching,
         keep_spans: bool = False,
         replica: int = 0,
     ):
         stages = len(side.stages)
         self.stages = side.stages
         self._first_device = replica * (1 + max(rank for stage in scenario.stages for rank in stage.devices))
-        self.cut = cut
+        self.micro_batching = micro_batching
         self.spans: list[Span] | None = [] if keep_spans else None
         self.busy = np.zeros(stages)
         """[stages]: seconds of work so far."""
         self._free = np.zeros(stages)
         """[stages]: when each one is free."""
-        self._token = np.zeros(cut.count)
+        self._token = np.zeros(micro_batching.count)
         """[micro-batches]: when each one's last token came out."""
         self._scenario, self._side = scenario, side
         kinds = {id(cost): cost for cost in side.costs}
@@ -108,77 +108,75 @@ class Pipeline:
         next step would be decided before `until`.
         """
         if step.encode:
-            return self._run_encoding(self.cut.pieces(step), now)
-        return self._run_decoding(self.cut.pieces(step), now, most, until)
+            return self._run_encoding(self.micro_batching.split(step), now)
+        return self._run_decoding(self.micro_batching.split(step), now, most, until)
 
-    def _run_encoding(self, pieces: list[Piece], now: float) -> Ran:
-        seconds = np.array([[self._seconds(piece) for piece in pieces]]).take(self._kind, axis=2)
-        ready = np.array([self._token[piece.micro_batch] if piece.decode else 0.0 for piece in pieces])
-        _, next_s, _ = self._book(pieces, seconds, ready, now, np.inf)
+    def _run_encoding(self, micro_batches: list[MicroBatch], now: float) -> Ran:
+        seconds = np.array([[self._seconds(micro_batch) for micro_batch in micro_batches]]).take(self._kind, axis=2)
+        ready = np.array([self._token[m.index] if m.decode else 0.0 for m in micro_batches])
+        _, next_s, _ = self._book(micro_batches, seconds, ready, now, np.inf)
         encoded = {}
-        for piece, out in zip(pieces, ready.tolist(), strict=True):
-            if piece.decode:
-                self._token[piece.micro_batch] = out
-            for sequence, count in piece.encode:
+        for micro_batch, out in zip(micro_batches, ready.tolist(), strict=True):
+            if micro_batch.decode:
+                self._token[micro_batch.index] = out
+            for sequence, count in micro_batch.encode:
                 encoded[sequence.index] = out
                 if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
-                    self._token[self.cut.micro_batch(sequence)] = out
+                    self._token[self.micro_batching.index(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
 
-    def _seconds(self, piece: Piece) -> list[float]:
-        """One iteration of a piece on every kind of stage."""
-        chunks, decoding, context = _shape(piece)
+    def _seconds(self, micro_batch: MicroBatch) -> list[float]:
+        """One iteration of a micro-batch on every kind of stage."""
+        chunks, decoding, context = _shape(micro_batch)
         if chunks is None:
             return [float(decode_seconds(decoding, context)) for decode_seconds in self._decode_seconds]
         return [cost.step(chunks, decoding, context) for cost in self._costs]
 
-    def _run_decoding(self, pieces: list[Piece], now: float, most: int, until: float) -> Ran:
+    def _run_decoding(self, micro_batches: list[MicroBatch], now: float, most: int, until: float) -> Ran:
         shapes = []
-        for piece in pieces:
-            live = [s for s in piece.decode if not s.finished]
+        for micro_batch in micro_batches:
+            live = [s for s in micro_batch.decode if not s.finished]
             most = min([most, *[s.max_output - s.generated for s in live]])
             # A finished row of a static batch is computed again at its last position.
-            shapes.append((len(piece.decode), sum([s.cached for s in piece.decode]) + len(live), len(live)))
+            shapes.append((len(micro_batch.decode), sum([s.cached for s in micro_batch.decode]) + len(live), len(live)))
         if self._pace and until < np.inf:
             most = min(most, int((until - now) / self._pace) + 2)
         count = _COUNT[: min(most, _MOST)]
-        seconds = np.empty((len(count), len(pieces), len(self._costs)))
+        seconds = np.empty((len(count), len(micro_batches), len(self._costs)))
         for p, (sequences, tokens, growth) in enumerate(shapes):
             contexts = (tokens + growth * count) / sequences
             for kind, decode_seconds in enumerate(self._decode_seconds):
                 seconds[:, p, kind] = decode_seconds(sequences, contexts)
         if self._takes_over:
-            for p, piece in enumerate(pieces):
-                tokens = sum([s.input_tokens for s in piece.decode if s.generated == 0])
+            for p, micro_batch in enumerate(micro_batches):
+                tokens = sum([s.input_tokens for s in micro_batch.decode if s.generated == 0])
                 if tokens:
-                    seconds[0, p] += [float(cost.handover(tokens)) for cost in self._costs]
+                    seconds[0, p] += [float(cost.cross_projection(tokens)) for cost in self._costs]
         seconds = seconds.take(self._kind, axis=2)  # contiguous, so that one compiled loop does for all
-        micro_batches = [piece.micro_batch for piece in pieces]
-        ready = self._token[micro_batches]
-        iterations, next_s, ends = self._book(pieces, seconds, ready, now, until)
+        indices = [micro_batch.index for micro_batch in micro_batches]
+        ready = self._token[indices]
+        iterations, next_s, ends = self._book(micro_batches, seconds, ready, now, until)
         self._pace = (next_s - now) / iterations
         first = self._token.copy()
-        first[micro_batches] = ends[0, :, -1]
-        self._token[micro_batches] = ready
+        first[indices] = ends[0, :, -1]
+        self._token[indices] = ready
         return Ran(iterations, next_s, {}, first, self._token.copy())
 
     def _book(
-        self, pieces: list[Piece], seconds: Array, ready: Array, now: float, until: float
+        self, micro_batches: list[MicroBatch], seconds: Array, ready: Array, now: float, until: float
     ) -> tuple[int, float, Array]:
         """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
-        hops = np.array([self._hop(piece.tokens) for piece in pieces])
+        hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
         iterations, next_s = follow(seconds, hops, ready, self._free, starts, ends, now, until)
         starts, ends = starts[:iterations], ends[:iterations]
         self.busy += seconds[:iterations].sum(axis=(0, 1))
         if self.spans is not None:
             for i, p, s in np.ndindex(*ends.shape):
-                piece, device = pieces[p], self._first_device + self.stages[s].devices[0]
+                m, device = micro_batches[p], self._first_device + self.stages[s].devices[0]
                 begin, end = float(starts[i, p, s]), float(ends[i, p, s])
-                self.spans.append(
-                    Span(device, s, piece.phase, piece.micro_batch, begin, end, piece.sequences, piece.tokens)
-                )
+                self.spans.append(Span(device, s, m.phase, m.index, begin, end, m.sequences, m.tokens))
         return iterations, next_s, ends
 
     def _hop(self, tokens: int) -> Array:
@@ -188,12 +186,13 @@ class Pipeline:
         return self._hops[tokens]
 
 
-def _shape(piece: Piece) -> tuple[Chunks | None, int, float]:
+def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
     """What a stage's cost depends on: the prompts, how many decode, and their mean context."""
     chunks = None
-    if piece.encode:
-        completed = sum([s.cached + count >= s.input_tokens for s, count in piece.encode])
-        chunks = Chunks([count for _, count in piece.encode], [s.cached for s, _ in piece.encode], completed)
-    decoding = len(piece.decode)
-    tokens = sum([s.cached + (not s.finished) for s in piece.decode])
+    if micro_batch.encode:
+        completed = sum([s.cached + count >= s.input_tokens for s, count in micro_batch.encode])
+        counts, cached = [count for _, count in micro_batch.encode], [s.cached for s, _ in micro_batch.encode]
+        chunks = Chunks(counts, cached, completed)
+    decoding = len(micro_batch.decode)
+    tokens = sum([s.cached + (not s.finished) for s in micro_batch.decode])
     return chunks, decoding, tokens / decoding if decoding else 0.0

@@ -16,7 +16,7 @@ from exegpt.schedule import Schedule
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import event_loop
-from xsimulator.steady.kv_transfer import handover_seconds, way
+from xsimulator.steady.kv_transfer import kv_transfer_seconds, transfer_link
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -116,12 +116,12 @@ class Replicas:
         micro_batches = schedule.micro_batches or len(scenario.decode.stages)
         key = (id(scenario), micro_batches, schedule.encode_micro_batches)
         if key not in self._packed:
-            apart = scenario.encode is not scenario.decode
-            takes_over = apart and scenario.encoder_decoder
+            disaggregated = scenario.encode is not scenario.decode
+            takes_over = disaggregated and scenario.encoder_decoder
             head = [micro_batches, schedule.encode_micro_batches or 0, takes_over]
-            sides = [_side(scenario, scenario.encode, [1, 0, 0])] if apart else []
+            sides = [_side(scenario, scenario.encode, [1, 0, 0])] if disaggregated else []
             sides.append(_side(scenario, scenario.decode, head))
-            transfer = _handover(scenario) if apart else _table(None)
+            transfer = _kv_transfer(scenario) if disaggregated else _table(None)
             self._packed[key] = np.concatenate([*sides, transfer])
         return self._packed[key]
 
@@ -180,11 +180,11 @@ def _hops(scenario: Scenario, side: Side) -> list[Array]:
     return [_along(tokens, column) for column in seconds.T]
 
 
-def _handover(scenario: Scenario) -> Array:
+def _kv_transfer(scenario: Scenario) -> Array:
     """Seconds from an encoding side to the decoding one by tokens."""
-    each, table = way(scenario)
+    each, table = transfer_link(scenario)
     tokens = np.array(table.points[0]) / each
-    return _along(tokens, np.array([handover_seconds(scenario, float(n)) for n in tokens]))
+    return _along(tokens, np.array([kv_transfer_seconds(scenario, float(n)) for n in tokens]))
 
 
 def _along(points: Array, values: Array) -> Array:

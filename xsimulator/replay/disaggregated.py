@@ -14,12 +14,12 @@ from exegpt.policies import Ledger, Step, WAAPolicy
 from exegpt.policies.waa import most_underway
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record
-from xsimulator.steady.kv_transfer import handover_seconds
+from xsimulator.steady.kv_transfer import kv_transfer_seconds
 from xsimulator.steady.scenario import Scenario
 
 
 @dataclass
-class Apart:
+class Disaggregated:
     """Two sides of one ledger while requests run through them. Times in seconds."""
 
     scenario: Scenario
@@ -45,7 +45,7 @@ class Apart:
     def __post_init__(self) -> None:
         self._outs = deque(maxlen=most_underway(len(self.encode.stages)))
 
-    def finish(self) -> None:
+    def run(self) -> None:
         """Until nobody waits and nobody is resident."""
         while not self.ledger.idle:
             now = min(self._decode_at, self._encode_at)
@@ -78,7 +78,7 @@ class Apart:
             return
         self.record.start(step, now)
         ran = self.encode.run(step, now)
-        out, transfer = max(ran.encoded.values()), handover_seconds(self.scenario, step.tokens)
+        out, transfer = max(ran.encoded.values()), kv_transfer_seconds(self.scenario, step.tokens)
         self._arrived = max(out + transfer, self._arrived + transfer / 2)
         for sequence, _ in step.encode:
             sequence.ready_s = self._arrived

@@ -97,7 +97,7 @@ static double next_decode(const Ledger *l, Step *step, double now) {
     return arrives;
 }
 
-static End apart(const Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, const Grid *transfer, Step *steps,
+static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, const Grid *transfer, Step *steps,
                  double *outs, Watch *watch) {
     Step *prompts = &steps[0], *tokens = &steps[1];
     Py_ssize_t underway = 2 * encode->stages - 1, sent = 0, ran = 0;
@@ -245,7 +245,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
             fits = !sides.torn && sides.next == sides.end;
             if (fits && !memory.failed) {
                 Py_BEGIN_ALLOW_THREADS;
-                end = policy.name == WAA ? apart(&policy, &l, &first, &second, &transfer, steps, outs, &watch)
+                end = policy.name == WAA ? disaggregated(&policy, &l, &first, &second, &transfer, steps, outs, &watch)
                                          : together(&policy, &l, &first, &steps[0], &watch);
                 l.finishes = 0;
                 if (end == DONE && broken(&watch, &l, INFINITY)) end = BROKEN;

@@ -1,9 +1,9 @@
 """The event simulator: a finite list of requests through a policy's own decisions, ramp-up and drain included.
 
 It follows the same policies and the same ledger as the runner; where the runner computes a step, it asks the profile
-how long the step takes. On a pipeline every step is cut into micro-batches (as many as stages, unless the schedule says
-otherwise), a sequence always in the same one. The next step is decided when the first stage is free, as though it knew
-already what ends in the step before. From one event to the next, decoding iterations that are alike but for their
+how long the step takes. On a pipeline every step is split into micro-batches (as many as stages, unless the schedule
+says otherwise), a sequence always in the same one. The next step is decided when the first stage is free, as though it
+knew already what ends in the step before. From one event to the next, decoding iterations that are alike but for their
 growing contexts are followed at once.
 """
 
@@ -13,14 +13,14 @@ from math import inf
 
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
-from exegpt.policies import Cut, Ledger, Policy, Sequence, WAAPolicy, deal, make_ledger, make_policy
+from exegpt.policies import Ledger, MicroBatching, Policy, Sequence, WAAPolicy, deal, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, summarise
 from exegpt.timeline import Span, Timeline
 from exegpt.workload import RequestLengths
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.disaggregated import Apart
+from xsimulator.replay.disaggregated import Disaggregated
 from xsimulator.replay.record import Record
 from xsimulator.steady.scenario import Scenario
 
@@ -86,12 +86,12 @@ def _follow(
     ledger = make_ledger(schedule, policy, fcfs)
     ledger.submit(Sequence(i, requests[i].input, requests[i].output, requests[i].arrival_s) for i in own)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
-    cut = Cut(micro_batches, schedule.encode_micro_batches, schedule.replicas)
-    decode = Pipeline(scenario, scenario.decode, cut, keep_spans, replica)
-    record = Record(len(requests), cut.micro_batch, ledger.encoder_decoder)
+    micro_batching = MicroBatching(micro_batches, schedule.encode_micro_batches, schedule.replicas)
+    decode = Pipeline(scenario, scenario.decode, micro_batching, keep_spans, replica)
+    record = Record(len(requests), micro_batching.index, ledger.encoder_decoder)
     if isinstance(policy, WAAPolicy):
-        encode = Pipeline(scenario, scenario.encode, Cut(1), keep_spans, replica)
-        Apart(scenario, policy, ledger, encode, decode, record, step_by_step).finish()
+        encode = Pipeline(scenario, scenario.encode, MicroBatching(1), keep_spans, replica)
+        Disaggregated(scenario, policy, ledger, encode, decode, record, step_by_step).run()
         return record, (encode, decode)
     _together(policy, ledger, decode, record, step_by_step)
     return record, (decode,)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
-from xsimulator.cost.group import Group, Work, token_totals
+from xsimulator.cost.group import Group, PartSeconds, token_totals
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.scenario import Scenario
@@ -26,11 +26,11 @@ class Mixture:
     weight: Array
     """Share of the iterations; sums to 1."""
     prompts: Array
-    """Prompts, or pieces, encoded."""
+    """Prompts, or chunks, encoded."""
     decoding: Array
     """Sequences decoded beside them."""
-    piece: LengthDistribution
-    """The tokens of one prompt, or piece, encoded."""
+    chunk: LengthDistribution
+    """The tokens of one prompt, or chunk, encoded."""
     prefill_iterations: float
     """Iterations that one prompt's encoding takes."""
     most_tokens: float = math.inf
@@ -45,7 +45,7 @@ class Rounds:
     """From one token of a sequence to its next."""
     deviation: float
     first: float
-    """From the start of the iteration that encodes a prompt, or its last piece, to the first token."""
+    """From the start of the iteration that encodes a prompt, or its last chunk, to the first token."""
     first_deviation: float
     busy: Array
     """[stages]: busy fractions."""
@@ -54,15 +54,15 @@ class Rounds:
 
 
 def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array) -> Array:
-    """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` pieces of `tokens` tokens
+    """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` chunks of `tokens` tokens
     together beside `decoding` sequences: the arguments' shape and [stages].
     """
     context = scenario.resident_context
-    law = scenario.workload.input
+    distribution = scenario.workload.input
     most = float(np.maximum(prompts.max(), 1.0))
 
-    def of(group: Group) -> Work:
-        each = group.prompt_attention(np.array([1.0, most]), law) / np.array([1.0, most]) / law.mean
+    def of(group: Group) -> PartSeconds:
+        each = group.prompt_attention(np.array([1.0, most]), distribution) / np.array([1.0, most]) / distribution.mean
         attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
         return group.mixed(tokens, prompts, decoding, context, attention)
 
@@ -71,15 +71,15 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
 
 def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
     """Iterations one after the other."""
-    totals, p = token_totals(mixture.prompts, mixture.piece)
+    totals, p = token_totals(mixture.prompts, mixture.chunk)
     weight = np.outer(mixture.weight, p).ravel()
-    tokens = _within(totals, (mixture.prompts * mixture.piece.mean)[:, None], mixture.most_tokens).ravel()
+    tokens = _within(totals, (mixture.prompts * mixture.chunk.mean)[:, None], mixture.most_tokens).ravel()
     prompts, decoding = np.repeat(mixture.prompts, len(p)), np.repeat(mixture.decoding, len(p))
     seconds = seconds_of(scenario, prompts, tokens, decoding)[:, 0]
     mean = float(weight @ seconds)
     deviation = float(np.sqrt(weight @ (seconds - mean) ** 2))
-    own = weight * prompts
-    first = float(own @ seconds / own.sum()) if own.sum() else mean
+    encoding = weight * prompts
+    first = float(encoding @ seconds / encoding.sum()) if encoding.sum() else mean
     alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)[:, 0]
     return Rounds(mean, deviation, first, deviation, np.ones(1), float(weight @ alone) / mean)
 
@@ -88,7 +88,7 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     """As many micro-batches as stages, followed through the pipeline for many rounds.
 
     A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
-    and lengths are drawn evenly from their laws, always the same way.
+    and lengths are drawn evenly from their distributions, always the same way.
     """
     parts = len(scenario.stages)
     count = min(MOST, max(FEWEST, CELLS // parts))
@@ -97,8 +97,8 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     each, extra = np.divmod(mixture.prompts[kind] / parts, 1.0)
     turn = (w[:, None] + np.arange(parts) / parts) % 1.0
     prompts = each[:, None] + (turn < extra[:, None])
-    tokens = _drawn(prompts, mixture.piece, v.reshape(prompts.shape))
-    totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.piece.mean
+    tokens = _drawn(prompts, mixture.chunk, v.reshape(prompts.shape))
+    totals, mean = tokens.sum(axis=1), mixture.prompts[kind] * mixture.chunk.mean
     tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
     decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
     cells = seconds_of(scenario, prompts, tokens, decoding)
@@ -141,10 +141,10 @@ def _within(totals: Array, mean: Array, most: float) -> Array:
     return mean + min(1.0, max(0.0, most - float(mean.max())) / excess) * (totals - mean)
 
 
-def _drawn(prompts: Array, piece: LengthDistribution, u: Array) -> Array:
-    """Tokens of `prompts` pieces together, at the quantiles `u` of their law."""
-    index = np.minimum(np.searchsorted(np.cumsum(piece.p), u), len(piece.s) - 1)
-    tokens: Array = prompts * piece.mean + np.sqrt(prompts) * (piece.s[index] - piece.mean)
+def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
+    """Tokens of `prompts` chunks together, at the quantiles `u` of their distribution."""
+    index = np.minimum(np.searchsorted(np.cumsum(chunk.p), u), len(chunk.s) - 1)
+    tokens: Array = prompts * chunk.mean + np.sqrt(prompts) * (chunk.s[index] - chunk.mean)
     return tokens
 
 
@@ -167,7 +167,7 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         lifetime=lifetime,
         first_token=(first_token, rounds.first_deviation),
         demand=Demand(
-            blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.piece.mean + mixture.decoding).max())
+            blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())
         ),
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",

@@ -1,23 +1,24 @@
-"""WAA's handover: what an encoding batch leaves for the decoding side, through host memory (paper section 3)."""
+"""WAA's KV transfer from the encoding to the decoding side, through host memory (paper section 3)."""
 
 from exegpt.model import activation_bytes
 from exegpt.profile import Table
 from xsimulator.steady.scenario import Scenario
 
 
-def handover_seconds(scenario: Scenario, tokens: float) -> float:
-    """Seconds from the end of a batch's encoding until the decoding side has what it needs of its `tokens` tokens.
+def kv_transfer_seconds(scenario: Scenario, tokens: float) -> float:
+    """Seconds from the end of a batch's encoding until the decoding side has the keys and values of its `tokens`
+    tokens.
 
-    A decoder-only model's keys and values go from every device over its own way to pinned host memory and on to the
-    decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's way is
-    what is waited for. An encoder-decoder hands over the encoder's output, of which the decoders make theirs.
+    A decoder-only model's keys and values go from every device over its own link to pinned host memory and on to the
+    decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's transfer
+    decides. An encoder-decoder transfers the encoder's output, from which the decoders compute theirs.
     """
-    each, table = scenario.once(("handover", scenario.encode, scenario.decode), lambda: way(scenario))
+    each, table = scenario.once(("kv transfer", scenario.encode, scenario.decode), lambda: transfer_link(scenario))
     return 2.0 * table.at(tokens * each)
 
 
-def way(scenario: Scenario) -> tuple[float, Table]:
-    """Bytes per token that the busiest device sends, and the seconds of one of its two ways by bytes."""
+def transfer_link(scenario: Scenario) -> tuple[float, Table]:
+    """Bytes per token that the busiest device sends, and the seconds of one of its two copies by bytes."""
     model, profile = scenario.model, scenario.profile
     sent = model.hidden * activation_bytes(profile.dtype)
     if not scenario.encoder_decoder:

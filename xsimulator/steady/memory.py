@@ -105,7 +105,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockLaw:
+class BlockDistribution:
     """How many blocks queries hold: all of the tokens that they will ever cache, from their admission on."""
 
     need: Array
@@ -116,7 +116,7 @@ class BlockLaw:
     """The most that one query holds."""
 
     @staticmethod
-    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockLaw":
+    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
         """Of the queries that arrive, or of those found `resident`: as often as the iterations that they stay."""
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
@@ -128,7 +128,7 @@ class BlockLaw:
         skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
         powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
         survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
-        return BlockLaw(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
+        return BlockDistribution(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
 
     def reservation(self, iterations: float | None) -> Reservation:
         """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).

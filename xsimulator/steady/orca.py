@@ -13,29 +13,30 @@ Array = NDArray[np.float64]
 
 
 def admissions(rate: float, most: int) -> Array:
-    """Law of the prompts that one iteration admits, [most + 1]: Poisson, cut at `most`, with the mean `rate`.
+    """Distribution of the prompts that one iteration admits, [most + 1]: Poisson, truncated at `most`, with the mean
+    `rate`.
 
     Slots fall free at random; what exceeds `most` waits for the next iteration, so the mean is kept.
     """
     if rate >= most:
         return np.asarray(np.arange(most + 1) == most, dtype=np.float64)
     mu = rate
-    while True:  # Newton's method: the mean of the cut law is concave in μ, so that its steps only rise
-        law = _poisson(mu, most)
-        below = sum(law)
-        mean = sum(k * p for k, p in enumerate(law)) + most * (1.0 - below)
+    while True:  # Newton's method: the mean of the truncated distribution is concave in μ, so that its steps only rise
+        distribution = _poisson(mu, most)
+        below = sum(distribution)
+        mean = sum(k * p for k, p in enumerate(distribution)) + most * (1.0 - below)
         step = (rate - mean) / below
         if step <= 1e-12 * mu:
-            return np.array([*law, 1.0 - below])
+            return np.array([*distribution, 1.0 - below])
         mu += step
 
 
 def _poisson(mu: float, most: int) -> list[float]:
     """Probabilities of 0, 1, ... `most` - 1."""
-    law = [math.exp(-mu)]
+    distribution = [math.exp(-mu)]
     for k in range(1, most):
-        law.append(law[-1] * mu / k)
-    return law
+        distribution.append(distribution[-1] * mu / k)
+    return distribution
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Outcome:
@@ -46,13 +47,13 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Ou
     stay = float(need @ p) + 1.0
     rate = min(float(prefills_per_step), max_num_seqs / stay)
     most = min(prefills_per_step, max_num_seqs)
-    law = admissions(rate, most)
+    distribution = admissions(rate, most)
     prompts = np.arange(most + 1, dtype=np.float64)
     mixture = Mixture(
-        weight=law,
+        weight=distribution,
         prompts=prompts,
         decoding=np.maximum(rate * stay - prompts, 0.0),
-        piece=scenario.workload.input,
+        chunk=scenario.workload.input,
         prefill_iterations=1.0,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

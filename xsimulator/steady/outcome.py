@@ -1,6 +1,6 @@
-"""Outcome: what a policy's steady state comes to, and the figures that a bound or an Estimate asks of it.
+"""Outcome: the result of a policy's steady state, and the figures that bounds and an Estimate need of it.
 
-A search asks few figures of many outcomes, so each is computed only when it is asked for.
+A search needs few figures of many outcomes, so each is computed on first use.
 """
 
 from collections.abc import Callable
@@ -74,8 +74,8 @@ def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     """The fullest device's use over what may be used."""
     demand, encoding = outcome.demand, outcome.encode_demand
     kinds = scenario.memory_kinds(demand.tokens, encoding.tokens if encoding else None)
-    apart = {"encode": encoding.blocks} if encoding else {}
-    return max(stage.bytes(apart.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
+    encode_blocks = {"encode": encoding.blocks} if encoding else {}
+    return max(stage.bytes(encode_blocks.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
 
 
 def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:

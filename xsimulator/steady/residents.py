@@ -2,11 +2,11 @@
 
 Let D(S) be the decoding iterations that a query of output length S needs, and c(S) = ceil(D / N_D) the phases that it
 stays. A query that entered j phases ago is there at iteration u of a phase where D ≥ (j - 1)·N_D + u, so by Little's
-law over the law of arriving queries
+distribution over the distribution of arriving queries
 
     active(u) = B_E · Σ_j P(D ≥ (j - 1)·N_D + u),   u = 1..N_D,     B_D = active(1) = B_E · E[c(S)].
 
-The paper weighs 1/c(S) with the same law, which gives B_D = B_E / E[1/c(S)]; that form is kept behind
+The paper weighs 1/c(S) with the same distribution, which gives B_D = B_E / E[1/c(S)]; that form is kept behind
 `form="paper"`, to reproduce its tables.
 """
 
@@ -82,8 +82,8 @@ def steady_state(
 
 def _survival(need: Array, p: Array, iterations: int) -> Array:
     """P(D ≥ i) for i = 1, 2, ... up to the greatest D, a row [N_D] for every phase, [ages, N_D]."""
-    law = np.bincount(need.astype(np.intp), weights=p)
-    at_least = np.cumsum(law[::-1])[::-1][1:]
+    distribution = np.bincount(need.astype(np.intp), weights=p)
+    at_least = np.cumsum(distribution[::-1])[::-1][1:]
     rows = max(1, -(-len(at_least) // iterations))
     padded = np.zeros(rows * iterations)
     padded[: len(at_least)] = at_least
@@ -91,7 +91,7 @@ def _survival(need: Array, p: Array, iterations: int) -> Array:
 
 
 def cornish_fisher(mean: float, variance: float, third: float) -> float:
-    """The 99.9th percentile of a law with this mean, variance and third central moment."""
+    """The 99.9th percentile of a distribution with this mean, variance and third central moment."""
     if variance <= 1e-12 * mean**2:  # what is less is rounding
         return mean
     skewed = third / variance  # deviation · skewness

@@ -33,15 +33,15 @@ def phase(
     """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
     iterations, a micro-batch for every stage.
 
-    An iteration is skipped where nobody is left; for a `tagged` query, which is resident itself, it always runs.
+    An iteration is skipped without sequences; for a `tagged` query, which is resident itself, it always runs.
     """
-    side, law = scenario.decode, scenario.workload.input
+    side, distribution = scenario.decode, scenario.workload.input
     steady = scenario.steady(decode_iterations)
-    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
-    batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that somebody is there
-    encode = side.each(lambda group: group.encode_parts(encode_batch / pieces, law, pieces))
+    batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that the micro-batch isn't empty
+    encode = side.each(lambda group: group.encode_parts(encode_batch / encode_count, distribution, encode_count))
     decode = side.decode(batches, steady.context)
     if not tagged:
         decode = runs[:, None] * decode
@@ -50,7 +50,7 @@ def phase(
         decode,
         micro_batches=parts,
         hops=(
-            scenario.hops(side, encode_batch / pieces * law.mean),
+            scenario.hops(side, encode_batch / encode_count * distribution.mean),
             scenario.hops(side, float(batches.max())),
         ),
         sequences=encode_batch,
@@ -64,7 +64,7 @@ def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> i
 
 
 def decode_parts(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
-    """How many micro-batches the decoding batch is cut into: one for every stage, as long as there are sequences."""
+    """How many micro-batches the decoding batch is split into: one for every stage, as long as there are sequences."""
     return min(len(scenario.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
 
 
@@ -74,34 +74,34 @@ def outcome(
     """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
     start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
-    found = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
-    times = own = found.times
-    steady, law = scenario.steady(decode_iterations), scenario.workload.input
-    pieces = micro_batches(scenario, encode_batch, encode_micro_batches)
+    steady_phase = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    times = tagged = steady_phase.times
+    steady, distribution = scenario.steady(decode_iterations), scenario.workload.input
+    encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     if steady.any_active(encode_batch / parts)[-1] <= 0.999:
-        own = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
-    deviation = scenario.encode.encode_deviation(encode_batch, law)
+        tagged = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
+    deviation = scenario.encode.encode_deviation(encode_batch, distribution)
     shift = 1.0 if scenario.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
         phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
-        last = np.where(need > 0, own.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
-        seconds: Array = (phases - 1) * own.period + last
+        last = np.where(need > 0, tagged.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
+        seconds: Array = (phases - 1) * tagged.period + last
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
-    first, spread = times.first_encoded if shift else own.first_decoded
+    first, spread = times.first_encoded if shift else tagged.first_decoded
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
-            encode_batch * max(law.mean / pieces, steady.batch_ratio / parts),
+            encode_batch * max(distribution.mean / encode_count, steady.batch_ratio / parts),
         ),
-        busy=(found.encoding + found.decoding) / times.period,
-        binding="encoding" if found.encoding.sum() > found.decoding.sum() else "decoding",
+        busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
+        binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
 
 

@@ -17,7 +17,7 @@ from exegpt.workload import Workload
 from xsimulator.cost.group import Group
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost, stage_costs
-from xsimulator.steady.memory import BlockLaw, Reservation, StageMemory, stage_memory
+from xsimulator.steady.memory import BlockDistribution, Reservation, StageMemory, stage_memory
 from xsimulator.steady.residents import Form, SteadyState, decode_iterations_of, length_biased_context, steady_state
 
 Array = NDArray[np.float64]
@@ -126,19 +126,21 @@ class Scenario:
         )
 
     @functools.cached_property
-    def _block_law(self) -> BlockLaw:
-        return self.once("block law", lambda: BlockLaw.of(self.workload, self.encoder_decoder))
+    def _block_distribution(self) -> BlockDistribution:
+        return self.once("block distribution", lambda: BlockDistribution.of(self.workload, self.encoder_decoder))
 
     def reservation(self, decode_iterations: float | None) -> Reservation:
         """Blocks held per query entering RRA's phases, or (None) a static batch; computed once."""
-        return self.once(("reservation", decode_iterations), lambda: self._block_law.reservation(decode_iterations))
+        return self.once(
+            ("reservation", decode_iterations), lambda: self._block_distribution.reservation(decode_iterations)
+        )
 
     @functools.cached_property
     def biased_reservation(self) -> Reservation:
         """Blocks held by one resident of iteration-level scheduling."""
         return self.once(
             "biased reservation",
-            lambda: BlockLaw.of(self.workload, self.encoder_decoder, resident=True).reservation(None),
+            lambda: BlockDistribution.of(self.workload, self.encoder_decoder, resident=True).reservation(None),
         )
 
     @functools.cached_property

@@ -15,23 +15,23 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 
-def expected_longest(law: LengthDistribution, batch: int) -> float:
+def expected_longest(distribution: LengthDistribution, batch: int) -> float:
     """Expected greatest of `batch` independent lengths."""
-    below = np.concatenate([[0.0], np.cumsum(law.p)]) ** batch
-    return float(law.s @ np.diff(below))
+    below = np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch
+    return float(distribution.s @ np.diff(below))
 
 
-def phase(scenario: Scenario, batch: int, pieces: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
-    """One batch from an empty pipeline to the greatest output length: encoded in `pieces` micro-batches, decoded in
-    `parts`; its times, and each stage's seconds of encoding and of decoding work.
+def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
+    """One batch from an empty pipeline to the greatest output length: encoded in `encode_count` micro-batches, decoded
+    in `parts`; its times, and each stage's seconds of encoding and of decoding work.
 
     Finished rows are computed along, at their last position.
     """
-    side, law = scenario.decode, scenario.workload.input
+    side, distribution = scenario.decode, scenario.workload.input
     contexts = scenario.once("static contexts", lambda: _contexts(scenario))
-    encode = side.each(lambda group: group.encode_parts(batch / pieces, law, pieces))
+    encode = side.each(lambda group: group.encode_parts(batch / encode_count, distribution, encode_count))
     decode = side.decode(batch / parts, contexts)
-    hops = scenario.hops(side, batch / pieces * law.mean), scenario.hops(side, batch / parts)
+    hops = scenario.hops(side, batch / encode_count * distribution.mean), scenario.hops(side, batch / parts)
     times = phase_times(encode, decode, parts, hops, repeats=False)
     return times, encode.sum(axis=0), decode.sum(axis=0) * parts
 
@@ -50,12 +50,12 @@ def outcome(
     """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
     own last token. Without counts, there are as many micro-batches as stages.
     """
-    pieces, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
-    times, encoding, decoding = phase(scenario, batch, pieces, parts)
+    encode_count, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
+    times, encoding, decoding = phase(scenario, batch, encode_count, parts)
     shift = 1.0 if scenario.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
-    law = scenario.workload.input
-    deviation = scenario.encode.encode_deviation(batch, law)
+    distribution = scenario.workload.input
+    deviation = scenario.encode.encode_deviation(batch, distribution)
 
     def lifetime(lengths: Array) -> Lifetime:
         seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
@@ -69,7 +69,7 @@ def outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
-        demand=Demand(blocks(scenario, batch), batch * max(law.mean / pieces, 1 / parts)),
+        demand=Demand(blocks(scenario, batch), batch * max(distribution.mean / encode_count, 1 / parts)),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )

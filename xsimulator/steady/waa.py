@@ -1,10 +1,10 @@
 """WAA, workload-aware allocation (paper section 4.1; docs/theory.md): encoding and decoding on devices of their own.
 
-The encoding side hands over B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
-them between two iterations. With k iterations from one handover to the next the decoding side sees exactly RRA's
+The encoding side transfers B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
+them between two iterations. With k iterations from one KV transfer to the next the decoding side sees exactly RRA's
 decoding phase with N_D = k, so its batch is a sawtooth, and the k at which those iterations last T_E is the fixed point
-of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch. Where handovers come faster than iterations,
-m of them join at each, and B_D = m · B_E · E[D].
+of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch. Where KV transfers come faster than
+iterations, m of them join at each, and B_D = m · B_E · E[D].
 
 Where memory doesn't hold the fixed point's residents (its 99.9th percentile), the encoding side waits: room is kept
 for a query when its encoding begins, so that waiting comes before its latency counts.
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 def blocks(scenario: Scenario, encode_batch: int, stride: float, underway: float) -> int:
     """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
-    moment that a batch's encoding begins, by the `underway` batches that are being encoded and handed over.
+    moment that a batch's encoding begins, by the `underway` batches that are being encoded and transferred.
     """
     held = scenario.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
     phases = np.ceil(scenario.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
@@ -45,7 +45,7 @@ class Flow:
     encoder: Encoding
     decoder: Decoding
     resident: float
-    """B_D: sequences being decoded just after a handover."""
+    """B_D: sequences being decoded just after a KV transfer."""
     blocks: int
     """That the decoding side holds."""
     busy: Array
@@ -80,7 +80,7 @@ def _demand(scenario: Scenario, encode_batch: int, encoder: Encoding, decoder: D
     """B_D, and the KV blocks that it and those on their way hold."""
     stride, (iterations, p) = decoder.stride, scenario.iterations
     resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
-    underway = 1.0 + (encoder.traversal + encoder.handover) / encoder.period
+    underway = 1.0 + (encoder.traversal + encoder.kv_transfer) / encoder.period
     return resident, blocks(scenario, encode_batch, stride, underway)
 
 
@@ -102,49 +102,50 @@ def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int
     B_E is then but the most that are encoded together: the more there are, the longer each is on its way and holds
     room that it doesn't decode in. So throughput falls with B_E once encoding keeps up, from a crest at batches of one.
     """
-    found = crowd(scenario, encode_batch, micro_batches, room)
+    full = crowd(scenario, encode_batch, micro_batches, room)
     key = ("crest", scenario.encode, scenario.decode, micro_batches, room)
-    crest = scenario.once(key, lambda: (found if encode_batch == 1 else crowd(scenario, 1, micro_batches, room)).rate)
-    rate = min(found.rate, encode_batch / encoding(scenario, encode_batch).period)
-    deviation = float(np.hypot(found.encoder.deviation, found.more * (found.batch - 1) ** 0.5))
+    crest = scenario.once(key, lambda: (full if encode_batch == 1 else crowd(scenario, 1, micro_batches, room)).rate)
+    rate = min(full.rate, encode_batch / encoding(scenario, encode_batch).period)
+    deviation = float(np.hypot(full.encoder.deviation, full.more * (full.batch - 1) ** 0.5))
     # it seldom has two batches at once
-    encoder = replace(found.encoder, traversal=found.encoder.alone, deviation=deviation)
-    one = float(found.seconds[0])
-    steady = Cycle(found.batch / (rate * one), found.seconds, np.ones(1), found.cells, micro_batches)
-    busy = np.concatenate([encoder.busy * (rate / found.batch), found.cells[0] * (micro_batches / one)])
-    blocks_held = min(room, room_for(scenario, found.resident, micro_batches))
+    encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
+    iteration_s = float(full.seconds[0])
+    steady = Cycle(full.batch / (rate * iteration_s), full.seconds, np.ones(1), full.cells, micro_batches)
+    busy = np.concatenate([encoder.busy * (rate / full.batch), full.cells[0] * (micro_batches / iteration_s)])
+    blocks_held = min(room, room_for(scenario, full.resident, micro_batches))
     decoder = Decoding(steady, steady, 0.0)
-    return Flow(rate, encoder, decoder, found.resident, blocks_held, busy, True, max(crest, rate), rate == found.rate)
+    return Flow(rate, encoder, decoder, full.resident, blocks_held, busy, True, max(crest, rate), rate == full.rate)
 
 
 def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
-    """A query lives through its batch's encoding, the handover, the wait for an iteration's end, and D iterations."""
-    found = flow(scenario, encode_batch, micro_batches)
-    encoder, decoder, law = found.encoder, found.decoder, scenario.workload.input
+    """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations."""
+    steady = flow(scenario, encode_batch, micro_batches)
+    encoder, decoder, distribution = steady.encoder, steady.decoder, scenario.workload.input
     shift = 1.0 if scenario.first_by_encoding else 0.0
-    one = float(decoder.fast.seconds.mean())
+    iteration_s = float(decoder.fast.seconds.mean())
     runs = min(1.0, decoder.period / encoder.period)  # a side that has run empty begins at once
-    merged = encoder.traversal + encoder.handover + runs * one / 2
+    merged = encoder.traversal + encoder.kv_transfer + runs * iteration_s / 2
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
         seconds = np.where(need > 0, merged + decoder.lived(need), encoder.traversal)
-        waiting = np.where(need > 0, one / 12**0.5, 0.0)
+        waiting = np.where(need > 0, iteration_s / 12**0.5, 0.0)
         return Lifetime(seconds, np.hypot(encoder.deviation, waiting), waiting)
 
     first = encoder.traversal if shift else merged + float(decoder.lived(np.ones(1))[0])
     return Outcome(
-        throughput=found.throughput,
+        throughput=steady.throughput,
         lifetime=lifetime,
         first_token=(first, encoder.deviation),
-        demand=Demand(found.blocks, found.resident / micro_batches),
-        busy=found.busy,
-        binding="decoding" if found.waits else "encoding",
+        demand=Demand(steady.blocks, steady.resident / micro_batches),
+        busy=steady.busy,
+        binding="decoding" if steady.waits else "encoding",
         encode_demand=Demand(
-            prompt_blocks(scenario, encode_batch, encoder.handover / encoder.period), encode_batch * law.mean
+            prompt_blocks(scenario, encode_batch, encoder.kv_transfer / encoder.period),
+            encode_batch * distribution.mean,
         ),
-        crest=found.crest,
-        falls=found.falls,
+        crest=steady.crest,
+        falls=steady.falls,
     )
 
 
@@ -152,16 +153,16 @@ def prompt_blocks(scenario: Scenario, encode_batch: int, leaving: float) -> int:
     """KV blocks that an encoding stage holds, its 99.9th percentile: the batch it works on and those that leave."""
     if scenario.encoder_decoder:
         return 0
-    law, batches = scenario.workload.input, 1.0 + np.ceil(leaving)
+    distribution, batches = scenario.workload.input, 1.0 + np.ceil(leaving)
     each = Reservation(
-        (law.mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
-        (law.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
+        (distribution.mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
+        (distribution.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
         0.0,
-        -(-law.max // BLOCK_SIZE),
+        -(-distribution.max // BLOCK_SIZE),
     )
     return each.quantile(encode_batch * batches, encode_batch * batches)
 
 
 def decode_batch(scenario: Scenario, encode_batch: int, micro_batches: int) -> int:
-    """B_D, rounded: sequences being decoded just after a handover."""
+    """B_D, rounded: sequences being decoded just after a KV transfer."""
     return max(1, round(flow(scenario, encode_batch, micro_batches).resident))

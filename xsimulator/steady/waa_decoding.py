@@ -1,4 +1,4 @@
-"""WAA's decoding side under a handover every so often: its cycles of iterations, and their fixed point."""
+"""WAA's decoding side under a KV transfer every so often: its cycles of iterations, and their fixed point."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def iteration(
     share = batch / micro_batches
     cells = side.decode(share, context)
     if scenario.encoder_decoder:
-        cells[0] += side.handover(joining * scenario.workload.input.mean) / micro_batches
+        cells[0] += side.cross_projection(joining * scenario.workload.input.mean) / micro_batches
     seconds = np.empty(len(batch))
     rounds(cells, seconds, micro_batches, scenario.way(side, float(share.max())))
     return seconds, cells
@@ -37,30 +37,30 @@ def iteration(
 
 @dataclass(frozen=True)
 class Cycle:
-    """The decoding side from one handover to the next; whole iterations, or one that several handovers join."""
+    """The decoding side from one KV transfer to the next; whole iterations, or one that several KV transfers join."""
 
     stride: float
-    """k: iterations per handover; 1/m where m handovers join one."""
+    """k: iterations per KV transfer; 1/m where m KV transfers join one."""
     seconds: Array
     """[max(k, 1)]: each iteration."""
     runs: Array
-    """[max(k, 1)]: whether there is one, for it takes somebody to decode; how often, on average."""
+    """[max(k, 1)]: how often it has any sequence, on average."""
     cells: Array
     """[max(k, 1), stages]: each stage's work for a micro-batch in it."""
     micro_batches: int
 
     @functools.cached_property
     def period(self) -> float:
-        """Seconds per handover."""
+        """Seconds per KV transfer."""
         return float(self.seconds @ self.runs) * min(self.stride, 1.0)
 
     @property
     def busy(self) -> Array:
-        """[stages]: seconds of work per handover."""
+        """[stages]: seconds of work per KV transfer."""
         return min(self.stride, 1.0) * self.micro_batches * (self.runs @ self.cells)
 
     def lived(self, need: Array) -> Array:
-        """Seconds of the first `need` iterations after a handover, for somebody who is there for all of them."""
+        """Seconds of the first `need` iterations after a KV transfer, for a sequence that takes part in all of them."""
         before = np.concatenate([[0.0], np.cumsum(self.seconds)])
         cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
         seconds: Array = cycles * before[-1] + before[rest]
@@ -89,27 +89,27 @@ class Decoding:
 
     @property
     def stride(self) -> float:
-        """k: iterations per handover, on average."""
+        """k: iterations per KV transfer, on average."""
         return (1 - self.share) * self.fast.stride + self.share * self.slow.stride
 
     @property
     def period(self) -> float:
-        """Seconds per handover."""
+        """Seconds per KV transfer."""
         return (1 - self.share) * self.fast.period + self.share * self.slow.period
 
     @property
     def busy(self) -> Array:
-        """[stages]: seconds of work per handover."""
+        """[stages]: seconds of work per KV transfer."""
         return (1 - self.share) * self.fast.busy + self.share * self.slow.busy
 
     def lived(self, need: Array) -> Array:
-        """Seconds of the first `need` iterations after a handover."""
+        """Seconds of the first `need` iterations after a KV transfer."""
         return (1 - self.share) * self.fast.lived(need) + self.share * self.slow.lived(need)
 
 
 def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float) -> Decoding:
-    """The decoding side under a handover every `period` seconds, memory aside; its quickest cycle where even that one
-    lasts longer.
+    """The decoding side under a KV transfer every `period` seconds, memory aside; its quickest cycle where even that
+    one lasts longer.
     """
 
     def at(stride: float) -> Cycle:
@@ -122,13 +122,13 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
             return Decoding(fast, fast, 0.0)
         return in_turn(*bracket(at, period, fast, slow, ratio=1.001), period)
     slow = at(max(1, int(scenario.iterations[0].max())))
-    if slow.period <= period:  # everybody has left before the next handover
+    if slow.period <= period:  # all sequences have finished before the next KV transfer
         return Decoding(slow, slow, 0.0)
     return in_turn(*bracket(at, period, fast, slow), period)
 
 
 def in_turn(fast: Cycle, slow: Cycle, period: float) -> Decoding:
-    """The two in turn, so that a handover comes every `period` seconds."""
+    """The two in turn, so that a KV transfer comes every `period` seconds."""
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.policies.waa import most_underway
-from xsimulator.steady.kv_transfer import handover_seconds
+from xsimulator.steady.kv_transfer import kv_transfer_seconds
 from xsimulator.steady.pipeline import tandem_times
 from xsimulator.steady.scenario import Scenario
 
@@ -28,7 +28,7 @@ class Encoding:
     """From a batch's start to its end on the last stage, where none is in its way."""
     traversal: float
     """The same with others before and behind it."""
-    handover: float
+    kv_transfer: float
     """From there until the decoding side can merge it."""
     deviation: float
     """Of a batch's encoding time, for its lengths vary."""
@@ -39,29 +39,29 @@ class Encoding:
 def encoding(scenario: Scenario, encode_batch: int) -> Encoding:
     """The encoding side with batches of B_E, one after the other through its stages.
 
-    Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their law, are
-    followed through the stages, with no more under way than the policy allows.
+    Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their
+    distribution, are followed through the stages, with no more under way than the policy allows.
     """
 
     def make() -> Encoding:
-        found = scenario.once(("encoding", scenario.encode, encode_batch), lambda: _encoding(scenario, encode_batch))
-        handover = handover_seconds(scenario, encode_batch * scenario.workload.input.mean)
-        return replace(found, handover=handover, period=max(found.period, handover / 2))
+        side = scenario.once(("encoding", scenario.encode, encode_batch), lambda: _encoding(scenario, encode_batch))
+        kv_transfer = kv_transfer_seconds(scenario, encode_batch * scenario.workload.input.mean)
+        return replace(side, kv_transfer=kv_transfer, period=max(side.period, kv_transfer / 2))
 
     return scenario.once(("encoding", scenario.encode, scenario.decode, encode_batch), make)
 
 
 def _encoding(scenario: Scenario, encode_batch: int) -> Encoding:
-    """The same where nothing is handed over."""
-    side, law = scenario.encode, scenario.workload.input
-    seconds = side.each(lambda group: group.encode(encode_batch, law))
-    hops = scenario.hops(side, encode_batch * law.mean)
+    """The same without the KV transfer."""
+    side, distribution = scenario.encode, scenario.workload.input
+    seconds = side.each(lambda group: group.encode(encode_batch, distribution))
+    hops = scenario.hops(side, encode_batch * distribution.mean)
     alone, period, traversal = float(seconds.sum() + hops.sum()), float(seconds.max()), 0.0
-    deviation = side.encode_deviation(encode_batch, law)
+    deviation = side.encode_deviation(encode_batch, distribution)
     if len(side.stages) > 1:
-        drawn = side.each(lambda group: group.encode_parts(encode_batch, law, _QUANTILES))[_SHUFFLED]
+        drawn = side.each(lambda group: group.encode_parts(encode_batch, distribution, _QUANTILES))[_SHUFFLED]
         followed, traversal, deviation = tandem_times(drawn, hops, most_underway(len(side.stages)))
-        period = max(period, followed)  # some hundred batches' mean may lie below the law's own
+        period = max(period, followed)  # some hundred batches' mean may lie below the distribution's own
     return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
 
 
@@ -79,4 +79,4 @@ def between(scenario: Scenario, batch: float) -> tuple[Encoding, float]:
     share = (batch - low) / (high - low)
     pairs = zip(vars(few).values(), vars(many).values(), strict=True)
     more = (many.alone - few.alone) / (high - low)
-    return Encoding(*((1 - share) * one + share * other for one, other in pairs)), more
+    return Encoding(*((1 - share) * low_value + share * high_value for low_value, high_value in pairs)), more

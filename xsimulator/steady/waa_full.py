@@ -47,17 +47,17 @@ def crowd(scenario: Scenario, most: int, micro_batches: int, room: int) -> Crowd
     time, as many (up to `most`) as find room until an iteration ends and the first stage is free again, and the number
     of residents hardly changes.
 
-    n residents hold E[blocks | resident] each, the X · (encoding + handover + half an iteration) sequences on their
+    n residents hold E[blocks | resident] each, the X · (encoding + KV transfer + half an iteration) sequences on their
     way E[blocks], and the next one that doesn't fit yet leaves half of its own free; X = n / (E[D] · T_D(n)). The more
     residents, the more are on their way: n is where both fill the room, found by false position (Illinois).
     """
     each, held = scenario.reservation(None).mean, scenario.reservation(1).mean / mean_iterations(scenario)
 
-    def left(found: Crowd) -> float:
-        """Residents for whom there is room still."""
-        encoder = found.encoder
-        on_the_way = found.rate * (encoder.alone + encoder.handover + float(found.seconds[0]) / 2)
-        return (room - each * (0.5 + on_the_way)) / held - found.resident
+    def left(crowd: Crowd) -> float:
+        """Residents for which there is still room."""
+        encoder = crowd.encoder
+        on_the_way = crowd.rate * (encoder.alone + encoder.kv_transfer + float(crowd.seconds[0]) / 2)
+        return (room - each * (0.5 + on_the_way)) / held - crowd.resident
 
     few, many = (resident_crowd(scenario, n, most, micro_batches) for n in (1.0, max(room / held, 1.0)))
     above, below = left(few), left(many)
@@ -66,16 +66,16 @@ def crowd(scenario: Scenario, most: int, micro_batches: int, room: int) -> Crowd
     last = 0.0
     for _ in range(_ROUNDS):
         resident = (few.resident * -below + many.resident * above) / (above - below)
-        found = resident_crowd(scenario, resident, most, micro_batches)
-        rest = left(found)
+        full = resident_crowd(scenario, resident, most, micro_batches)
+        rest = left(full)
         if abs(rest) <= 1e-9 * resident:
             break
         if rest > 0:
-            few, above, below = found, rest, below / 2 if last > 0 else below
+            few, above, below = full, rest, below / 2 if last > 0 else below
         else:
-            many, below, above = found, rest, above / 2 if last < 0 else above
+            many, below, above = full, rest, above / 2 if last < 0 else above
         last = rest
-    return found
+    return full
 
 
 def resident_crowd(scenario: Scenario, resident: float, most: int, micro_batches: int) -> Crowd:
@@ -84,9 +84,9 @@ def resident_crowd(scenario: Scenario, resident: float, most: int, micro_batches
     context = np.array([scenario.resident_context])
     joining = max(resident / mean, 1.0)  # who joined last is taken over meanwhile
     seconds, cells = iteration(scenario, np.array([resident]), context, micro_batches, joining)
-    one = float(seconds[0])
-    rate = resident / (mean * one)
-    batch = admitted_together(scenario, rate, one, most)
+    iteration_s = float(seconds[0])
+    rate = resident / (mean * iteration_s)
+    batch = admitted_together(scenario, rate, iteration_s, most)
     encoder, more = between(scenario, batch)
     return Crowd(rate, resident, batch, encoder, more, seconds, cells)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.model import ModelSpec
-from exegpt.models.device import PROCESSOR
+from exegpt.models.device import CPU
 from tests.xrunner.cells import WAA, schedule, stages
 from xrunner.comm.encoder_output import EncodedReceiving, slots_in
 from xrunner.comm.kv_transfer import Arrival
@@ -19,11 +19,11 @@ DEGREES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tu
 
 
 @given(DEGREES, DEGREES, st.integers(1, 2), st.booleans())
-def test_every_rank_that_decodes_has_one_source(encode, decode, replicas, apart):
+def test_every_rank_that_decodes_has_one_source(encode, decode, replicas, disaggregated):
     own = stages(encode, SPEC)
-    if apart:
+    if disaggregated:
         own = stages(encode, SPEC, "encode") + stages(decode, SPEC, "decode", sum(encode))
-    plan = schedule(SPEC, "waa-c" if apart else "rra", stages=own, replicas=replicas, **WAA)
+    plan = schedule(SPEC, "waa-c" if disaggregated else "rra", stages=own, replicas=replicas, **WAA)
     everyone = [Place(plan, rank) for rank in range(ranks_needed(plan))]
     ending = next(place.stage for place in reversed(everyone) if place.encoder_layers.stop == SPEC.encoder_layers)
     for place in everyone:
@@ -61,8 +61,8 @@ def receiving():
     model = SimpleNamespace(
         spec=SPEC,
         dtype="fp32",
-        device=PROCESSOR,
-        take_over=lambda x, slots, cache: taken.append((int(x[0, 0]), slots.tolist())),
+        device=CPU,
+        cache_encoded=lambda x, slots, cache: taken.append((int(x[0, 0]), slots.tolist())),
     )
     place = SimpleNamespace(encoded_by=3, schedule=SimpleNamespace(block_size=4))
     return EncodedReceiving(model, None, place, post), post, taken
@@ -78,12 +78,12 @@ def test_a_piece_waits_for_what_it_decodes_with_alone(receiving):
         ours.expect(Arrival(number, slots_in(held, 4 * len(held) - 1, 4)))
     assert ours.wait_for(blocks(1, 3)) == 0 and post.there == 0
     assert ours.wait_for(blocks(1, 0)) == 2 and post.there == 2 and not taken
-    ours.take(2)
+    ours.store(2)
     assert taken == [(0, [8, 9, 10]), (1, [0, 1, 2, 3, 20, 21, 22])]
     assert ours.wait_for(blocks(0, 2)) == 0
-    ours.finish()
+    ours.drain()
     assert taken[2:] == [(2, [28, 29, 30])] and post.there == 3
-    ours.finish()
+    ours.drain()
     assert len(taken) == 3
 
 
@@ -92,7 +92,7 @@ def test_blocks_of_a_cancelled_sequence_end_up_with_their_next_holders(receiving
     ours, _, taken = receiving
     ours.expect(Arrival(0, slots_in([2], 4, 4)))
     ours.expect(Arrival(1, slots_in([2], 3, 4)))
-    ours.take(ours.wait_for(blocks(2)))
+    ours.store(ours.wait_for(blocks(2)))
     assert taken == [(0, [8, 9, 10, 11]), (1, [8, 9, 10])]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exegpt.model import ModelSpec
 from exegpt.models import KVCache, Shard
-from tests.xrunner.cells import apart, schedule
+from tests.xrunner.cells import disaggregated, schedule
 from xrunner.comm.kv_transfer import Receiving, Sending, buffer_bytes, held_heads, routes
 from xrunner.comm.place import Place, ranks_needed
 
@@ -92,7 +92,7 @@ def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, dec
     from dataclasses import replace
 
     spec, boxes = replace(SPEC, kv_heads=kv_heads), {}
-    plan = apart(spec, encode, decode, replicas=replicas, block_size=4)
+    plan = disaggregated(spec, encode, decode, replicas=replicas, block_size=4)
     everyone = places(plan)
     ours, theirs = np.array([2, 0, 3]), np.array([5, 1, 4])
     for place in everyone:

@@ -15,9 +15,9 @@ from exegpt.timeline import Timeline
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.message import pack, unpack
 from xrunner.core.engine import RunReport
-from xrunner.rank.assembly import Work
+from xrunner.rank.assembly import DeviceBatch
 
-KINDS = (Work, Arrival, Result)
+KINDS = (DeviceBatch, Arrival, Result)
 
 
 def sent(what):
@@ -44,10 +44,12 @@ def test_arrays_between_others(array):
 def test_what_ranks_send():
     array = np.arange(4)
     part = (0, np.int64(4), array.astype(np.int32)[None], array.astype(np.int32), array.astype(np.int32))
-    work = Work("mixed", 1, 3, 4, array, array, array, (part,), None, 2, array, (array.astype(np.float32), array))
-    found = sent(work)
-    for field in fields(Work):
-        np.testing.assert_equal(getattr(found, field.name), getattr(work, field.name))
+    batch = DeviceBatch(
+        "mixed", 1, 3, 4, array, array, array, (part,), None, 2, array, (array.astype(np.float32), array)
+    )
+    found = sent(batch)
+    for field in fields(DeviceBatch):
+        np.testing.assert_equal(getattr(found, field.name), getattr(batch, field.name))
     result = Result("é", 3, (1, 2), "stop", 0.0, 0.5, None, 1.25)
     assert sent(result) == result
     assert sent(Arrival(7, array)).places.tolist() == array.tolist()

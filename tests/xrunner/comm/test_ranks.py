@@ -6,7 +6,7 @@ import pytest
 
 from exegpt import document
 from exegpt.model import ModelSpec
-from tests.xrunner.cells import apart, requests, schedule
+from tests.xrunner.cells import disaggregated, requests, schedule
 from xrunner.comm.ranks import Ranks
 
 REFUSING = """
@@ -77,9 +77,9 @@ def test_a_rank_alone_tells_itself():
 
 @pytest.mark.parametrize("command", ["run", "bench"])
 def test_commands_pickle_nothing(job, directories, tmp_path, command):
-    """Replicas, whose results go from one to the other; and sides apart, where rank 0 isn't the one that speaks."""
+    """Replicas, whose results go from one to the other; and disaggregated sides, where rank 0 isn't the leader."""
     spec = ModelSpec.from_directory(directories["llama"])
-    plan = schedule(spec, replicas=2) if command == "run" else apart(spec, (1,), (1,))
+    plan = schedule(spec, replicas=2) if command == "run" else disaggregated(spec, (1,), (1,))
     document.write(tmp_path / "schedule.json", plan)
     lines = [{"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens} for r in requests()]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines))

@@ -13,7 +13,7 @@ from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
-from tests.xrunner.cells import SIZES, apart, requests, schedule
+from tests.xrunner.cells import SIZES, disaggregated, requests, schedule
 from tests.xrunner.stand_in import StandIn
 from tests.xrunner.ways import read_log
 from xrunner.comm import direct, staged
@@ -39,7 +39,7 @@ def two_ranks(paths):
         cells |= {
             f"{arch}-stages": (arch, schedule(spec, "orca", (1, 1))),
             f"{arch}-shards": (arch, schedule(spec, "rra", (2,))),
-            f"{arch}-sides": (arch, apart(spec, (1,), (1,))),
+            f"{arch}-sides": (arch, disaggregated(spec, (1,), (1,))),
         }
     return cells
 
@@ -138,7 +138,7 @@ def test_devices_that_cannot_be_connected(monkeypatch):
 
 def test_all_that_talk_meet_in_one_order():
     spec = ModelSpec("m", "llama", 7, 64, 8, 4, 8, 96, True, 300, 96)
-    plan = apart(spec, (1, 2), (2, 1))
+    plan = disaggregated(spec, (1, 2), (2, 1))
     met = pairs([Place(plan, rank) for rank in range(ranks_needed(plan))], spec)
     assert met == sorted(met)
     assert {(a, b) for tag, a, b in met if tag == STATES} == {(0, 1), (0, 2), (3, 5)}
@@ -157,7 +157,7 @@ def test_receives_are_posted_in_order_once_their_senders_have_begun(monkeypatch)
     work = SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
     monkeypatch.setattr(dist, "irecv", lambda tensor, source, group: posted.append((id(tensor), source, group)) or work)
     transport = object.__new__(direct.DirectTransport)
-    vars(transport).update(_coming={}, _ways={CACHE: "cache"}, _world=SimpleNamespace(Irecv=said_by_mpi))
+    vars(transport).update(_coming={}, _communicators={CACHE: "cache"}, _world=SimpleNamespace(Irecv=said_by_mpi))
     first, second = (torch.zeros(1) for _ in range(2))
     pending = [transport.expect(tensor, 3, CACHE) for tensor in (first, second)]
     assert not transport.arrived(pending[0]) and not transport.arrived(pending[1]) and not posted
@@ -192,7 +192,7 @@ def test_ways_end_in_one_order_on_every_rank(monkeypatch):
     transport._sending, transport._leaving, transport._group = deque(), deque(), None
     transport.meanwhile, transport.gpu = None, SimpleNamespace(drop_graphs=lambda: ended.append("graphs"))
     sums, states, cache = (OfHash(number) for number in (1, 2, 0))  # a set has them in another order
-    transport._sums, transport._ways = sums, {STATES: states, CACHE: cache}
+    transport._group_communicator, transport._communicators = sums, {STATES: states, CACHE: cache}
     transport.close()
     assert ended == ["graphs", states, cache, sums]
 

@@ -14,7 +14,7 @@ from exegpt.models import load_model
 from exegpt.policies import make_ledger
 from exegpt.workload import Workload
 from tests.xrunner.at_once import at_once
-from tests.xrunner.cells import apart, requests, schedule
+from tests.xrunner.cells import disaggregated, requests, schedule
 from xrunner.comm.ranks import Ranks
 from xrunner.core import adaptation, drift
 from xrunner.core import engine as engine_module
@@ -191,7 +191,7 @@ def changed(job, folder, directory, ranks, old, new, todo):
 
 def test_layers_move_between_ranks(job, tmp_path, directories, undisturbed):
     spec = ModelSpec.from_directory(directories["llama"])
-    pipeline, split = schedule(spec, degrees=(1, 1)), apart(spec, (1,), (1,))
+    pipeline, split = schedule(spec, degrees=(1, 1)), disaggregated(spec, (1,), (1,))
     for old, new in ((pipeline, split), (split, pipeline)):
         found = changed(job, tmp_path, directories["llama"], 2, old, new, requests(LENGTHS))
         check_a_move(found, undisturbed, 2)
@@ -200,7 +200,7 @@ def test_layers_move_between_ranks(job, tmp_path, directories, undisturbed):
 @pytest.mark.slow
 def test_layers_move_in_all_replicas(job, tmp_path, directories, for_two):
     spec, (todo, want) = ModelSpec.from_directory(directories["llama"]), for_two
-    split, pipeline = apart(spec, (1,), (1,), replicas=2), schedule(spec, degrees=(1, 1), replicas=2)
+    split, pipeline = disaggregated(spec, (1,), (1,), replicas=2), schedule(spec, degrees=(1, 1), replicas=2)
     check_a_move(changed(job, tmp_path, directories["llama"], 4, split, pipeline, todo), want, 4)
 
 
@@ -228,10 +228,10 @@ def test_replicas_change_together(job, tmp_path, directories, for_two):
         assert max(count for *_, start, _, count in encoded if start > change["changed_s"]) == 5
 
 
-def test_the_command_writes_one_file_whoever_speaks(job, tmp_path, directories, undisturbed):
-    """In a pipeline the first rank speaks, with sides apart the last."""
+def test_the_command_writes_one_file_whichever_rank_leads(job, tmp_path, directories, undisturbed):
+    """In a pipeline the first rank leads, disaggregated the last."""
     spec = ModelSpec.from_directory(directories["llama"])
-    for name, plan in (("one", schedule(spec, degrees=(1, 1))), ("two", apart(spec, (1,), (1,)))):
+    for name, plan in (("one", schedule(spec, degrees=(1, 1))), ("two", disaggregated(spec, (1,), (1,)))):
         document.write(tmp_path / f"{name}.json", plan)
     lines = [{"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens} for r in requests(LENGTHS)]
     lines = [json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines]
@@ -261,7 +261,7 @@ def test_what_takes_over_in_place(directories):
     assert not takes_over_in_place(schedule(spec, kv_blocks=41), one)
     assert not takes_over_in_place(schedule(spec, "orca"), one)
     assert not takes_over_in_place(schedule(spec, degrees=(1, 1)), one)
-    split = apart(spec, (1,), (1,))
+    split = disaggregated(spec, (1,), (1,))
     assert takes_over_in_place(replace(split, encode_batch=2, micro_batches=2), split)
     assert not takes_over_in_place(replace(split, encode_batch=4), split)  # its encoding ranks hold three
     assert same(one, replace(one, workload=Workload.fixed(3, 3)))

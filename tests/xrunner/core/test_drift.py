@@ -68,10 +68,10 @@ def test_whoever_was_cancelled_holds_nobody_up():
     assert drift.observed().output.mean == 50
 
 
-laws = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+distributions = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
-@given(laws, laws)
+@given(distributions, distributions)
 def test_the_distance_is_the_two_sample_statistic(one, other):
     found = distance(LengthDistribution.from_samples(one), LengthDistribution.from_samples(other))
     assert found == pytest.approx(ks_2samp(one, other, method="asymp").statistic)
@@ -81,6 +81,6 @@ def test_the_distance_is_the_two_sample_statistic(one, other):
 @given(st.integers(50, 400), st.integers(0, 1000))
 def test_the_limit_is_seldom_exceeded_by_chance(samples, seed):
     rng = np.random.default_rng(seed)
-    law = LengthDistribution.from_samples(np.arange(1, 101))
-    far = [distance(law, LengthDistribution.from_samples(rng.integers(1, 101, samples))) for _ in range(20)]
+    distribution = LengthDistribution.from_samples(np.arange(1, 101))
+    far = [distance(distribution, LengthDistribution.from_samples(rng.integers(1, 101, samples))) for _ in range(20)]
     assert np.mean(np.array(far) > limit(samples, 0.05)) <= 0.25  # 0.05 at most, but for the luck of twenty

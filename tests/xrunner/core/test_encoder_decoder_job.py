@@ -66,7 +66,7 @@ def test_two_stages(job, tmp_path, made):
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
-def test_sides_apart(job, tmp_path, made):
+def test_disaggregated(job, tmp_path, made):
     """With room for few residents, too, where encoding waits for blocks."""
     paths, theirs = made
     cells = sides(paths, 2, ["t5"], (1,))
@@ -123,7 +123,7 @@ def test_the_whole_matrix(job, tmp_path, made, ranks, policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_all_sides_apart(job, tmp_path, made, ranks):
+def test_all_disaggregated_layouts(job, tmp_path, made, ranks):
     paths, theirs = made
     cells = sides(paths, ranks, ["t5"])
     check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
@@ -133,8 +133,8 @@ def test_all_sides_apart(job, tmp_path, made, ranks):
 def test_micro_batches_of_any_number(job, tmp_path, made):
     paths, theirs = made
     cells = {}
-    for parts, pieces in itertools.product((1, 2, 3, 5), (None, 1, 4)):
-        variables = {"micro_batches": parts, "encode_micro_batches": pieces}
+    for parts, encode_count in itertools.product((1, 2, 3, 5), (None, 1, 4)):
+        variables = {"micro_batches": parts, "encode_micro_batches": encode_count}
         for name, (arch, plan) in matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)]).items():
-            cells[f"{name}-{parts}-{pieces}"] = (arch, dataclasses.replace(plan, **variables))
+            cells[f"{name}-{parts}-{encode_count}"] = (arch, dataclasses.replace(plan, **variables))
     check(run_cells(job, tmp_path, paths, 2, cells, timeout=600), cells, theirs)

@@ -110,7 +110,7 @@ def test_nothing_is_lost_doubled_or_leaked(models, policy, lengths, gaps, kv_blo
         report = engine.run(todo, on_finish)
     (ledger,) = ledgers
     ledger.check()
-    assert ledger.idle and ledger.pool.free == ledger.pool.total
+    assert ledger.idle and ledger.pool.available == ledger.pool.total
     assert list(report.results) == seen
     assert sorted(r.id for r in report.results) == sorted(r.id for r in todo)
     for result in report.results:
@@ -200,7 +200,7 @@ def test_a_closed_engine_leaves_no_cache(models):
     gc.disable()  # what is freed at once, and not at some later moment
     try:
         engine.close()
-        assert cache() is None and engine.speaks
+        assert cache() is None and engine.leads
     finally:
         gc.enable()
 

@@ -14,10 +14,10 @@ from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.policies import deal
 from exegpt.workload import RequestLengths
-from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, apart, generate, requests, schedule
+from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, generate, requests, schedule
 from tests.xrunner.core import test_architectures as architectures
 from xprofiler.roofline import roofline_profile
-from xrunner.comm.kv_transfer import most_apart
+from xrunner.comm.kv_transfer import most_in_transfer
 from xrunner.core.engine import Engine
 from xsimulator.replay.event_simulator import replay
 
@@ -104,7 +104,9 @@ def work_of(spans, device):
 
 
 def check_decisions(found, plan):
-    """Every stage of every replica did the pieces that the replay predicts, in its order; so did its other ranks."""
+    """Every stage of every replica did the micro-batches that the replay predicts, in its order; so did its other
+    ranks.
+    """
     profile = roofline_profile(plan.model.spec, ROOF, "fp32")
     predicted = replay(plan, profile, [RequestLengths(n, m) for n, m in LENGTHS])
     spans = [to_dict(span) for span in predicted.timeline.spans]
@@ -126,7 +128,7 @@ ROOF = rates()
 
 
 def check_order(found, plan):
-    """No piece is computed before its states and tokens are there: waiting is in nobody's span."""
+    """No micro-batch is computed before its states and tokens are there: no span includes waiting."""
     first, last = plan.stages[0].devices[0], plan.stages[-1].devices[0]
     tokens = {}
     for begin, end in zip(*([s for s in found["spans"] if s["device"] == d] for d in (first, last)), strict=True):
@@ -136,7 +138,7 @@ def check_order(found, plan):
             tokens[begin["micro_batch"]] = end["end_s"]
 
 
-def check_apart(found, plan):
+def check_disaggregated(found, plan):
     """Batches are as large as they may be and encoded in order, by every stage; every token is decoded once."""
     line = [stage for stage in plan.stages if stage.phase == "encode"]
     per_replica = sum(len(stage.devices) for stage in plan.stages)
@@ -160,7 +162,7 @@ def check_sides(found, cells, theirs):
         try:
             check_tokens(found[name], theirs[arch])
             check_times(found[name])
-            check_apart(found[name], plan)
+            check_disaggregated(found[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
 
@@ -169,7 +171,7 @@ def sides(directories, ranks, archs, micro_batches=(1, 3), layouts=None, **varia
     """WAA's cells by name."""
     cells = {}
     for arch, parts, (encode, decode, copies) in itertools.product(archs, micro_batches, layouts or SIDES[ranks]):
-        plan = apart(ModelSpec.from_directory(directories[arch]), encode, decode, replicas=copies, **variables)
+        plan = disaggregated(ModelSpec.from_directory(directories[arch]), encode, decode, replicas=copies, **variables)
         name = f"{arch}-{'.'.join(map(str, encode))}-{'.'.join(map(str, decode))}-x{copies}-{parts}"
         cells[name] = (arch, dataclasses.replace(plan, micro_batches=parts))
     return cells
@@ -207,14 +209,14 @@ def test_four_ranks_with_groups_of_different_degrees(job, tmp_path, directories,
     check_all(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
 
 
-def test_sides_apart_on_two_ranks(job, tmp_path, directories, theirs):
-    """With room for few residents, too, where encoding waits for decoding to free blocks that it hands over into."""
+def test_disaggregated_on_two_ranks(job, tmp_path, directories, theirs):
+    """With room for few residents, too, where encoding waits for decoding to free blocks that KV transfers go to."""
     cells = sides(directories, 2, ["llama"])
     cells |= {f"full-{name}": cell for name, cell in sides(directories, 2, ["gpt2"], kv_blocks=9).items()}
     check_sides(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
 
 
-def test_sides_apart_that_cut_layers_and_heads_otherwise(job, tmp_path, directories, theirs):
+def test_disaggregated_with_layers_and_heads_split_otherwise(job, tmp_path, directories, theirs):
     layouts = [((2,), (1, 1), 1), ((1, 1), (2,), 1), ((1,), (1,), 2)]
     cells = sides(directories, 4, ["gpt2"], (2,), layouts)
     check_sides(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
@@ -222,7 +224,7 @@ def test_sides_apart_that_cut_layers_and_heads_otherwise(job, tmp_path, director
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "ranks"), [("llama", 3), ("llama", 4), ("gpt2", 4)])
-def test_all_sides_apart(job, tmp_path, directories, theirs, arch, ranks):
+def test_all_disaggregated_layouts(job, tmp_path, directories, theirs, arch, ranks):
     cells = sides(directories, ranks, [arch])
     check_sides(run_cells(job, tmp_path, directories, ranks, cells, timeout=600), cells, theirs)
 
@@ -238,21 +240,21 @@ def test_the_whole_matrix(job, tmp_path, directories, theirs, arch, ranks):
 def test_micro_batches_of_any_number(job, tmp_path, directories, theirs):
     spec = ModelSpec.from_directory(directories["llama"])
     cells = {}
-    for policy, parts, pieces in itertools.product(POLICIES, (1, 2, 3, 5), (None, 1, 4)):
-        plan = schedule(spec, policy, (1, 1), micro_batches=parts, encode_micro_batches=pieces)
-        cells[name_of("llama", policy, (1, 1), 1, f"-{parts}-{pieces}")] = ("llama", plan)
+    for policy, parts, encode_count in itertools.product(POLICIES, (1, 2, 3, 5), (None, 1, 4)):
+        plan = schedule(spec, policy, (1, 1), micro_batches=parts, encode_micro_batches=encode_count)
+        cells[name_of("llama", policy, (1, 1), 1, f"-{parts}-{encode_count}")] = ("llama", plan)
     check_all(run_cells(job, tmp_path, directories, 2, cells, timeout=600), cells, theirs)
 
 
 @pytest.mark.slow
-def test_every_architecture_in_stages_in_shards_and_with_sides_apart(job, tmp_path):
+def test_every_architecture_in_stages_in_shards_and_disaggregated(job, tmp_path):
     made = {name: architectures.make(tmp_path, name) for name in architectures.CONFIGS}
     cells, paths = {}, {name: path for name, (path, _, _) in made.items()}
     for name, path in paths.items():
         spec = ModelSpec.from_directory(path)
         cells[f"{name}-stages"] = (name, schedule(spec, "rra" if spec.encoder_layers else "chunked", (1, 1)))
         cells[f"{name}-shards"] = (name, schedule(spec, "orca", (2,)))
-        cells[f"{name}-apart"] = (name, apart(spec, (1,), (1,)))
+        cells[f"{name}-disaggregated"] = (name, disaggregated(spec, (1,), (1,)))
     todo = made["llama"][1]
     found = run_cells(job, tmp_path, paths, 2, cells, timeout=600, todo=todo)
     for cell, (name, _) in cells.items():
@@ -278,19 +280,19 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories
 
 
 def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
-    """Requests of one token have nothing to hand over: the driver is through when their tokens are there."""
+    """Requests of one token have nothing to transfer: the driver is through when their tokens are there."""
     todo = requests([(9, 1)] * 4)
     found = run_cells(job, tmp_path, directories, 2, sides(directories, 2, ["llama"]), todo=todo, program="left_over")
     assert all(len(cell["results"]) == 4 for cell in found.values())
 
 
-def test_batches_do_not_pile_up_before_a_slow_handover(job, tmp_path, directories):
+def test_batches_do_not_pile_up_before_a_slow_kv_transfer(job, tmp_path, directories):
     """Each has buffers on both sides; the cache would hold them all."""
-    plan = apart(ModelSpec.from_directory(directories["llama"]), (1,), (1,), encode_batch=1, kv_blocks=200)
+    plan = disaggregated(ModelSpec.from_directory(directories["llama"]), (1,), (1,), encode_batch=1, kv_blocks=200)
     todo = requests([(9, 12)] * 20)
     found = run_cells(job, tmp_path, directories, 2, {"slow": ("llama", plan)}, todo=todo, program="slow_kv_transfer")
     assert len(found["slow"]["results"]) == 20
-    assert int((tmp_path / "waited.txt").read_text()) == most_apart(1)
+    assert int((tmp_path / "waited.txt").read_text()) == most_in_transfer(1)
 
 
 def cut_at(tokens, ends):

@@ -12,7 +12,7 @@ import pytest
 from exegpt import document
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
-from tests.xrunner.cells import WAA, apart, requests, schedule
+from tests.xrunner.cells import WAA, disaggregated, requests, schedule
 from xrunner.core.engine import Engine
 
 LENGTHS = [(5 + 7 * i % 40, 10 + 11 * i % 35) for i in range(120)]
@@ -29,7 +29,7 @@ def want(directories):
 def arguments(directory, tmp_path, policy):
     spec = ModelSpec.from_directory(directory)
     own = {"kv_blocks": 30}
-    plan = schedule(spec, "rra", (1, 1), **own) if policy == "rra" else apart(spec, (1,), (1,), **(WAA | own))
+    plan = schedule(spec, "rra", (1, 1), **own) if policy == "rra" else disaggregated(spec, (1,), (1,), **(WAA | own))
     document.write(tmp_path / "schedule.json", plan)
     lines = [
         {"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens, "ignore_eos": True}

@@ -11,7 +11,7 @@ from exegpt import document
 from exegpt.cli import main
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
-from exegpt.models.device import PROCESSOR, free_memory
+from exegpt.models.device import CPU, free_memory
 from tests.xrunner.cells import requests, schedule
 from xrunner.core.engine import Engine
 
@@ -95,10 +95,10 @@ def test_a_schedule_of_several_devices_says_how_to_start_it(asked, capsys, tmp_p
     assert not list(tmp_path.glob("out*"))
 
 
-def test_ranks_with_different_command_lines_are_refused(start_apart, asked, tmp_path):
+def test_ranks_with_different_command_lines_are_refused(start_each, asked, tmp_path):
     asked("orca")
     other = [str(a).replace("schedule.json", "other.json") for a in asked()]
-    done = start_apart(["-m", "exegpt", *asked()], ["-m", "exegpt", *other])
+    done = start_each(["-m", "exegpt", *asked()], ["-m", "exegpt", *other])
     assert done.returncode == 2
     assert "Rank 1 (" in done.stderr and "other.json' and rank 0 '" in done.stderr
     assert sentence(done.stderr).endswith("start all ranks alike.")
@@ -150,7 +150,7 @@ def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job,
 def test_caches_that_only_together_exceed_the_memory_are_refused(job, asked, llama, tmp_path):
     spec = ModelSpec.from_directory(llama)
     each = 16 * 3 * spec.kv_bytes(1, "fp32")
-    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.8 * free_memory(PROCESSOR) / each)))
+    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.8 * free_memory(CPU) / each)))
     assert done.returncode == 2
     assert re.search(r"A KV cache of \d+ blocks on each rank needs .* GiB, and .* are available", sentence(done.stderr))
     assert not list(tmp_path.glob("out*"))

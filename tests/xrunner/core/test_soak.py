@@ -53,7 +53,7 @@ def run(engine, todo, rng, monkeypatch):
     report = engine.run(todo, on_finish)
     (ledger,) = ledgers
     ledger.check()
-    assert ledger.idle and ledger.pool.free == ledger.pool.total
+    assert ledger.idle and ledger.pool.available == ledger.pool.total
     assert sorted(int(result.id) for result in report.results) == list(range(len(todo)))
     for result in report.results:
         asked = todo[int(result.id)].max_tokens

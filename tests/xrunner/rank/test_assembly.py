@@ -4,15 +4,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.policies import Piece, Sequence
+from exegpt.policies import MicroBatch, Sequence
 from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler, Running
 
 
 def assert_same(mine, theirs):
-    (work, receivers), (other, others) = mine, theirs
-    assert receivers == others and (work.phase, work.computed, work.gives) == (other.phase, other.computed, other.gives)
-    for a, b in zip(work.arrays, other.arrays, strict=True):
+    (batch, receivers), (other, others) = mine, theirs
+    assert receivers == others and (batch.phase, batch.computed, batch.new_tokens) == (
+        other.phase,
+        other.computed,
+        other.new_tokens,
+    )
+    for a, b in zip(batch.arrays, other.arrays, strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
@@ -31,8 +35,8 @@ def test_batches_that_change_at_any_moment(data, start):
         for m, decoded in enumerate(micro_batches):
             encoded = [(sequence, sequence.input_tokens) for sequence in joins if sequence.index % 2 == m]
             if encoded or decoded:
-                piece = Piece(m, encoded, decoded)
-                assert_same(assemble(piece), Assembler(running, 16)(piece))
+                micro_batch = MicroBatch(m, encoded, decoded)
+                assert_same(assemble(micro_batch), Assembler(running, 16)(micro_batch))
         for one in resident:
             one.sequence.cached += 1
         for sequence in joins:

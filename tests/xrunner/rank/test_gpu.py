@@ -1,4 +1,4 @@
-"""The runner on a GPU, without one: its copies, graphs and scratch block over the processor's tensors."""
+"""The runner on a GPU, without one: its copies, graphs and scratch block over the CPU's tensors."""
 
 import gc
 import itertools
@@ -61,7 +61,7 @@ def test_arrays_are_sent_by_one_copy(given):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("policy", ["static", "orca", "rra"])
-def test_graphs_give_what_the_processor_gives(models, arch, policy):
+def test_graphs_give_what_the_cpu_gives(models, arch, policy):
     gpu, model = StandIn(), models[arch]
     plan = cells.schedule(model.spec, policy)
     got, engine = run(model, plan, requests(), gpu)
@@ -130,7 +130,7 @@ def test_nobody_asks_for_moments_while_a_graph_is_captured(directories, monkeypa
     else:
         transport = object.__new__(DirectTransport)
         first = Asked(gpu)
-        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), _sums=None, gpu=gpu)
+        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), _group_communicator=None, gpu=gpu)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 1)
     first.asked = 0
     transport.meanwhile = lambda: seen.append(gpu.capturing)
@@ -156,7 +156,7 @@ def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
         receive=lambda x, source, tag: x.fill_(next(numbers)), send=lambda x, to, tag: sent.append(x)
     )
     worker = object.__new__(Worker)
-    vars(worker).update(model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], returning=None)
+    vars(worker).update(model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], encoded=None)
     worker.now, worker.compute = time.perf_counter, lambda work, x: (x.add_(1), None)
     work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
     for _ in range(3):

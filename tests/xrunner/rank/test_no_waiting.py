@@ -12,7 +12,7 @@ from triton.runtime.jit import KernelInterface
 from exegpt.kernels import device
 from exegpt.models import load_model
 from exegpt.models.create import create_model
-from exegpt.policies import Piece, Sequence
+from exegpt.policies import MicroBatch, Sequence
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler, Running
@@ -81,8 +81,8 @@ def models(tmp_path_factory):
     return {arch: load_model(root / arch, device=META) for arch in ("llama", "gpt2", "t5")}
 
 
-def work(model, encode, decode, **options):
-    """A piece that encodes prompts of these lengths, and decodes after others."""
+def device_batch(model, encode, decode, **options):
+    """A device batch that encodes prompts of these lengths, and decodes after others."""
     lengths = [(n, 9) for n in [*encode, *decode]]
     running = {}
     for index, request in enumerate(requests(lengths, **options)):
@@ -95,12 +95,12 @@ def work(model, encode, decode, **options):
     ordered, assemble = [one.sequence for one in running.values()], Assembler(running, 16)
     begun = ordered[len(encode) :]
     if begun:
-        assemble(Piece(0, [(sequence, sequence.input_tokens) for sequence in begun], ()))
+        assemble(MicroBatch(0, [(sequence, sequence.input_tokens) for sequence in begun], ()))
     for sequence in begun:
         sequence.cached, sequence.generated = sequence.input_tokens, 1
         running[sequence.index].output.append(5)
-    piece = Piece(0, [(sequence, sequence.input_tokens) for sequence in ordered[: len(encode)]], begun)
-    return assemble(piece)[0]
+    batch = MicroBatch(0, [(sequence, sequence.input_tokens) for sequence in ordered[: len(encode)]], begun)
+    return assemble(batch)[0]
 
 
 HOW = ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3})
@@ -115,17 +115,17 @@ def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decod
     compute = Compute(model, model.new_cache(41, 16), True, gpu, graphs)
     if graphs:
         compute.graphs.capture(3, 6)
-    piece = work(model, encode, decode, **how)
+    batch = device_batch(model, encode, decode, **how)
     gpu.there.clear()
     launched.clear()
     with Watching():
-        _, tokens = compute(piece, None)
-    assert gpu.waited == 1 and tokens.shape == (piece.gives,) and tokens.dtype == torch.int64
-    replayed = graphs and piece.phase == "decode"
-    assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(piece.gives)
+        _, tokens = compute(batch, None)
+    assert gpu.waited == 1 and tokens.shape == (batch.new_tokens,) and tokens.dtype == torch.int64
+    replayed = graphs and batch.phase == "decode"
+    assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(batch.new_tokens)
     attended = {name for phase, name in ((encode, "_attend_prefill"), (decode, "_attend_decode")) if phase}
     assert attended | {"_norm"} <= set(launched) and {"_rotate", "_write"} & set(launched)
-    assert ("_sample" in launched) == bool(how and piece.gives)
+    assert ("_sample" in launched) == bool(how and batch.new_tokens)
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu, bool])
@@ -134,7 +134,7 @@ def test_a_step_that_reads_is_found(models, launched, monkeypatch, read):
     real = type(model).next_tokens
     monkeypatch.setattr(type(model), "next_tokens", lambda self, x, batch: (read(x[0, 0]), real(self, x, batch))[1])
     with pytest.raises((RuntimeError, TypeError), match=r"meta (tensor|device)"), Watching():  # which holds no data
-        Compute(model, model.new_cache(41, 16), True, Nowhere())(work(model, (5,), ()), None)
+        Compute(model, model.new_cache(41, 16), True, Nowhere())(device_batch(model, (5,), ()), None)
 
 
 def test_a_step_that_sends_more_is_found(models, launched, monkeypatch):
@@ -143,4 +143,4 @@ def test_a_step_that_sends_more_is_found(models, launched, monkeypatch):
     more = lambda self, x, batch: (torch.arange(3).to(META), real(self, x, batch))[1]  # noqa: E731
     monkeypatch.setattr(type(model), "next_tokens", more)
     with pytest.raises(AssertionError, match="between"), Watching():
-        Compute(model, model.new_cache(41, 16), True, Nowhere())(work(model, (5,), ()), None)
+        Compute(model, model.new_cache(41, 16), True, Nowhere())(device_batch(model, (5,), ()), None)

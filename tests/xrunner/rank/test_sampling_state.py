@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.models import load_model
-from exegpt.policies import Piece, Sequence
+from exegpt.policies import MicroBatch, Sequence
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from tests.xrunner.stand_in import StandIn
@@ -31,8 +31,8 @@ def a_sequence(index, prompt, slots, penalty=1.3):
     return Running(request, sequence, np.array(request.prompt_ids, dtype=np.int64), slot=slot)
 
 
-def sampled(work, state, gpu=None):
-    return state.sampling(work.sampling, send(work.sampling, gpu))
+def sampled(batch, state, gpu=None):
+    return state.sampling(batch.sampling, send(batch.sampling, gpu))
 
 
 def assert_entered(how, receivers):
@@ -52,8 +52,8 @@ def test_the_state_is_what_sequences_have(gpu, plan):
         new = a_sequence(index, prompt, slots, 1.3 if penalised else 1.0)
         decode = tuple(one.sequence for one in running.values())
         running[index] = new
-        work, receivers = assemble(Piece(0, ((new.sequence, prompt),), decode))
-        how = sampled(work, state, gpu)
+        batch, receivers = assemble(MicroBatch(0, ((new.sequence, prompt),), decode))
+        how = sampled(batch, state, gpu)
         assert_entered(how, receivers)
         new.sequence.cached = prompt - 1
         new.left = tokens
@@ -74,12 +74,12 @@ def test_only_new_tokens_are_sent():
         running[index] = a_sequence(index, 20, slots)
     everyone = tuple(one.sequence for one in running.values())
     assemble = Assembler(running, 16)
-    first, _ = assemble(Piece(0, tuple((sequence, 20) for sequence in everyone), ()))
+    first, _ = assemble(MicroBatch(0, tuple((sequence, 20) for sequence in everyone), ()))
     assert first.sampling[-2].tolist() == [0, 1, 2] and first.sampling[-1].shape == (2, 60)
     for one in running.values():
         one.output.append(5)
         one.sequence.cached = 20
-    second, _ = assemble(Piece(0, (), everyone))
+    second, _ = assemble(MicroBatch(0, (), everyone))
     assert second.sampling[-2].tolist() == [] and second.sampling[-1].tolist() == [[0, 1, 2], [5, 5, 5]]
 
 
@@ -87,12 +87,12 @@ def test_a_sequence_without_a_slot_is_no_mistake_once_it_has_ended():
     slots, running = Slots(), {}
     running[0] = a_sequence(0, 4, slots)
     running[0].slot = None
-    piece = Piece(0, ((running[0].sequence, 4),), ())
+    micro_batch = MicroBatch(0, ((running[0].sequence, 4),), ())
     with pytest.raises(AssertionError, match="has a slot"):
-        Assembler(running, 16)(piece)
+        Assembler(running, 16)(micro_batch)
     running[0].ended = True
-    work, _ = Assembler(running, 16)(piece)
-    assert work.sampling[-1].shape == (2, 0)
+    batch, _ = Assembler(running, 16)(micro_batch)
+    assert batch.sampling[-1].shape == (2, 0)
 
 
 def test_slots_are_used_again():

@@ -3,7 +3,7 @@
 import pytest
 
 from exegpt.models import load_model
-from xrunner.rank.warm_up import Extent, _seen, warm_up
+from xrunner.rank.warm_up import Extent, _warm_rows, warm_up
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -11,5 +11,5 @@ def test_products_see_their_rows_unless_the_clock_runs(directories, running):
     model = load_model(directories["llama"])
     cache = model.new_cache(8, 16)
     warm_up(model, cache, Extent(blocks=4, tokens=12, sequences=2, longest=2, prompts=2), running=running)
-    assert _seen.get(model, set()) == (set() if running else set(range(2, 13)))
+    assert _warm_rows.get(model, set()) == (set() if running else set(range(2, 13)))
     assert all(not tensor.any() for tensor in cache.values)

@@ -19,11 +19,11 @@ from exegpt.models import load_model
 from exegpt.models.create import create_model
 from tests.xrunner import cells
 from xrunner.rank import warm_up as warm_up_module
-from xrunner.rank.assembly import Work
+from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute
 from xrunner.rank.warm_up import Extent, warm_up
 
-from .test_no_waiting import HOW, META, Nowhere, work
+from .test_no_waiting import HOW, META, Nowhere, device_batch
 
 BLOCK = 16
 
@@ -71,15 +71,15 @@ def model(tmp_path_factory):
     return load_model(path, "bf16", device=META)
 
 
-def piece(lengths, contexts):
-    """Work on so many new tokens of sequences of these contexts."""
+def batch(lengths, contexts):
+    """DeviceBatch on so many new tokens of sequences of these contexts."""
     tokens, width = sum(lengths), -(-max(contexts) // BLOCK)
     none, decodes = np.zeros(tokens, dtype=np.int64), max(lengths) == 1
     tables, offsets = np.zeros((len(lengths), width), dtype=np.int32), np.cumsum([0, *lengths], dtype=np.int32)
     attention = (0, tokens, tables, offsets, np.array(contexts, dtype=np.int32))
     rows = offsets[1:].astype(np.int64) - 1
     phase = "decode" if decodes else "encode"
-    return Work(phase, 0, len(lengths), tokens, none, none, none, (attention,), rows, len(lengths))
+    return DeviceBatch(phase, 0, len(lengths), tokens, none, none, none, (attention,), rows, len(lengths))
 
 
 def extent(most, together, longest):
@@ -118,7 +118,7 @@ def test_nothing_is_compiled_in_a_run(model, forms, reached, lengths, contexts, 
     compute = Compute(model, cache, True, Nowhere(), graphs)
     warm_up(model, cache, reached, compute.graphs)
     before = set(forms)
-    compute(piece(lengths, contexts), None)
+    compute(batch(lengths, contexts), None)
     assert not forms - before
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_compiled_for_other_architectures(forms, tmp_path, arch, grap
     before = set(forms)
     for encode, decode in [((7, 40), ()), ((), (3, 9, 30)), ((60, 20, 7, 1, 3), (4, 5)), ((), (5,)), ((2, 3), (1,))]:
         for how in HOW:
-            compute(work(model, encode, decode, **how), None)
+            compute(device_batch(model, encode, decode, **how), None)
     assert not forms - before
 
 

@@ -96,20 +96,20 @@ def test_expected_encoding_is_the_mean_over_drawn_batches(batch):
     model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
     tables = roofline_profile(model, cluster)
     stage = StageCost(Group(tables.degree(4), tables.overhead), model.layers)
-    law = task("S").input
-    draws = law.sample(4000 * batch, np.random.default_rng(0)).reshape(4000, batch)
+    distribution = task("S").input
+    draws = distribution.sample(4000 * batch, np.random.default_rng(0)).reshape(4000, batch)
     seconds = [stage.step(chunks(row, np.zeros(batch), batch), 0, 0.0) for row in draws]
-    assert float(stage.encode(batch, law)) == pytest.approx(np.mean(seconds), rel=0.01)
-    deviation = Side((), (stage,)).encode_deviation(batch, law)
+    assert float(stage.encode(batch, distribution)) == pytest.approx(np.mean(seconds), rel=0.01)
+    deviation = Side((), (stage,)).encode_deviation(batch, distribution)
     assert deviation == pytest.approx(np.std(seconds), rel=0.35 if batch == 1 else 0.1)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 50])
 def test_token_totals_have_the_sums_moments(batch):
-    law = LengthDistribution.truncated_normal(200, 90, 512)
-    tokens, p = token_totals(batch, law)
+    distribution = LengthDistribution.truncated_normal(200, 90, 512)
+    tokens, p = token_totals(batch, distribution)
     mean = tokens @ p
     assert p.sum() == pytest.approx(1.0)
-    assert mean == pytest.approx(batch * law.mean)
-    assert np.sqrt((tokens - mean) ** 2 @ p) == pytest.approx(np.sqrt(batch) * law.std, rel=0.01)
+    assert mean == pytest.approx(batch * distribution.mean)
+    assert np.sqrt((tokens - mean) ** 2 @ p) == pytest.approx(np.sqrt(batch) * distribution.std, rel=0.01)
     assert (tokens > 0).all()

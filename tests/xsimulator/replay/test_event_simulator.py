@@ -19,12 +19,12 @@ from xprofiler.roofline import roofline_profile
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import rra
-from xsimulator.steady.kv_transfer import handover_seconds
+from xsimulator.steady.kv_transfer import kv_transfer_seconds
 from xsimulator.steady.scenario import Scenario
 
 PROFILE = profile()
 POLICIES = ("rra", "static", "hybrid", "orca", "chunked")
-APART = ("waa-c", "waa-m")
+DISAGGREGATED = ("waa-c", "waa-m")
 T5 = builtin_model("t5-small")
 T5_PROFILE = roofline_profile(T5, parse_cluster("4xA40"), overhead_s=1e-4)
 
@@ -79,24 +79,24 @@ def test_a_static_batch_computes_finished_rows_along():
 
 def test_a_prompt_in_chunks_asks_for_its_past():
     run = replay(schedule("chunked", max_num_batched_tokens=64), PROFILE, [RequestLengths(100, 1)])
-    pieces = [Chunks([64], [0], 0), Chunks([36], [64], 1)]
-    assert run.seconds == pytest.approx(sum(costs().step(piece, 0, 0.0) for piece in pieces))
+    chunks = [Chunks([64], [0], 0), Chunks([36], [64], 1)]
+    assert run.seconds == pytest.approx(sum(costs().step(chunk, 0, 0.0) for chunk in chunks))
 
 
-def apart(model=MODEL, **changes):
+def disaggregated(model=MODEL, **changes):
     """A WAA schedule, of one stage a side where not said otherwise."""
     stages = stages_of(model, "encode", 0, 1) + stages_of(model, "decode", 1, 1)
     return schedule("waa-c", model, **({"stages": stages, "cluster": parse_cluster("4xA40")} | changes))
 
 
-def test_waa_hands_over_between_its_sides():
+def test_waa_transfers_kv_between_its_sides():
     """Two prompts encoded together; the first token comes from the encoding side, the others after the transfer."""
-    made = apart()
+    made = disaggregated()
     scenario = Scenario.of(made, PROFILE, None, "exact", True)
     run = replay(made, PROFILE, [RequestLengths(20, 3), RequestLengths(30, 1)])
     (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
     first = encoder.step(Chunks([20, 30], [0, 0], 2), 0, 0.0)
-    finish = first + handover_seconds(scenario, 50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
+    finish = first + kv_transfer_seconds(scenario, 50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
     times = {s.index: (s.start_s, s.first_token_s, s.finish_s) for s in run.served}
     assert times[1] == (0.0, pytest.approx(first), pytest.approx(first))
     assert times[0] == (0.0, pytest.approx(first), pytest.approx(finish))
@@ -104,13 +104,13 @@ def test_waa_hands_over_between_its_sides():
 
 def test_waa_joins_at_the_end_of_an_iteration():
     """The second batch is encoded while the first decodes, and joins at the first iteration after its transfer."""
-    made = apart(encode_batch=1, micro_batches=1)
+    made = disaggregated(encode_batch=1, micro_batches=1)
     scenario = Scenario.of(made, PROFILE, None, "exact", True)
     run = replay(made, PROFILE, [RequestLengths(20, 300), RequestLengths(400, 4)])
     (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
     encoded = [encoder.step(Chunks([n], [0], 1), 0, 0.0) for n in (20, 400)]
-    now = encoded[0] + handover_seconds(scenario, 20)
-    ready = sum(encoded) + handover_seconds(scenario, 400)
+    now = encoded[0] + kv_transfer_seconds(scenario, 20)
+    ready = sum(encoded) + kv_transfer_seconds(scenario, 400)
     context, joined, finish = 21, 0, {}
     while len(finish) < 2:
         if joined == 0 and now >= ready:
@@ -128,16 +128,19 @@ def test_waa_joins_at_the_end_of_an_iteration():
 
 def test_waa_joins_what_arrives_in_the_midst_of_decoding():
     requests = [RequestLengths(20, 300), RequestLengths(20, 4, 0.05)]
-    quick, slow = replay(apart(), PROFILE, requests), replay(apart(), PROFILE, requests, step_by_step=True)
+    quick, slow = (
+        replay(disaggregated(), PROFILE, requests),
+        replay(disaggregated(), PROFILE, requests, step_by_step=True),
+    )
     assert [s.finish_s for s in quick.served] == pytest.approx([s.finish_s for s in slow.served])
     assert [s.index for s in quick.served] == [1, 0]
 
 
 def test_waa_transfers_take_turns():
-    """Where batches come faster than they are handed over, one is on its way down while the next is on its way up."""
+    """Where batches come faster than they are transferred, one is on its way down while the next is on its way up."""
     slow = replace(PROFILE, host_copy=Table(("bytes",), ((1.0,),), (0.5,)))
-    run = replay(apart(encode_batch=1), slow, [RequestLengths(20, 2)] * 4)
-    scenario = Scenario.of(apart(), PROFILE, None, "exact", True)
+    run = replay(disaggregated(encode_batch=1), slow, [RequestLengths(20, 2)] * 4)
+    scenario = Scenario.of(disaggregated(), PROFILE, None, "exact", True)
     encoded = scenario.encode.costs[0].step(Chunks([20], [0], 1), 0, 0.0)
     iteration = scenario.decode.costs[0].step(None, 1, 21)
     ends = [encoded + 1.0 + 0.5 * i + iteration for i in range(4)]
@@ -148,7 +151,7 @@ def test_waa_lets_one_batch_wait_before_every_stage():
     """Many batches at once before a slow last stage: the encoding side has five under way on three stages, no more."""
     stages = stages_of(MODEL, "encode", 0, 3) + stages_of(MODEL, "decode", 3, 1)
     stages = (*stages[:2], replace(stages[2], decoder_layers=(2, 12)), stages[3])
-    made = apart(stages=stages, encode_batch=1)
+    made = disaggregated(stages=stages, encode_batch=1)
     run = replay(made, PROFILE, [RequestLengths(50, 1)] * 30)
     starts, ends = sorted(s.start_s for s in run.served), sorted(s.first_token_s for s in run.served)
     under_way = [sum(end > start for end in ends[:i]) for i, start in enumerate(starts)]
@@ -156,28 +159,28 @@ def test_waa_lets_one_batch_wait_before_every_stage():
 
 
 def test_waa_encoder_decoders_make_keys_and_values_on_the_decoding_side():
-    made = apart(T5)
+    made = disaggregated(T5)
     scenario = Scenario.of(made, T5_PROFILE, None, "exact", True)
     (served,) = replay(made, T5_PROFILE, [RequestLengths(20, 2)]).served
     (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
-    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + handover_seconds(scenario, 20)
-    first += float(decoder.handover(20)) + decoder.step(None, 1, 21)
-    assert float(decoder.handover(20)) > 0
+    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + kv_transfer_seconds(scenario, 20)
+    first += float(decoder.cross_projection(20)) + decoder.step(None, 1, 21)
+    assert float(decoder.cross_projection(20)) > 0
     assert served.first_token_s == pytest.approx(first)
     assert served.finish_s == pytest.approx(first + decoder.step(None, 1, 22))
 
 
-@pytest.mark.parametrize(("stages", "pieces"), [(1, 1), (2, 2), (3, 3), (3, 6), (2, 8)])
-def test_alike_requests_go_through_the_pipelines_exact_recurrence(stages, pieces):
+@pytest.mark.parametrize(("stages", "encode_count"), [(1, 1), (2, 2), (3, 3), (3, 6), (2, 8)])
+def test_alike_requests_go_through_the_pipelines_exact_recurrence(stages, encode_count):
     """RRA with requests of one length: once settled, phases are those of the steady state's recurrence."""
     workload = Workload.fixed(40, 9)  # D = 8 = two phases of 4
     layers = stages_of(MODEL, "both", 0, stages)
-    own = {"encode_batch": 24, "decode_batch": 48, "decode_iterations": 4, "encode_micro_batches": pieces}
+    own = {"encode_batch": 24, "decode_batch": 48, "decode_iterations": 4, "encode_micro_batches": encode_count}
     made = schedule("rra", workload=workload, stages=layers, cluster=parse_cluster(f"{stages}xA40"), **own)
     run = replay(made, PROFILE, [RequestLengths(40, 9)] * 24 * 40)
     starts = sorted({s.start_s for s in run.served})
     period = (starts[30] - starts[18]) / 12  # a cycle may span several phases
-    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, pieces).times
+    times = rra.phase(Scenario.of(made, PROFILE, None, "exact", True), 24, 4, encode_count).times
     assert period == pytest.approx(times.period, rel=1e-9)
     assert len(starts) == 40
 
@@ -211,12 +214,12 @@ REQUESTS = st.lists(
 
 
 @st.composite
-def plans(draw, policies=(*POLICIES, *APART), models=(MODEL, T5)):
+def plans(draw, policies=(*POLICIES, *DISAGGREGATED), models=(MODEL, T5)):
     """A schedule of any policy on one to three stages a side, and the profile that goes with it."""
     policy = draw(st.sampled_from(policies))
     model = MODEL if policy == "chunked" else draw(st.sampled_from(models))
     stages = stages_of(model, "both", 0, draw(st.integers(1, 3)))
-    if policy in APART:
+    if policy in DISAGGREGATED:
         count = draw(st.integers(1, 2))
         stages = stages_of(model, "encode", 0, count) + stages_of(model, "decode", count, draw(st.integers(1, 2)))
     changes = {}
@@ -252,7 +255,7 @@ def test_everybody_is_served_once_and_in_time(plan, requests):
 @settings(max_examples=150)
 @given(plans(), REQUESTS)
 def test_cells_keep_the_recurrence(plan, requests):
-    """A stage does one piece after the other, and tokens are computed once on every stage."""
+    """A stage does one micro-batch after the other, and tokens are computed once on every stage."""
     made, tables = plan
     spans = replay(made, tables, requests).timeline.spans
     until = {}
@@ -296,18 +299,18 @@ def test_no_block_stays_behind(plan, requests):
     assert len(ledgers) == plan[0].replicas
     for ledger in ledgers:
         ledger.check()
-        assert ledger.idle and ledger.pool.free == ledger.pool.total
+        assert ledger.idle and ledger.pool.available == ledger.pool.total
 
 
 def test_a_pipeline_works_on_several_micro_batches_at_once():
-    """Stages overlap, each does one piece at a time, and no token is begun before its predecessor is out."""
+    """Stages overlap, each does one micro-batch at a time, and no token is begun before its predecessor is out."""
     stages = tuple(Stage((i,), 1, "both", None, (4 * i, 4 * i + 4)) for i in range(3))
     made = schedule("orca", stages=stages, cluster=parse_cluster("3xA40"), max_num_seqs=9, prefills_per_step=3)
     run = replay(made, PROFILE, [RequestLengths(30 + i, 12) for i in range(30)])
     assert sorted(s.index for s in run.served) == list(range(30))
     begun = {}
     for span in run.timeline.spans:
-        assert span.start_s >= begun.get(span.stage, 0.0) - 1e-12  # a stage does one piece at a time
+        assert span.start_s >= begun.get(span.stage, 0.0) - 1e-12  # a stage does one micro-batch at a time
         begun[span.stage] = span.end_s
     for micro_batch in range(3):
         own = [span for span in run.timeline.spans if span.micro_batch == micro_batch]

@@ -13,7 +13,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
 from xsimulator.steady import static
-from xsimulator.steady.memory import BlockLaw, stage_memory
+from xsimulator.steady.memory import BlockDistribution, stage_memory
 from xsimulator.steady.scenario import Scenario
 
 
@@ -34,7 +34,7 @@ def test_reserved_blocks_are_the_simulated_percentile(name, iterations, encode_b
     held = blocks_of(inputs, outputs)
     change = np.bincount(begin, held, phases) - np.bincount(np.minimum(begin + stays, phases), held, phases + 1)[:-1]
     resident = np.cumsum(change)[stays.max() :]
-    found = BlockLaw.of(workload).reservation(iterations).quantile(encode_batch, 1e9)
+    found = BlockDistribution.of(workload).reservation(iterations).quantile(encode_batch, 1e9)
     assert found == pytest.approx(np.quantile(resident, 0.999), rel=0.02)
 
 
@@ -43,14 +43,16 @@ def test_iteration_levels_residents_are_length_biased(name):
     """Slots that are refilled at once: whom one finds there has been drawn with the time it stays."""
     workload, rng = task(name), np.random.default_rng(2)
     slots, n = 32, 400
-    inputs, outputs = (law.sample(slots * n, rng).reshape(slots, n) for law in (workload.input, workload.output))
+    inputs, outputs = (
+        distribution.sample(slots * n, rng).reshape(slots, n) for distribution in (workload.input, workload.output)
+    )
     ends, held = np.cumsum(outputs, axis=1), blocks_of(inputs, outputs)
     times = np.arange(2000, ends[:, -1].min())
     resident = sum(held[s][np.searchsorted(ends[s], times, side="right")] for s in range(slots))
-    assert BlockLaw.of(workload, resident=True).reservation(None).mean * slots == pytest.approx(
+    assert BlockDistribution.of(workload, resident=True).reservation(None).mean * slots == pytest.approx(
         resident.mean(), rel=0.01
     )
-    assert BlockLaw.of(workload, resident=True).reservation(None).quantile(slots, slots) == pytest.approx(
+    assert BlockDistribution.of(workload, resident=True).reservation(None).quantile(slots, slots) == pytest.approx(
         np.quantile(resident, 0.999), rel=0.03
     )
 
@@ -61,14 +63,14 @@ def test_never_more_than_everybody_at_the_longest():
     for resident in range(1, 6):
         assert (
             longest
-            <= BlockLaw.of(workload, resident=True).reservation(None).quantile(resident, resident)
+            <= BlockDistribution.of(workload, resident=True).reservation(None).quantile(resident, resident)
             <= resident * longest
         )
 
 
 def test_certain_lengths_are_reserved_exactly_but_for_the_blocks_end():
     """Half a block is the mean of what a last block leaves empty."""
-    need = BlockLaw.of(Workload.fixed(33, 16)).reservation(None)
+    need = BlockDistribution.of(Workload.fixed(33, 16)).reservation(None)
     assert need.longest == 3
     assert need.mean == pytest.approx((33 + 15 + 7.5) / 16)
 
@@ -128,8 +130,8 @@ def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
 def test_an_encoder_decoders_blocks_hold_its_input_and_the_start_token_too():
     """As many tokens as the ledger keeps room for: input and output, for the first output token has to be decoded."""
     workload = Workload.fixed(33, 16)
-    assert BlockLaw.of(workload, encoder_decoder=True).reservation(None).longest == -(-(33 + 16) // BLOCK_SIZE)
-    assert BlockLaw.of(workload).reservation(None).longest == -(-(33 + 15) // BLOCK_SIZE)
+    assert BlockDistribution.of(workload, encoder_decoder=True).reservation(None).longest == -(-(33 + 16) // BLOCK_SIZE)
+    assert BlockDistribution.of(workload).reservation(None).longest == -(-(33 + 15) // BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("stride", [1.0, 2.5, 3.7, 12.25])
@@ -138,5 +140,5 @@ def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
     workload, rng, n = task("S"), np.random.default_rng(4), 400_000
     inputs, outputs = workload.input.sample(n, rng), workload.output.sample(n, rng)
     stays = np.maximum(1, np.ceil((outputs - 1) / stride))
-    found = BlockLaw.of(workload).reservation(stride)
+    found = BlockDistribution.of(workload).reservation(stride)
     assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)

@@ -77,7 +77,7 @@ LAWS = st.dictionaries(st.integers(1, 40), st.floats(0.05, 1.0), min_size=1, max
 @given(LAWS, LAWS, st.integers(1, 50), st.booleans())
 def test_work_is_conserved(inputs, outputs, iterations, encoder_decoder):
     """Whatever N_D is, a phase does the iterations that one query needs, at the length-biased mean context."""
-    workload = Workload("law", inputs, outputs, outputs.max)
+    workload = Workload("distribution", inputs, outputs, outputs.max)
     steady = steady_state(workload, iterations, encoder_decoder)
     need, p = decode_iterations_of(outputs, encoder_decoder)
     assert steady.active.sum() == pytest.approx(float(need @ p))

@@ -44,19 +44,26 @@ def predicted_and_replayed(name, policy, model, stages, **variables):
     """Output tokens per second of the estimate and of the replay."""
     requests, workload = requests_of(name)
     made = schedule(
-        policy, model, workload.laws, cluster=CLUSTER, stages=stages, kv_blocks=100_000, dtype="fp16", **variables
+        policy,
+        model,
+        workload.without_requests,
+        cluster=CLUSTER,
+        stages=stages,
+        kv_blocks=100_000,
+        dtype="fp16",
+        **variables,
     )
     tables = PROFILES[model.name]
     served = replay(made, tables, requests, timeline=False).served
     return estimate(made, tables, variation=False).throughput_tok_s, steady_tokens_s(served)
 
 
-@pytest.mark.parametrize("pieces", [None, 8])
+@pytest.mark.parametrize("encode_count", [None, 8])
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize(
     ("name", "batch", "iterations", "model"), [("S", 16, 7, OPT), ("T", 8, 20, OPT), ("S", 12, 7, T5)]
 )
-def test_rra(name, batch, iterations, model, stages, pieces):
+def test_rra(name, batch, iterations, model, stages, encode_count):
     predicted, replayed = predicted_and_replayed(
         name,
         "rra",
@@ -64,7 +71,7 @@ def test_rra(name, batch, iterations, model, stages, pieces):
         side(model, "both", 0, stages, 4 // stages),
         encode_batch=batch,
         decode_iterations=iterations,
-        encode_micro_batches=pieces,
+        encode_micro_batches=encode_count,
     )
     assert predicted == pytest.approx(replayed, rel=0.03)
 

@@ -32,7 +32,7 @@ def waa_schedule(model, workload, batch, micro_batches=1, split=((1, 1), (1, 2))
     return schedule(
         "waa-c",
         model,
-        workload.laws,
+        workload.without_requests,
         cluster=cluster,
         stages=stages,
         kv_blocks=100_000,
@@ -48,9 +48,9 @@ def scenario_of(made):
 
 
 def decoding_side(outputs, blocks, period, seconds):
-    """What becomes of batches of output lengths [handovers, B_E], each holding `blocks` of the same shape, handed over
+    """What becomes of batches of output lengths [transfers, B_E], each holding `blocks` of the same shape, transferred
     every `period` seconds, if an iteration of n sequences takes `seconds[n]`: the mean of the residents over time, just
-    after each handover their number and their blocks, and when the last iteration ends.
+    after each KV transfer their number and their blocks, and when the last iteration ends.
 
     Joins at iterations' ends; a decoder-only model's first token is there already.
     """
@@ -78,8 +78,8 @@ def decoding_side(outputs, blocks, period, seconds):
     ("batch", "split"), [(16, ((1, 2), (1, 2))), (4, ((1, 1), (1, 2))), (3, ((1, 2), (1, 2))), (2, ((1, 2), (1, 2)))]
 )
 def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, split):
-    """Mean residents, and number and blocks of those there after a handover, under the same seconds per iteration."""
-    workload, rng, handovers = task("S"), np.random.default_rng(3), 8000
+    """Mean residents, and their number and blocks after a KV transfer, under the same seconds per iteration."""
+    workload, rng, transfers = task("S"), np.random.default_rng(3), 8000
     scenario = scenario_of(waa_schedule(OPT, workload, batch, split=split))
     period = waa_encoding.encoding(scenario, batch).period
     found = waa_decoding.fixed_point(scenario, batch, 1, period)
@@ -88,11 +88,12 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     context = np.full(200, workload.input.mean + workload.output.mean / 2)
     seconds, _ = waa_decoding.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
     inputs, outputs = (
-        law.sample(handovers * batch, rng).reshape(-1, batch) for law in (workload.input, workload.output)
+        distribution.sample(transfers * batch, rng).reshape(-1, batch)
+        for distribution in (workload.input, workload.output)
     )
     blocks = -(-(inputs + outputs - 1) // BLOCK_SIZE)
     mean, (resident, held), end = decoding_side(outputs, blocks, period, seconds)
-    assert end == pytest.approx(handovers * period, rel=0.01)  # it keeps up
+    assert end == pytest.approx(transfers * period, rel=0.01)  # it keeps up
     need, p = scenario.iterations
     # Little: as many as arrive in the time that one of them stays
     assert float(p @ found.lived(need)) * batch / period == pytest.approx(mean, rel=0.03)
@@ -101,7 +102,7 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7, 40])
-def test_the_peak_after_a_handover_is_b_e_times_the_handovers_that_a_query_stays(stride):
+def test_the_peak_after_a_kv_transfer_is_b_e_times_the_transfers_that_a_query_stays(stride):
     workload = task("S")
     scenario = scenario_of(waa_schedule(OPT, workload, 4))
     need, p = scenario.iterations
