@@ -10,8 +10,8 @@ import time
 import numpy as np
 import torch
 
+from exegpt.batching import MicroBatch, Sequence
 from exegpt.cli import output
-from exegpt.policies import MicroBatch, Sequence
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
 from xrunner.rank.assembly import Assembler, Running

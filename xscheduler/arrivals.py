@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.batching import deal
 from exegpt.errors import InputError
-from exegpt.policies import deal
 from exegpt.schedule import Bound
 from exegpt.served import BOUND_QUANTILES, long_outputs
 from exegpt.workload import RequestLengths, Workload

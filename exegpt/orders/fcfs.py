@@ -1,15 +1,16 @@
 """First come, first served."""
 
-from typing import Protocol
+from exegpt.batching import Sequence
 
 
-class Waiting(Protocol):
-    """What an order may look at."""
-
-    index: int
-    arrival_s: float
-
-
-def fcfs(sequence: Waiting) -> tuple[float, int]:
+class FCFS:
     """By arrival; requests of the same moment in the order in which they were given."""
-    return sequence.arrival_s, sequence.index
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
+        """A constant."""
+        return sequence.arrival_s, sequence.index
+
+
+fcfs = FCFS()

@@ -2,36 +2,20 @@
 runner both follow it.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from exegpt.batching import BlockPool, Ledger, Order, Step
 from exegpt.errors import InputError
 from exegpt.policies.adjustment import Adjustment
-from exegpt.policies.blocks import BlockPool
 from exegpt.policies.chunked import ChunkedPolicy
-from exegpt.policies.deal import deal
 from exegpt.policies.hybrid import HybridPolicy
-from exegpt.policies.ledger import Ledger, Sequence, Step
-from exegpt.policies.micro_batches import MicroBatch, MicroBatching
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
 from exegpt.schedule import Schedule
 
-__all__ = [
-    "BlockPool",
-    "Ledger",
-    "MicroBatch",
-    "MicroBatching",
-    "Policy",
-    "Sequence",
-    "Step",
-    "WAAPolicy",
-    "deal",
-    "make_ledger",
-    "make_policy",
-]
+__all__ = ["Policy", "WAAPolicy", "make_ledger", "make_policy"]
 
 
 class Policy(Protocol):
@@ -80,7 +64,7 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
     return Adjustment(threshold, schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0)
 
 
-def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Callable[[Sequence], Any]) -> Ledger:
+def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Order) -> Ledger:
     """An empty ledger over the schedule's KV blocks."""
     pool = BlockPool(schedule.kv_blocks, schedule.block_size)
     return Ledger(pool, order, policy.early_termination, schedule.model.spec.encoder_layers > 0)

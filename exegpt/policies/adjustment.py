@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from exegpt.policies.ledger import Sequence
+from exegpt.batching import Sequence
 
 PEEKED_BATCHES = 4
 """Batches at the front of the queue from which the next one is picked."""

@@ -1,6 +1,6 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
-from exegpt.policies.ledger import ENDLESS, Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Step
 
 
 class ChunkedPolicy:

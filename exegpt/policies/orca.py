@@ -1,6 +1,6 @@
 """Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
 
-from exegpt.policies.ledger import ENDLESS, Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Step
 
 
 class OrcaPolicy:

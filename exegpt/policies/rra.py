@@ -1,7 +1,7 @@
 """RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
 
+from exegpt.batching import Ledger, Sequence, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
-from exegpt.policies.ledger import Ledger, Sequence, Step
 
 
 class RRAPolicy:
@@ -33,5 +33,5 @@ class RRAPolicy:
         if self.adjustment is None:
             return ledger.admit(self.encode_batch, now)
         count = self.adjustment.count(ledger.residents)
-        candidates = ledger.peek(count * PEEKED_BATCHES, now)
+        candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)
         return ledger.admit_these(self.adjustment.pick(candidates, count))

@@ -1,6 +1,6 @@
 """Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
 
-from exegpt.policies.ledger import ENDLESS, Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Step
 
 
 class StaticPolicy:

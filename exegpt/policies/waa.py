@@ -1,7 +1,7 @@
 """WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
 
+from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
-from exegpt.policies.ledger import ENDLESS, Ledger, Step
 
 
 def most_underway(stages: int) -> int:
@@ -31,7 +31,7 @@ class WAAPolicy:
         if self.adjustment is None:
             admitted = ledger.admit(self.encode_batch, now)
         else:
-            candidates = ledger.peek(self.encode_batch * PEEKED_BATCHES, now)
+            candidates = ledger.waiting.first(self.encode_batch * PEEKED_BATCHES, now)
             admitted = ledger.admit_these(self.adjustment.pick(candidates, self.encode_batch))
         return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
 

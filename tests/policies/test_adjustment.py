@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exegpt.batching import BlockPool, Ledger, Sequence
 from exegpt.errors import InputError
-from exegpt.policies import BlockPool, Ledger, Sequence, make_policy
+from exegpt.orders import fcfs
+from exegpt.policies import make_policy
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
@@ -75,7 +77,7 @@ def test_more_or_fewer_are_encoded_where_the_decoding_batch_misses_its_target(re
     st.integers(21, 200),
 )
 def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, threshold, blocks):
-    ledger = Ledger(BlockPool(blocks, 16), lambda one: one.index)
+    ledger = Ledger(BlockPool(blocks, 16), fcfs)
     waiting = [Sequence(i, n, m) for i, (n, m) in enumerate(pairs)]
     ledger.submit(waiting)
     policy = RRAPolicy(encode_batch, 5, Adjustment(threshold, 150.0, encode_batch, 3 * encode_batch))
@@ -91,11 +93,11 @@ def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, thr
 
 
 def test_waa_picks_too():
-    ledger = Ledger(BlockPool(1000, 16), lambda one: one.index)
+    ledger = Ledger(BlockPool(1000, 16), fcfs)
     ledger.submit(sequences([200, 200, 100, 30, 70, 10]))
     step = WAAPolicy(3, adjustment(0.01, encode_batch=3)).next_encode(ledger, 0.0)
     assert [one.input_tokens for one, _ in step.encode] == [200, 100, 10]
-    assert [one.input_tokens for one in ledger.peek(9, 0.0)] == [200, 30, 70]
+    assert [one.input_tokens for one in ledger.waiting.first(9, 0.0)] == [200, 30, 70]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

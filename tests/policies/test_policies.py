@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import BlockPool, Ledger, Sequence, Step, WAAPolicy, make_policy
+from exegpt.policies import WAAPolicy, make_policy
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
@@ -39,7 +40,7 @@ def drive(policy, requests, blocks=12, block_size=8, encoder_decoder=False):
     while not ledger.idle:
         step = policy.next_step(ledger, now)
         if step is None:
-            now = ledger.next_arrival(now)
+            now = ledger.waiting.next_arrival(now)
             assert now is not None, "nothing can run and nothing will arrive"
             continue
         assert step.encode or step.decode
@@ -85,10 +86,10 @@ def test_a_step_repeats_as_long_as_it_says(policy, requests):
     while not ledger.idle:
         step = alike.next_step(ledger, now)
         if step is None:
-            now = ledger.next_arrival(now)
+            now = ledger.waiting.next_arrival(now)
             continue
         times = min([step.repeats, *[s.max_output - s.generated for s in step.decode if not s.finished]])
-        arrival = ledger.next_arrival(now)
+        arrival = ledger.waiting.next_arrival(now)
         if step.arrivals and arrival is not None:
             times = min(times, math.ceil(arrival - now))
         assert times == 1 or not step.encode

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from exegpt.batching import deal
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
-from exegpt.policies import deal
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths, Workload, task
 from tests.exegpt.nouns import profile, schedule

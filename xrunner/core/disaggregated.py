@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.policies import MicroBatching, Sequence, Step
+from exegpt.batching import MicroBatching, Sequence, Step
 from exegpt.policies.waa import most_underway
 from xrunner.comm.encoder_output import slots_in
 from xrunner.comm.kv_transfer import Arrival, most_in_transfer

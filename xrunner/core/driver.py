@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from exegpt.policies import Ledger, MicroBatch, MicroBatching, Step, make_policy
+from exegpt.batching import Ledger, MicroBatch, MicroBatching, Step
+from exegpt.policies import make_policy
 from exegpt.request import FinishReason, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
@@ -116,14 +117,14 @@ class Driver:
             self.changes.append(change)
         else:
             self.moving = change
-            self.left = [sequence.index for sequence in self.ledger.drain()]
+            self.left = [sequence.index for sequence in self.ledger.waiting.drain()]
 
     def _take_over(self, new: Schedule) -> None:
         """Decide by another schedule from now on, in as many blocks as it reckons with, and those who wait need."""
         self.policy = make_policy(new, self.adjustment)
         parts = new.micro_batches or len(self.worker.place.line)
         self.micro_batching = MicroBatching(parts, new.encode_micro_batches, new.replicas)
-        self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.blocks_needed, self.ledger.waiting)])
+        self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.admission.blocks, self.ledger.waiting)])
 
     def _do(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, and book it."""
@@ -227,7 +228,7 @@ class Driver:
 
     def _sleep(self, now: float) -> None:
         """Until the next arrival, or a little, so that a cancellation is noticed."""
-        arrival = self.ledger.next_arrival(now)
+        arrival = self.ledger.waiting.next_arrival(now)
         if arrival is None:
             raise RuntimeError(f"none of {len(self.ledger.waiting)} waiting requests is ever run")
         time.sleep(max(0.0, min(arrival - self.now(), _NAP_S)))

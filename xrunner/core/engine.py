@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from exegpt import __version__
+from exegpt.batching import MicroBatching, Sequence, deal
+from exegpt.batching.admission import most_cached
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
@@ -17,7 +19,7 @@ from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import CPU, free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import MicroBatching, Sequence, WAAPolicy, deal, make_ledger, make_policy
+from exegpt.policies import WAAPolicy, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
@@ -337,7 +339,7 @@ class Engine:
 def blocks_needed(request: Request, schedule: Schedule) -> int:
     """KV blocks for all tokens that a request may ever cache."""
     start = bool(schedule.model.spec.encoder_layers)
-    return -(-(len(request.prompt_ids) + request.max_tokens - 1 + start) // schedule.block_size)
+    return -(-most_cached(len(request.prompt_ids), request.max_tokens, start) // schedule.block_size)
 
 
 def _facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str, str]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from exegpt.batching import MicroBatch, Sequence
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
-from exegpt.policies import MicroBatch, Sequence
 from exegpt.request import Request
 from exegpt.timeline import Phase
 from xrunner.comm.gpu import Gpu

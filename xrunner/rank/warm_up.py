@@ -9,11 +9,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from exegpt.batching import BlockPool
+from exegpt.batching.admission import most_cached
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, computed_rows
 from exegpt.models.weights import torch_dtype
-from exegpt.policies import BlockPool
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.rank.decode_graphs import DecodeGraphs
@@ -51,7 +52,7 @@ class Extent:
         """The extent of requests of these (prompt, output) lengths under a schedule."""
         pool = BlockPool(schedule.kv_blocks, schedule.block_size)
         start = bool(schedule.model.spec.encoder_layers)
-        blocks = [pool.blocks_for(prompt + output - 1 + start) for prompt, output in sequences]
+        blocks = [pool.blocks_for(most_cached(prompt, output, start)) for prompt, output in sequences]
         resident = min(len(sequences), schedule.kv_blocks, schedule.max_num_seqs or len(sequences))
         tokens = computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences], resident))
         prompts = min(len(sequences), schedule.encode_batch or schedule.prefills_per_step or resident)

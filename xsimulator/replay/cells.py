@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.batching import MicroBatch, MicroBatching, Step
+from exegpt.batching.sequence import FINISHED
 from exegpt.interpolation import linear
-from exegpt.policies import MicroBatch, MicroBatching, Step
 from exegpt.timeline import Span
 from xsimulator.cost.recurrences import follow
 from xsimulator.cost.side import Side
@@ -136,7 +137,7 @@ class Pipeline:
     def _run_decoding(self, micro_batches: list[MicroBatch], now: float, most: int, until: float) -> Ran:
         shapes = []
         for micro_batch in micro_batches:
-            live = [s for s in micro_batch.decode if not s.finished]
+            live = [s for s in micro_batch.decode if s.status is not FINISHED]
             most = min([most, *[s.max_output - s.generated for s in live]])
             # A finished row of a static batch is computed again at its last position.
             shapes.append((len(micro_batch.decode), sum([s.cached for s in micro_batch.decode]) + len(live), len(live)))
@@ -194,5 +195,5 @@ def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
         counts, cached = [count for _, count in micro_batch.encode], [s.cached for s, _ in micro_batch.encode]
         chunks = Chunks(counts, cached, completed)
     decoding = len(micro_batch.decode)
-    tokens = sum([s.cached + (not s.finished) for s in micro_batch.decode])
+    tokens = sum([s.cached + (s.status is not FINISHED) for s in micro_batch.decode])
     return chunks, decoding, tokens / decoding if decoding else 0.0

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
 from exegpt.model import activation_bytes
 from exegpt.profile import LayerTables, Profile, Table
@@ -127,7 +128,7 @@ class Replicas:
 
 
 def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool) -> None:
-    tokens = requests.inputs + requests.outputs - 1 + encoder_decoder
+    tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)
     if need > schedule.kv_blocks:

@@ -10,7 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from exegpt.policies import Ledger, Step, WAAPolicy
+from exegpt.batching import Ledger, Step
+from exegpt.policies import WAAPolicy
 from exegpt.policies.waa import most_underway
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record
@@ -73,7 +74,7 @@ class Disaggregated:
         step = self.policy.next_encode(self.ledger, now)
         self._encode_waits = step is None
         if step is None:
-            arrival = self.ledger.next_arrival(now)
+            arrival = self.ledger.waiting.next_arrival(now)
             self._encode_at = inf if arrival is None else arrival
             return
         self.record.start(step, now)

@@ -5,7 +5,7 @@
 
 enum { STATIC, ORCA, CHUNKED, RRA, WAA }; /* policies */
 
-/* ---- the ledger (exegpt/policies/ledger.py), first come, first served ---- */
+/* ---- the ledger (exegpt/batching/ledger.py), first come, first served ---- */
 
 typedef struct {
     double arrival, ready, started, first, finish;

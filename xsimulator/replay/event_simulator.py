@@ -11,9 +11,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
 
+from exegpt.batching import Ledger, MicroBatching, Sequence, deal
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
-from exegpt.policies import Ledger, MicroBatching, Policy, Sequence, WAAPolicy, deal, make_ledger, make_policy
+from exegpt.policies import Policy, WAAPolicy, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, summarise
@@ -105,7 +106,7 @@ def _together(policy: Policy, ledger: Ledger, pipeline: Pipeline, record: Record
         if step is None:
             now = next_arrival(ledger, now)
             continue
-        until = ledger.next_arrival(now) if step.arrivals else None
+        until = ledger.waiting.next_arrival(now) if step.arrivals else None
         record.start(step, now)
         ran = pipeline.run(step, now, 1 if step_by_step else step.repeats, inf if until is None else until)
         record.book(step, ran, ledger.advance(step, iterations=ran.iterations))
@@ -114,7 +115,7 @@ def _together(policy: Policy, ledger: Ledger, pipeline: Pipeline, record: Record
 
 def next_arrival(ledger: Ledger, now: float) -> float:
     """When the next request arrives; one must, where nothing can run."""
-    arrival = ledger.next_arrival(now)
+    arrival = ledger.waiting.next_arrival(now)
     if arrival is None:
         raise RuntimeError("a waiting request can never be admitted")  # submit() refuses those
     return arrival

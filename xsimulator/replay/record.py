@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from exegpt.policies import Sequence, Step
+from exegpt.batching import Sequence, Step
 from exegpt.served import Served
 from xsimulator.replay.cells import Ran
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from exegpt.policies import deal
+from exegpt.batching import deal
 from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
 
 from .test_architectures import generate

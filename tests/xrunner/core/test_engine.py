@@ -130,7 +130,7 @@ def test_the_timeline_is_what_the_policy_decided(models):
     report = Engine(model, plan).run(todo)
     policy = make_policy(plan)
     ledger = make_ledger(plan, policy, fcfs)
-    from exegpt.policies import Sequence
+    from exegpt.batching import Sequence
 
     ledger.submit(Sequence(i, n, m) for i, (n, m) in enumerate(LENGTHS))
     expected = []

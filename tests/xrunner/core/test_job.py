@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 import torch
 
+from exegpt.batching import deal
 from exegpt.cluster import local_cluster
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
-from exegpt.policies import deal
 from exegpt.workload import RequestLengths
 from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, generate, requests, schedule
 from tests.xrunner.core import test_architectures as architectures

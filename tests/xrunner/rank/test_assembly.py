@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.policies import MicroBatch, Sequence
+from exegpt.batching import MicroBatch, Sequence
 from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler, Running
 

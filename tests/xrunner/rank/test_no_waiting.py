@@ -9,10 +9,10 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
+from exegpt.batching import MicroBatch, Sequence
 from exegpt.kernels import device
 from exegpt.models import load_model
 from exegpt.models.create import create_model
-from exegpt.policies import MicroBatch, Sequence
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler, Running

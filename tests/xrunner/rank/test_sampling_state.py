@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exegpt.batching import MicroBatch, Sequence
 from exegpt.models import load_model
-from exegpt.policies import MicroBatch, Sequence
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from tests.xrunner.stand_in import StandIn

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.batching import deal
 from exegpt.errors import InputError
-from exegpt.policies import deal
 from exegpt.profile import Table
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import schedule

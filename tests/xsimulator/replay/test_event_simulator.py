@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.batching import deal
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
-from exegpt.policies import deal, make_ledger
+from exegpt.policies import make_ledger
 from exegpt.profile import Table
 from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths, Workload

@@ -7,7 +7,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.policies.ledger import Sequence, Step
+from exegpt.batching.sequence import Sequence
+from exegpt.batching.step import Step
 
 
 @dataclass(frozen=True, slots=True)

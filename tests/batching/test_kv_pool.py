@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exegpt.batching import BlockPool
 from exegpt.errors import InputError
-from exegpt.policies import BlockPool
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6))), st.integers(1, 20))

@@ -1,6 +1,29 @@
-"""KV blocks: which of a stage's fixed-size cache blocks are free. Pure bookkeeping, no tensor."""
+"""KV pool: which of a stage's fixed-size cache blocks are free."""
+
+from typing import Protocol
 
 from exegpt.errors import InputError
+
+
+class KVPool(Protocol):
+    """Blocks of the KV cache by number."""
+
+    total: int
+    block_size: int
+    """Tokens of a block."""
+
+    @property
+    def available(self) -> int:
+        """How many blocks `allocate` can give."""
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens need."""
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks by number. The caller has checked `available` first; MemoryError otherwise."""
+
+    def free(self, blocks: list[int]) -> None:
+        """Return blocks that `allocate` gave."""
 
 
 class BlockPool:

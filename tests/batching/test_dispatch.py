@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.policies.deal import OUTPUT_TOKEN, deal
+from exegpt.batching.dispatch import OUTPUT_TOKEN, deal
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 100)), max_size=60)
 

@@ -1,0 +1,24 @@
+"""Which sequences run now: pure bookkeeping, no tensors, no clock. The event simulator and the engine run on it."""
+
+from exegpt.batching.dispatch import deal
+from exegpt.batching.kv_pool import BlockPool, KVPool
+from exegpt.batching.ledger import Ledger
+from exegpt.batching.micro_batches import MicroBatch, MicroBatching
+from exegpt.batching.queue import Order, Queue
+from exegpt.batching.sequence import Sequence, Status
+from exegpt.batching.step import ENDLESS, Step
+
+__all__ = [
+    "ENDLESS",
+    "BlockPool",
+    "KVPool",
+    "Ledger",
+    "MicroBatch",
+    "MicroBatching",
+    "Order",
+    "Queue",
+    "Sequence",
+    "Status",
+    "Step",
+    "deal",
+]

@@ -1,0 +1,61 @@
+"""Sequence: one request's bookkeeping."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Status(Enum):
+    """Where a sequence stands.
+
+        WAITING ──admit──► PREFILL ──prompt cached──► DECODE ──last token──► FINISHED
+           ▲                  └──────── preempt ─────────┘
+           └── PREEMPTED ◄───────────────┘
+
+    A preempted sequence waits again, with what it has generated.
+    """
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = Status
+"""The same by name: looking one up in an Enum takes longer than comparing two."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request from its arrival to its end.
+
+    The prefill that completes a prompt gives the first output token. A decoding iteration caches the token made last
+    and makes the next, so at most `input_tokens + max_output - 1` tokens are ever cached. In an encoder-decoder the
+    first decoding iteration gives the first token, after a start token that is cached too.
+    """
+
+    index: int
+    """The request's place in the run; unique."""
+    input_tokens: int
+    max_output: int
+    arrival_s: float = 0.0
+    # filled by the ledger
+    status: Status = WAITING
+    cached: int = 0
+    """Tokens whose keys and values are in the cache."""
+    generated: int = 0
+    """Output tokens made."""
+    blocks: list[int] = field(default_factory=list)
+    """KV blocks. A finished row of a static batch holds its own to the batch's end."""
+    ready_s: float = 0.0
+    """When the decoding side has its keys and values, where prefill and decode are disaggregated."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last token is made, or booked."""
+        return self.status is FINISHED
+
+    @property
+    def encoded(self) -> bool:
+        """Whether its whole prompt is in the cache."""
+        return self.cached >= self.input_tokens

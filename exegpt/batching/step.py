@@ -1,0 +1,35 @@
+"""Step: one iteration, as a policy decides it."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from exegpt.batching.sequence import Sequence
+
+ENDLESS = sys.maxsize
+"""As many iterations as there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration: prompts (or chunks of them) to encode, and sequences to give one more token."""
+
+    encode: tuple[tuple[Sequence, int], ...] = ()
+    """(sequence, tokens of its prompt to compute now)."""
+    decode: tuple[Sequence, ...] = ()
+    repeats: int = 1
+    """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
+    arrivals: bool = False
+    """Whether an arrival may end the row."""
+
+    @property
+    def phase(self) -> Any:
+        """`encode`, `decode` or `mixed`."""
+        if self.encode and self.decode:
+            return "mixed"
+        return "encode" if self.encode else "decode"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+        return sum(count for _, count in self.encode) + len(self.decode)

@@ -1,0 +1,71 @@
+"""The queue: sequences in the order of keys that may change while they wait."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.batching import Queue, Sequence
+from exegpt.orders import fcfs
+
+
+class LeastSlack:
+    """An order that changes with time: deadlines of short prompts approach, those of long ones have passed."""
+
+    changes = True
+
+    def key(self, sequence, now):
+        return abs(sequence.arrival_s + sequence.input_tokens - now)
+
+
+def queue(order, rows):
+    waiting = Queue(order)
+    sequences = [Sequence(i, tokens, 1, arrival) for i, (tokens, arrival) in enumerate(rows)]
+    for sequence in sequences:
+        waiting.push(sequence)
+    return waiting, sequences
+
+
+ROWS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20).map(float)), max_size=20)
+
+
+@given(ROWS, st.lists(st.tuples(st.integers(0, 30).map(float), st.integers(0, 3)), max_size=12), st.booleans())
+def test_the_first_is_whoever_has_the_least_key_now(rows, looks, changes):
+    """Against a plain list that is sorted anew at every look."""
+    order = LeastSlack() if changes else fcfs
+    waiting, left = queue(order, rows)
+    for now, count in sorted(looks):
+        for _ in range(count):
+            arrived = sorted((s for s in left if s.arrival_s <= now), key=lambda s: (order.key(s, now), s.index))
+            assert waiting.first(3, now) == arrived[:3]
+            assert waiting.peek(now) is (arrived[0] if arrived else None)
+            later = [s.arrival_s for s in left if s.arrival_s > now]
+            assert waiting.next_arrival(now) == min(later, default=None)
+            if arrived:
+                assert waiting.pop() is arrived[0]
+                left.remove(arrived[0])
+            assert len(waiting) == len(left)
+    assert set(waiting) == set(left)
+    assert waiting.drain() == left and not waiting
+
+
+def test_an_order_that_changes_is_asked_again_at_a_new_moment_alone():
+    asked = []
+
+    class Counting(LeastSlack):
+        def key(self, sequence, now):
+            asked.append(now)
+            return super().key(sequence, now)
+
+    waiting, _ = queue(Counting(), [(5, 0.0), (3, 0.0)])
+    assert waiting.peek(1.0).input_tokens == 3
+    asked.clear()
+    waiting.peek(1.0)
+    assert not asked
+    assert waiting.peek(6.0).input_tokens == 5
+    assert asked == [6.0, 6.0]
+
+
+def test_removed_sequences_are_gone_whether_they_have_arrived_or_not():
+    waiting, (early, late, stays) = queue(fcfs, [(5, 0.0), (3, 9.0), (4, 1.0)])
+    waiting.peek(2.0)
+    waiting.remove([early, late])
+    assert waiting.first(9, 99.0) == [stays]
