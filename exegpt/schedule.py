@@ -9,9 +9,8 @@ from exegpt.cluster import MAX_DEVICES, ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.noun import Noun
-from exegpt.workload import MAX_TOKENS, Workload
+from exegpt.workload import Workload
 
-PolicyName = Literal["static", "hybrid", "orca", "chunked", "rra", "waa-c", "waa-m"]
 Bound = Literal["p99-length", "p99-queries"]
 
 BLOCK_SIZE = 16
@@ -51,7 +50,8 @@ class Schedule(Noun):
     """The result of the scheduler, which the runner enforces. Variables that the policy doesn't have are None."""
 
     version: int
-    policy: PolicyName
+    policy: str
+    """Its variables and stages are checked where it is known (exegpt/policies)."""
     model: ModelReference
     cluster: ClusterSpec
     workload: Workload
@@ -91,12 +91,6 @@ class Schedule(Noun):
             raise InputError(
                 f"This schedule has version {self.version}, this exegpt reads version {Schedule.VERSION}: tune again."
             )
-        for name in _REQUIRED[self.policy]:
-            if not 1 <= (getattr(self, name) or 0) <= MAX_TOKENS:
-                raise InputError(
-                    f"A schedule of policy {self.policy} needs {name} from 1 to {MAX_TOKENS:,} "
-                    f"(got {getattr(self, name)})."
-                )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
         if self.replicas > MAX_DEVICES:
@@ -106,12 +100,6 @@ class Schedule(Noun):
                 raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
         if self.latency_bound_s is not None and not self.latency_bound_s > 0:
             raise InputError(f"A schedule can't have the bound of {self.latency_bound_s} s: it must be above 0.")
-        phases = {stage.phase for stage in self.stages}
-        if phases != ({"encode", "decode"} if self.policy in ("waa-c", "waa-m") else {"both"}):
-            raise InputError(
-                f"A schedule of policy {self.policy} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
-                "encode and decode, every other policy does both on each."
-            )
 
     def check_stages(self) -> None:
         """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
@@ -164,12 +152,14 @@ def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
     return covered and parts == list(itertools.pairwise(edges))
 
 
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    "static": ("encode_batch",),
-    "hybrid": ("encode_batch", "micro_batches"),
-    "orca": ("max_num_seqs", "prefills_per_step"),
-    "chunked": ("max_num_seqs", "max_num_batched_tokens"),
-    "rra": ("encode_batch", "decode_batch", "decode_iterations"),
-    "waa-c": ("encode_batch", "decode_batch", "micro_batches"),
-    "waa-m": ("encode_batch", "decode_batch", "micro_batches"),
-}
+VARIABLES = (
+    "encode_batch",
+    "decode_iterations",
+    "decode_batch",
+    "micro_batches",
+    "encode_micro_batches",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefills_per_step",
+)
+"""The fields that are policies' control variables, in the order in which people are shown them."""

@@ -8,6 +8,7 @@ import numpy as np
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text, duration_text, format_duration
 from exegpt.estimate import Estimate
+from exegpt.policies import traits_of
 from exegpt.quantity import figure_text, more_text, percent_text
 from exegpt.schedule import Schedule
 from exegpt.workload import LengthDistribution
@@ -22,7 +23,6 @@ TIMES = {"latency": "latency", "ttft": "time to first token", "tpot": "time per 
 """The names of the constraints that bound a time."""
 _WORTH_SAYING = 0.02
 """Differences below this share explain nothing."""
-_TOGETHER, _IN_BATCHES, _DISAGGREGATED = ("orca", "chunked"), ("static", "hybrid"), ("waa-c", "waa-m")
 
 
 def decoding(estimate: Estimate) -> float | None:
@@ -69,14 +69,15 @@ def _figures(best: Answer, other: Answer) -> list[str]:
 
 def _ways(best: Answer, other: Answer) -> list[str]:
     """What follows from how the two policies work."""
-    schedule, ahead = other[0], best[0]
+    schedule = other[0]
+    own, ahead = traits_of(schedule), traits_of(best[0])
     one_stack = not schedule.model.spec.encoder_layers
     said = []
-    if one_stack and ahead.policy in _TOGETHER and schedule.policy not in (*_TOGETHER, *_DISAGGREGATED):
+    if one_stack and ahead.mixed and not (own.mixed or own.disaggregated):
         said.append("prompts and decoding read the weights one after the other, in the best together")
-    if one_stack and schedule.policy in _DISAGGREGATED and ahead.policy not in _DISAGGREGATED:
+    if one_stack and own.disaggregated and not ahead.disaggregated:
         said.append("every layer's weights are held twice")
-    if schedule.policy in _IN_BATCHES and ahead.policy not in _IN_BATCHES:
+    if ahead.early_termination and not own.early_termination:
         output = schedule.workload.output
         longest = expected_longest(output, schedule.encode_batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
@@ -121,12 +122,14 @@ def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int | Non
 
 
 def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Each variable's place and its next value; a batch's values end where memory does, so one more is looked at."""
+    """Each variable's place and its next value; the first is the batch, whose values end where memory does: one more is
+    looked at.
+    """
     found = []
     for k, (variable, index) in enumerate(zip(space.variables, point, strict=True)):
         if index < space.highest[k]:
             found.append((k, variable.values[index + 1]))
-        elif variable.name in ("encode_batch", "max_num_seqs") and len(variable.values) > 1:
+        elif k == 0 and len(variable.values) > 1:
             found.append((k, variable.values[-1] + 1))
     return found
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from exegpt.estimate import Estimate
+from exegpt.policies import TRAITS, checked
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
-from xsimulator.steady import rra, waa
 from xsimulator.steady.outcome import Outcome, estimate_of
 from xsimulator.steady.scenario import Scenario
 
@@ -98,18 +98,14 @@ def candidates(
 
 def resident(space: Candidates, values: Values) -> int:
     """Sequences decoded at once at a point, by one replica."""
-    match space.policy:
-        case "rra":
-            return rra.decode_batch(space.where, *values)
-        case "waa-c" | "waa-m":
-            return waa.decode_batch(space.where, *values, space.constants["micro_batches"])
-    return values[0]
+    decode_batch = estimates.steady(space.policy).decode_batch
+    return decode_batch(space.where, space.controls(values)) if decode_batch else values[0]
 
 
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """The Schedule of a point."""
-    where, controls = space.where, space.controls(values)
-    if space.policy in ("rra", "waa-c", "waa-m"):
+    where, controls, traits = space.where, space.controls(values), TRAITS[space.policy]
+    if traits.adjustable:
         controls["decode_batch"] = resident(space, values)
 
     def partial(side: str) -> tuple[int, int]:
@@ -118,11 +114,11 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         return (grouped[0].tp if grouped else 1), sum(s.tp for s in grouped)
 
     controls["tp_degree"], controls["tp_gpus"] = partial("decode")
-    if space.policy in ("waa-c", "waa-m"):
+    if traits.disaggregated:
         controls["encode_tp_degree"], controls["encode_tp_gpus"] = partial("encode")
-    return Schedule(
+    made = Schedule(
         version=Schedule.VERSION,
-        policy=space.policy,  # type: ignore[arg-type]
+        policy=space.policy,
         model=ModelReference(where.model, where.model.fingerprint),
         cluster=where.cluster,
         workload=where.workload.without_requests,
@@ -136,3 +132,4 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         replicas=where.replicas,
         **controls,  # type: ignore[arg-type]
     )
+    return checked(made)

@@ -227,7 +227,8 @@ class OpenSearch:
     def _fits(self, space: Candidates, point: Point) -> bool:
         """Whether a point keeps to every constraint that isn't a time's, and an engine takes it."""
         values = space.values(point)
-        if space.policy == "chunked" and values[0] > space.controls(values)["max_num_batched_tokens"]:
+        budget = space.controls(values).get("max_num_batched_tokens")
+        if budget is not None and values[0] > budget:
             return False  # vLLM refuses a token budget below the number of sequences
         figures = space.at(point).figures
         return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)

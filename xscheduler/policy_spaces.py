@@ -39,7 +39,7 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
-    members = list(_SPACES[policy](question))
+    members = list(SPACES[policy](policy, question))
     for number, space in enumerate(members):
         space.name = f"{policy}-{number}"
     return members
@@ -63,7 +63,7 @@ def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple
     return (question.fixed[name],) if name in question.fixed else values
 
 
-def _rra(question: Question) -> Iterator[Candidates]:
+def _rra(policy: str, question: Question) -> Iterator[Candidates]:
     workload = question.base.workload
     counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
     for layout in _pipelines(question, uniform=False):
@@ -74,7 +74,7 @@ def _rra(question: Question) -> Iterator[Candidates]:
             variables = (batches, Variable("decode_iterations", values, smooth))
             for encode_count in _encode_micro_batches(question, layout):
                 where = functools.partial(question.both, layout)
-                yield candidates("rra", question, where, variables, bounds, encode_micro_batches=encode_count)
+                yield candidates(policy, question, where, variables, bounds, encode_micro_batches=encode_count)
 
 
 def _by_drain(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
@@ -145,36 +145,36 @@ def _grid(
     return candidates(policy, question, functools.partial(question.both, layout), variables, bounds)
 
 
-def _static(question: Question) -> Iterator[Candidates]:
+def _static(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
-        yield _line("static", question, layout, _batches(question, scenario), _bounds(question, scenario, layout))
+        yield _line(policy, question, layout, _batches(question, scenario), _bounds(question, scenario, layout))
 
 
-def _hybrid(question: Question) -> Iterator[Candidates]:
+def _hybrid(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario, stages = question.both(layout), len(layout.degrees)
         for encode_count in _encode_micro_batches(question, layout):
             for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
                 bounds = _bounds(question, scenario, layout)
                 counts = {"encode_micro_batches": encode_count, "micro_batches": parts}
-                yield _line("hybrid", question, layout, _batches(question, scenario), bounds, **counts)
+                yield _line(policy, question, layout, _batches(question, scenario), bounds, **counts)
 
 
-def _orca(question: Question) -> Iterator[Candidates]:
+def _orca(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
         batches = _batches(question, scenario, "max_num_seqs")
         bounds = _mixed_bounds(question, scenario, layout)
         if question.open_system:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
-            yield _grid("orca", question, layout, (batches, prefills_too), bounds)
+            yield _grid(policy, question, layout, (batches, prefills_too), bounds)
             continue
         for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            yield _line("orca", question, layout, batches, bounds, prefills_per_step=prefills)
+            yield _line(policy, question, layout, batches, bounds, prefills_per_step=prefills)
 
 
-def _chunked(question: Question) -> Iterator[Candidates]:
+def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
     if question.base.encoder_decoder:
         return  # an encoder reads its whole input at once
     for layout in _pipelines(question, uniform=True):
@@ -183,11 +183,11 @@ def _chunked(question: Question) -> Iterator[Candidates]:
         if question.open_system:
             budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS)
             budgets_too = Variable("max_num_batched_tokens", budgets)
-            yield _grid("chunked", question, layout, (_within(batches, budgets[-1]), budgets_too), bounds)
+            yield _grid(policy, question, layout, (_within(batches, budgets[-1]), budgets_too), bounds)
             continue
         for budget in _budgets(question, scenario, TOKEN_BUDGETS):
             within = _within(batches, budget)
-            yield _line("chunked", question, layout, within, bounds, max_num_batched_tokens=budget)
+            yield _line(policy, question, layout, within, bounds, max_num_batched_tokens=budget)
 
 
 def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -> tuple[int, ...]:
@@ -197,31 +197,31 @@ def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -
     return tuple(budget for budget in asked if budget == asked[0] or scenario.room(float(budget)) >= need)
 
 
-def _waa(policy: str, question: Question) -> Iterator[CandidateFamily]:
+def _waa(by_memory: bool, policy: str, question: Question) -> Iterator[CandidateFamily]:
     """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
     for devices in question.replica_sizes():
-        for encoding in _gpu_splits(policy, question, devices):
+        for encoding in _gpu_splits(by_memory, question, devices):
             encoders = question.encoders(encoding)
             for decode in question.layouts(devices - encoding, uniform=False) if encoders else ():
                 if question.decoder(decode):
                     yield _waa_family(policy, question, encoders, decode)
 
 
-def _gpu_splits(policy: str, question: Question, devices: int) -> range:
+def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
     """Encoding devices: WAA-C's around the share of computing time, WAA-M's around equal memory in use.
 
     Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
     theirs. On many devices neighbouring splits hardly differ: then some are left out.
     """
     base, near = question.base, max(1, devices // 8)
-    if policy == "waa-c":
-        speed = question.speeds[min(question.speeds)]
-        share = devices * speed.encode / (speed.encode + speed.decode)
-    else:
+    if by_memory:
         usable = base.cluster.device.memory_bytes * base.cluster.memory_fraction
         layers = base.model.encoder_layers or base.model.layers
         weights = layers * base.model.layer_bytes(1, base.profile.dtype, encoder=base.encoder_decoder)
         share = weights / usable
+    else:
+        speed = question.speeds[min(question.speeds)]
+        share = devices * speed.encode / (speed.encode + speed.decode)
     middle = min(max(round(share), 1), devices - 1)
     return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
 
@@ -278,14 +278,14 @@ def _micro_batches(stages: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
 
 
-_SPACES: dict[str, Callable[[Question], Iterator[Candidates | CandidateFamily]]] = {
+SPACES: dict[str, Callable[[str, Question], Iterator[Candidates | CandidateFamily]]] = {
     "static": _static,
     "hybrid": _hybrid,
     "orca": _orca,
     "chunked": _chunked,
     "rra": _rra,
-    "waa-c": functools.partial(_waa, "waa-c"),
-    "waa-m": functools.partial(_waa, "waa-m"),
+    "waa-c": functools.partial(_waa, False),
+    "waa-m": functools.partial(_waa, True),
 }
-POLICIES = tuple(_SPACES)
+POLICIES = tuple(SPACES)
 """What can be searched."""

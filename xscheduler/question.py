@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from exegpt.policies import TRAITS
 from exegpt.schedule import Stage
 from xscheduler import ceilings
 from xscheduler.allocation import (
@@ -23,18 +24,7 @@ from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
-VARIABLES = (
-    "encode_batch",
-    "decode_iterations",
-    "micro_batches",
-    "encode_micro_batches",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefills_per_step",
-    "tp_degree",
-    "tp_gpus",
-    "replicas",
-)
+VARIABLES = {"tp_degree", "tp_gpus", "replicas"}.union(*(traits.searched for traits in TRAITS.values()))
 """What can be fixed by hand."""
 
 Figure = TypeVar("Figure")

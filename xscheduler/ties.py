@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-SIMPLEST_FIRST = ("chunked", "orca", "rra", "waa-c", "waa-m", "static", "hybrid")
-"""Policies, those first that are easiest to run: what today's engines do, then one pipeline, then two, then batches.
-Others come last."""
+from exegpt.policies import TRAITS
+
 TIE = 5e-3
 """Throughputs, or goodputs, that differ by this share are as good: a tenth of what predictions are off by."""
 
@@ -26,8 +25,6 @@ def preferred(
     if not ranked:
         return None
     as_good = [alternative for alternative in ranked if value(alternative) >= value(ranked[0]) * (1 - tolerance)]
-    return min(as_good, key=lambda alternative: (policy(alternative) not in runnable, _complexity(policy(alternative))))
-
-
-def _complexity(policy: str) -> int:
-    return SIMPLEST_FIRST.index(policy) if policy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+    return min(
+        as_good, key=lambda alternative: (policy(alternative) not in runnable, TRAITS[policy(alternative)].complexity)
+    )

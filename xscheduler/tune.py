@@ -11,13 +11,14 @@ from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec
+from exegpt.policies import TRAITS
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
-from xscheduler.policy_spaces import POLICIES, spaces
+from xscheduler.policy_spaces import POLICIES, SPACES, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
 from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
@@ -124,8 +125,8 @@ def uncollected() -> Iterator[None]:
 def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
     """InputError for a policy that can't be searched, or a variable that can't be fixed to its value."""
     for policy in policies:
-        if policy not in POLICIES:
-            raise InputError(f"Policy '{policy}' can't be searched: {', '.join(POLICIES)} can.")
+        if policy not in SPACES:
+            raise InputError(f"Policy '{policy}' can't be searched: {', '.join(SPACES)} can.")
     for name, value in fixed.items():
         if name not in VARIABLES:
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
@@ -246,9 +247,9 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
-    if not members and question.base.encoder_decoder and policy == "chunked":
+    if not members and question.base.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
-    if not members and policy in ("waa-c", "waa-m") and question.base.cluster.devices == 1:
+    if not members and TRAITS[policy].disaggregated and question.base.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
     if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
@@ -280,7 +281,7 @@ def _too_large(policy: str, question: Question) -> str:
     model, cluster, dtype = base.model, base.cluster, base.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
     memory = cluster.devices * cluster.device.memory_bytes * cluster.memory_fraction / 2**30
-    twice = ", here held twice," if policy in ("waa-c", "waa-m") and not base.encoder_decoder else ""
+    twice = ", here held twice," if TRAITS[policy].disaggregated and not base.encoder_decoder else ""
     return (
         f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
         f"{figure_text(memory, 4)} GiB of {cluster.name} that may be used"

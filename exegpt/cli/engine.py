@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exegpt.errors import InputError
+from exegpt.policies import TRAITS, checked
 from exegpt.quantity import figure_text
 from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
+
+
+_USUAL = {"max_num_batched_tokens": 2048, "prefills_per_step": 1}
+"""What an engine's variables are where its settings don't say."""
 
 
 def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tuple[str, ...]]:
@@ -24,22 +29,21 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
     from exegpt.cli import inputs
 
     policy = settings["--policy"] or "chunked"
-    inputs.check_choice(policy, ("orca", "chunked"), "--policy")
-    foreign = {"orca": "--max-num-batched-tokens", "chunked": "--prefills-per-step"}[policy]
-    if settings[foreign] is not None:
-        raise InputError(f"Policy {policy} has no {foreign}: leave {foreign} {settings[foreign]} out.")
-    own = (
-        {"max_num_batched_tokens": settings["--max-num-batched-tokens"] or 2048}
-        if policy == "chunked"
-        else {"prefills_per_step": settings["--prefills-per-step"] or 1}
-    )
+    inputs.check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
+    own = {}
+    for name, usual in _USUAL.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in TRAITS[policy].variables:
+            own[name] = settings[option] or usual
+        elif settings[option] is not None:
+            raise InputError(f"Policy {policy} has no {option}: leave {option} {settings[option]} out.")
     replicas = settings["--replicas"] or 1
     tp_degree = settings["--tp-degree"] or _usual_degree(setting, replicas)
     most, told = settings["--max-num-seqs"], []
     if most is None:
-        usual = _usual_residents(setting.cluster)
-        most = min(usual, own.get("max_num_batched_tokens", usual))
-        why = f"vLLM's default on {setting.cluster.device.kind}" if most == usual else "one per token of the budget"
+        wide = _usual_residents(setting.cluster)
+        most = min(wide, own.get("max_num_batched_tokens", wide))
+        why = f"vLLM's default on {setting.cluster.device.kind}" if most == wide else "one per token of the budget"
         told.append(f"max_num_seqs: {most:,}, {why}")
     schedule = engine_schedule(
         setting,
@@ -104,9 +108,9 @@ def engine_schedule(
             f"{short} can't hold the longest request of {longest:,} tokens: "
             f"{way or f'pass --kv-blocks {-(-longest // block_size)} at least'}."
         )
-    return Schedule(
+    made = Schedule(
         version=Schedule.VERSION,
-        policy=policy,  # type: ignore[arg-type]
+        policy=policy,
         model=ModelReference(model, model.fingerprint),
         cluster=setting.cluster,
         workload=setting.workload.without_requests,
@@ -120,6 +124,7 @@ def engine_schedule(
         replicas=replicas,
         **own,  # type: ignore[arg-type]
     )
+    return checked(made)
 
 
 def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
@@ -147,7 +152,7 @@ def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
 
 def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
     """InputError for settings that no engine follows."""
-    if policy == "chunked" and setting.model.encoder_layers:
+    if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
         raise InputError(
             f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
             "--policy orca."

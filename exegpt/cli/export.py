@@ -1,12 +1,11 @@
 """A schedule as the nearest command line of another engine: flags that vLLM 0.33 accepts."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from exegpt.builtin_models import HUB_IDS, stands_for
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.policies import TRAITS, traits_of
 from exegpt.schedule import BLOCK_SIZE, Schedule
 
 ENGINES = ("vllm",)
@@ -15,18 +14,6 @@ ENGINE_BYTES = 2 * 2**30
 workspaces of its kernels and of collectives (0.5 to 2 GiB in the logs that vLLM writes as it starts).
 """
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """What a token-budget engine is told, and what it doesn't do."""
-
-    residents: int
-    budget: int
-    """Tokens per iteration."""
-    lost: tuple[str, ...] = ()
-    chunked: bool = True
-    """Whether prompts may be cut."""
 
 
 def check_exportable(model: ModelSpec, engine: str) -> None:
@@ -41,8 +28,11 @@ class Target:
 
     engine: str
     weights: str | None = None
-    policies: ClassVar[tuple[str, ...]] = ("orca", "chunked")
-    """Those that the engine has: what is predicted for them is what it does."""
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Those that the engine has: what is predicted for them is what it does."""
+        return tuple(traits.name for traits in TRAITS.values() if self.engine in traits.engines)
 
     def nearest(self, schedule: Schedule) -> tuple[str, str]:
         """The command lines that come nearest to a schedule, and what is lost."""
@@ -55,7 +45,12 @@ def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple
     `weights` is the model's directory where it has one. Raises InputError for a model that the engine doesn't run.
     """
     check_exportable(schedule.model.spec, engine)
-    near, (tp, pp), longest = _nearest(schedule), _parallel(schedule), _longest(schedule)
+    nearest = traits_of(schedule).nearest
+    if nearest is None:
+        raise InputError(
+            f"Policy '{schedule.policy}' doesn't say what comes nearest to it in {engine}: leave --export out."
+        )
+    near, (tp, pp), longest = nearest(schedule), _parallel(schedule), _longest(schedule)
     lost = [*near.lost]
     # a budget below a whole prompt is refused where prompts aren't cut
     budget = max(near.budget, near.residents, 1 if near.chunked else longest)
@@ -175,25 +170,3 @@ def _dtypes(schedule: Schedule, lost: list[str]) -> dict[str, str]:
     elif schedule.kv_dtype != schedule.dtype:
         lost.append(f"keys and values are kept in the model's own dtype, not in {schedule.kv_dtype}")
     return {**flags, "kv-cache-dtype": held}
-
-
-def _nearest(schedule: Schedule) -> Nearest:
-    """Resident sequences and tokens per iteration."""
-    prompt = schedule.workload.input
-    if schedule.policy == "chunked":
-        return Nearest(schedule.max_num_seqs or 1, schedule.max_num_batched_tokens or 1)
-    if schedule.policy == "orca":
-        residents, prompts = schedule.max_num_seqs or 1, schedule.prefills_per_step or 1
-        lost = "prompts of an iteration are bounded by their tokens, not by their number"
-        return Nearest(residents, residents + prompts * prompt.quantile(0.99), (lost,), chunked=False)
-    residents = schedule.decode_batch or schedule.encode_batch or 1
-    if schedule.policy == "rra":
-        # B_E prompts every N_D iterations, spread evenly over them
-        share = (schedule.encode_batch or 1) * prompt.mean / (schedule.decode_iterations or 1)
-        lost = "prompts are spread over iterations instead of sharing one"
-        return Nearest(residents, residents + math.ceil(share), (lost,))
-    if schedule.policy in ("waa-c", "waa-m"):
-        lost = "prompts are encoded beside decoding instead of on devices of their own"
-        budget = residents + (schedule.encode_batch or 1) * prompt.quantile(0.99)
-        return Nearest(residents, budget, (lost,))
-    return Nearest(residents, residents * prompt.max, ("finished sequences leave at once instead of with their batch",))

@@ -6,6 +6,7 @@ from pathlib import Path
 from exegpt.cluster import ClusterSpec, device_kind, parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec
+from exegpt.policies import checked
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
@@ -58,7 +59,7 @@ def read_schedule(path: Path) -> Schedule:
         )
     schedule = document.from_dict(Schedule, data, f"'{path}'")
     try:
-        schedule.check_stages()
+        checked(schedule).check_stages()
     except InputError as error:
         raise InputError(f"'{path}': {error}") from None
     needed = sum(stage.tp for stage in schedule.stages) * schedule.replicas

@@ -93,34 +93,18 @@ def _tasks() -> list[dict[str, object]]:
     return rows
 
 
-_POLICIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "static": (("encode_batch",), "a batch runs to its longest output (FasterTransformer)"),
-    "hybrid": (
-        ("encode_batch", "encode_micro_batches", "micro_batches"),
-        "static, with more micro-batches for encoding than for decoding (DeepSpeed)",
-    ),
-    "orca": (("max_num_seqs", "prefills_per_step"), "requests join and leave at every iteration (Orca, vLLM)"),
-    "chunked": (
-        ("max_num_seqs", "max_num_batched_tokens"),
-        "prompts in chunks within a token budget (Sarathi, vLLM v1)",
-    ),
-    "rra": (
-        ("encode_batch", "decode_iterations", "encode_micro_batches"),
-        "encode a batch, decode N_D iterations, again (ExeGPT)",
-    ),
-    "waa-c": (("encode_batch", "micro_batches"), "devices split between the phases by computing time (ExeGPT)"),
-    "waa-m": (("encode_batch", "micro_batches"), "devices split between the phases by memory (ExeGPT)"),
-}
-
-
 def _policies() -> list[dict[str, object]]:
-    return [{"policy": name, "variables": ", ".join(own), "what": text} for name, (own, text) in _POLICIES.items()]
+    from exegpt.policies import TRAITS
+
+    return [{"policy": t.name, "variables": ", ".join(t.searched), "what": t.what} for t in TRAITS.values()]
 
 
 def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
     """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
+    from exegpt.policies import TRAITS
+
     own = {name for name in fixed if not name.startswith("tp_")}
-    found = tuple(policy for policy in policies if own <= set(_POLICIES[policy][0]))
+    found = tuple(policy for policy in policies if own <= set(TRAITS[policy].searched))
     if not found:
         missing = " and ".join(sorted(own))
         none = f"None of the policies {', '.join(policies)} has {missing}"

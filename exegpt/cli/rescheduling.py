@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exegpt import document
 from exegpt.cli.inputs import Setting
 from exegpt.errors import InputError
+from exegpt.policies import TRAITS, traits_of
 from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
@@ -18,7 +19,6 @@ from exegpt.workload import Workload
 if TYPE_CHECKING:
     from xrunner.core.adaptation import Reschedule
 
-WAA = ("waa-c", "waa-m")
 WORTH = 0.1
 """The share of the throughput that other layers or a larger cache must bring: for them everybody waits."""
 _PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from exegpt.cli.rescheduling import main; main()"
@@ -106,10 +106,11 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     from exegpt.cli.answer import infeasible_text, search_schedule
     from xrunner.comm.place import ranks_needed
     from xrunner.core.adaptation import takes_over_in_place
+    from xscheduler.policy_spaces import POLICIES
 
     bound_s = math.inf if held.latency_bound_s is None else held.latency_bound_s
-    disaggregated = held.policy in WAA
-    policies = WAA if disaggregated else (held.policy,)
+    disaggregated = traits_of(held).disaggregated
+    policies = tuple(name for name in POLICIES if TRAITS[name].disaggregated) if disaggregated else (held.policy,)
 
     def search(fixed: dict[str, int], **asked: Any) -> Any:
         asked |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from xprofiler.job import Job
     from xrunner.comm.ranks import Ranks
 
-_ADJUSTED = ("rra", "waa-c", "waa-m")
-"""The policies that --adjust is for."""
-
 
 def run(
     model: options.MODEL_DIRECTORY,
@@ -159,6 +156,7 @@ class _Typed:
         from exegpt.cli import inputs, output
         from exegpt.duration import parse_duration
         from exegpt.errors import InputError
+        from exegpt.policies import TRAITS
         from xrunner.core.results import check_left
 
         output.check_output(self.report)
@@ -168,9 +166,10 @@ class _Typed:
             check_left(self.out, self.resume)
         inputs.policy_names(self.policy), parse_duration(self.latency_bound)  # bad ones are told before seconds of work
         directory, given = inputs.model_directory(self.model), _given(self.schedule, self.dtype)
-        if given and self.adjust is not None and given.policy not in _ADJUSTED:
+        if given and self.adjust is not None and not TRAITS[given.policy].adjustable:
+            adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
             raise InputError(
-                f"--adjust {self.adjust:g} is for {', '.join(_ADJUSTED)}, and the schedule's policy is {given.policy}: "
+                f"--adjust {self.adjust:g} is for {adjustable}, and the schedule's policy is {given.policy}: "
                 "leave it out."
             )
         wanted, rejected = _read(directory, given, self.requests, self.columns, self.seed, self.skip_invalid)
@@ -183,6 +182,7 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
     from exegpt.cli.own_profile import own_profile
     from exegpt.errors import Infeasible
     from exegpt.models.device import find_device
+    from exegpt.policies import TRAITS
     from exegpt.request import Request, Result
     from exegpt.schedule import Schedule
     from xrunner.comm.place import ranks_needed
@@ -210,7 +210,7 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
             chosen = given or tuned_schedule(setting, typed.latency_bound, typed.policy, **typed.fixed)
         except Infeasible as error:  # an answer, which all ranks get
             return None, setting, str(error), error.lowest_latency_s
-        if typed.adjust is not None and chosen.policy not in _ADJUSTED:
+        if typed.adjust is not None and not TRAITS[chosen.policy].adjustable:
             output.note(f"--adjust {typed.adjust:g} changes nothing under {chosen.policy}, the best policy here")
         return chosen, setting, None, None
 

@@ -1,59 +1,83 @@
-"""Policies: what to do next. Each file decides one policy's next iteration from a ledger; the event simulator and the
-runner both follow it.
+"""Policies: what to do next. Each file decides one policy's next iteration from a ledger, which the event simulator and
+the runner both follow, and has its traits, which everyone else reads.
 """
 
-from typing import Protocol
-
-from exegpt.batching import BlockPool, Ledger, Order, Step
+from exegpt.batching import BlockPool, Ledger, Order
 from exegpt.errors import InputError
+from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
-from exegpt.policies.chunked import ChunkedPolicy
-from exegpt.policies.hybrid import HybridPolicy
-from exegpt.policies.orca import OrcaPolicy
-from exegpt.policies.rra import RRAPolicy
-from exegpt.policies.static import StaticPolicy
-from exegpt.policies.waa import WAAPolicy
-from exegpt.schedule import Schedule
+from exegpt.policies.traits import DisaggregatedPolicy, Policy, Traits
+from exegpt.schedule import VARIABLES, Schedule
+from exegpt.workload import MAX_TOKENS
 
-__all__ = ["Policy", "WAAPolicy", "make_ledger", "make_policy"]
+__all__ = [
+    "TRAITS",
+    "DisaggregatedPolicy",
+    "Policy",
+    "Traits",
+    "checked",
+    "make_ledger",
+    "make_policy",
+    "register",
+    "traits_of",
+]
+
+TRAITS: dict[str, Traits] = {}
+"""Every policy's by its name."""
 
 
-class Policy(Protocol):
-    """Decides the next iteration."""
+def register(traits: Traits) -> None:
+    """Let schedules name a policy; InputError for a name that is taken, or a variable that schedules don't have."""
+    if traits.name in TRAITS:
+        raise InputError(f"There is a policy '{traits.name}' already: give this one another name.")
+    for name in traits.variables:
+        if name not in VARIABLES:
+            raise InputError(f"Policy '{traits.name}' has {name}, and schedules have {', '.join(VARIABLES)}.")
+    TRAITS[traits.name] = traits
 
-    early_termination: bool
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
-        """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
+for _traits in (static.TRAITS, hybrid.TRAITS, orca.TRAITS, chunked.TRAITS, rra.TRAITS, waa.WAA_C, waa.WAA_M):
+    register(_traits)
 
 
-def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy | WAAPolicy:
+def traits_of(schedule: Schedule) -> Traits:
+    """The traits of a schedule's policy; InputError for an unknown one."""
+    if schedule.policy not in TRAITS:
+        raise InputError(f"There is no policy '{schedule.policy}': use one of {', '.join(TRAITS)}.")
+    return TRAITS[schedule.policy]
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """The schedule; InputError unless it has its policy's variables, and stages for the phases that this one has."""
+    traits = traits_of(schedule)
+    for name in traits.required:
+        if not 1 <= (getattr(schedule, name) or 0) <= MAX_TOKENS:
+            raise InputError(
+                f"A schedule of policy {traits.name} needs {name} from 1 to {MAX_TOKENS:,} "
+                f"(got {getattr(schedule, name)})."
+            )
+    phases = {stage.phase for stage in schedule.stages}
+    if phases != ({"encode", "decode"} if traits.disaggregated else {"both"}):
+        raise InputError(
+            f"A schedule of policy {traits.name} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
+            "encode and decode, every other policy does both on each."
+        )
+    return schedule
+
+
+def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy | DisaggregatedPolicy:
     """The policy that a schedule names, with its control variables.
 
-    With an `adjustment`, RRA and WAA pick batches that miss their targets by no more than this share, if they can
-    (paper section 5.2). InputError for chunked prompts where an encoder reads them whole.
+    With an `adjustment`, those with a target pick batches that miss it by no more than this share, if they can (paper
+    section 5.2). InputError for a schedule that isn't its policy's, or split prompts where an encoder reads them whole.
     """
-    spec = schedule.model.spec
-    if schedule.policy == "chunked" and spec.encoder_layers:
+    traits, spec = traits_of(checked(schedule)), schedule.model.spec
+    if traits.splits_prompts and spec.encoder_layers:
         raise InputError(
-            f"Policy 'chunked' can't split the prompts of model '{spec.name}', whose encoder reads them whole: take "
-            "another, orca for one."
+            f"Policy '{traits.name}' can't split the prompts of model '{spec.name}', whose encoder reads them whole: "
+            "take another, orca for one."
         )
-    match schedule.policy:
-        case "static":
-            return StaticPolicy(schedule.encode_batch or 0)
-        case "hybrid":
-            return HybridPolicy(schedule.encode_batch or 0)
-        case "orca":
-            return OrcaPolicy(schedule.max_num_seqs or 0, schedule.prefills_per_step or 0)
-        case "chunked":
-            return ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0)
-        case "rra":
-            return RRAPolicy(
-                schedule.encode_batch or 0, schedule.decode_iterations or 0, _adjustment(schedule, adjustment)
-            )
-        case "waa-c" | "waa-m":
-            return WAAPolicy(schedule.encode_batch or 0, _adjustment(schedule, adjustment))
+    return traits.make(schedule, _adjustment(schedule, adjustment) if traits.adjustable else None)
 
 
 def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | None:
@@ -64,7 +88,7 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
     return Adjustment(threshold, schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0)
 
 
-def make_ledger(schedule: Schedule, policy: Policy | WAAPolicy, order: Order) -> Ledger:
+def make_ledger(schedule: Schedule, order: Order) -> Ledger:
     """An empty ledger over the schedule's KV blocks."""
     pool = BlockPool(schedule.kv_blocks, schedule.block_size)
-    return Ledger(pool, order, policy.early_termination, schedule.model.spec.encoder_layers > 0)
+    return Ledger(pool, order, traits_of(schedule).early_termination, schedule.model.spec.encoder_layers > 0)

@@ -1,12 +1,11 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.policies.traits import Nearest, Traits
 
 
 class ChunkedPolicy:
     """At most `max_num_seqs` resident and `max_num_batched_tokens` computed in one iteration."""
-
-    early_termination = True
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
         self.max_num_seqs = max_num_seqs
@@ -34,3 +33,19 @@ class ChunkedPolicy:
             return Step(tuple(encode), decode)
         room = budget > 0 and ledger.residents < self.max_num_seqs
         return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
+
+
+TRAITS = Traits(
+    name="chunked",
+    what="prompts in chunks within a token budget (Sarathi, vLLM v1)",
+    variables={"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"},
+    make=lambda schedule, _: ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0),
+    nearest=lambda schedule: Nearest(schedule.max_num_seqs or 1, schedule.max_num_batched_tokens or 1),
+    engines=("vllm",),
+    compiled=2,
+    mixed=True,
+    splits_prompts=True,
+    complexity=0,
+    mark="c",
+    colour="#7a5aa8",
+)

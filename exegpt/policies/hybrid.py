@@ -5,8 +5,27 @@ small ones that leave no bubbles, the second large ones that read the weights le
 schedule, which the pipeline follows; what comes next is decided as for static batches.
 """
 
-from exegpt.policies.static import StaticPolicy
+from exegpt.policies import static
+from exegpt.policies.traits import Traits
 
 
-class HybridPolicy(StaticPolicy):
+class HybridPolicy(static.StaticPolicy):
     """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
+
+
+TRAITS = Traits(
+    name="hybrid",
+    what="static, with more micro-batches for encoding than for decoding (DeepSpeed)",
+    variables={
+        "encode_batch": "prompts",
+        "encode_micro_batches": "encode-micro-batches",
+        "micro_batches": "micro-batches",
+    },
+    make=lambda schedule, _: HybridPolicy(schedule.encode_batch or 0),
+    nearest=static.nearest,
+    compiled=0,
+    early_termination=False,
+    complexity=6,
+    mark="h",
+    colour="#2f8f83",
+)

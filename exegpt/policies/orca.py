@@ -1,14 +1,14 @@
 """Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.policies.traits import Nearest, Traits
+from exegpt.schedule import Schedule
 
 
 class OrcaPolicy:
     """At most `max_num_seqs` resident, of which at most `prefills_per_step` encode in one iteration beside the
     others' decoding.
     """
-
-    early_termination = True
 
     def __init__(self, max_num_seqs: int, prefills_per_step: int):
         self.max_num_seqs = max_num_seqs
@@ -22,3 +22,25 @@ class OrcaPolicy:
         if admitted:
             return Step(tuple((s, s.input_tokens) for s in admitted), decode)
         return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
+
+
+def _nearest(schedule: Schedule) -> Nearest:
+    residents, prompts = schedule.max_num_seqs or 1, schedule.prefills_per_step or 1
+    lost = "prompts of an iteration are bounded by their tokens, not by their number"
+    longest = schedule.workload.input.quantile(0.99)
+    return Nearest(residents, residents + prompts * longest, (lost,), chunked=False)
+
+
+TRAITS = Traits(
+    name="orca",
+    what="requests join and leave at every iteration (Orca, vLLM)",
+    variables={"max_num_seqs": "residents", "prefills_per_step": "prompts"},
+    make=lambda schedule, _: OrcaPolicy(schedule.max_num_seqs or 0, schedule.prefills_per_step or 0),
+    nearest=_nearest,
+    engines=("vllm",),
+    compiled=1,
+    mixed=True,
+    complexity=1,
+    mark="o",
+    colour="#3b74b9",
+)

@@ -1,15 +1,17 @@
 """RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
 
+import math
+
 from exegpt.batching import Ledger, Sequence, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
+from exegpt.policies.traits import Nearest, Traits
+from exegpt.schedule import Schedule
 
 
 class RRAPolicy:
     """`encode_batch` (B_E) sequences join before every `decode_iterations` (N_D) decoding iterations; finished ones
     leave at once. With an `adjustment`, about as many, picked for their lengths.
     """
-
-    early_termination = True
 
     def __init__(self, encode_batch: int, decode_iterations: int, adjustment: Adjustment | None = None):
         self.encode_batch = encode_batch
@@ -35,3 +37,31 @@ class RRAPolicy:
         count = self.adjustment.count(ledger.residents)
         candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)
         return ledger.admit_these(self.adjustment.pick(candidates, count))
+
+
+def _nearest(schedule: Schedule) -> Nearest:
+    """B_E prompts every N_D iterations, spread evenly over them."""
+    residents = schedule.decode_batch or 1
+    share = (schedule.encode_batch or 1) * schedule.workload.input.mean / (schedule.decode_iterations or 1)
+    lost = "prompts are spread over iterations instead of sharing one"
+    return Nearest(residents, residents + math.ceil(share), (lost,))
+
+
+TRAITS = Traits(
+    name="rra",
+    what="encode a batch, decode N_D iterations, again (ExeGPT)",
+    variables={
+        "encode_batch": "prompts",
+        "decode_batch": "target",
+        "decode_iterations": "period",
+        "encode_micro_batches": "encode-micro-batches",
+    },
+    make=lambda schedule, adjustment: RRAPolicy(
+        schedule.encode_batch or 0, schedule.decode_iterations or 0, adjustment
+    ),
+    nearest=_nearest,
+    compiled=3,
+    complexity=2,
+    mark="R",
+    colour="#c23b53",
+)

@@ -1,12 +1,12 @@
 """Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.policies.traits import Nearest, Traits
+from exegpt.schedule import Schedule
 
 
 class StaticPolicy:
     """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
-
-    early_termination = False
 
     def __init__(self, batch: int):
         self.batch = batch
@@ -17,3 +17,24 @@ class StaticPolicy:
             return Step(decode=tuple(ledger.decoding), repeats=ENDLESS)
         admitted = ledger.admit(self.batch, now)
         return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
+
+
+def nearest(schedule: Schedule) -> Nearest:
+    """Whole batches encoded in one iteration."""
+    batch = schedule.encode_batch or 1
+    lost = "finished sequences leave at once instead of with their batch"
+    return Nearest(batch, batch * schedule.workload.input.max, (lost,))
+
+
+TRAITS = Traits(
+    name="static",
+    what="a batch runs to its longest output (FasterTransformer)",
+    variables={"encode_batch": "prompts"},
+    make=lambda schedule, _: StaticPolicy(schedule.encode_batch or 0),
+    nearest=nearest,
+    compiled=0,
+    early_termination=False,
+    complexity=5,
+    mark="s",
+    colour="#5c8f3c",
+)

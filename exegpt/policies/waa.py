@@ -1,7 +1,11 @@
 """WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
 
+from dataclasses import replace
+
 from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
+from exegpt.policies.traits import Nearest, Traits
+from exegpt.schedule import Schedule
 
 
 def most_underway(stages: int) -> int:
@@ -20,8 +24,6 @@ class WAAPolicy:
     an iteration's end is when encoded sequences join. With an `adjustment`, prompts are picked for their lengths.
     """
 
-    early_termination = True
-
     def __init__(self, encode_batch: int, adjustment: Adjustment | None = None):
         self.encode_batch = encode_batch
         self.adjustment = adjustment
@@ -39,3 +41,31 @@ class WAAPolicy:
         """The next decoding iteration, or None while nobody can be decoded."""
         decode = tuple([s for s in ledger.decoding if s.ready_s <= now])
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
+
+
+def _nearest(schedule: Schedule) -> Nearest:
+    residents = schedule.decode_batch or 1
+    budget = residents + (schedule.encode_batch or 1) * schedule.workload.input.quantile(0.99)
+    return Nearest(residents, budget, ("prompts are encoded beside decoding instead of on devices of their own",))
+
+
+WAA_C = Traits(
+    name="waa-c",
+    what="devices split between the phases by computing time (ExeGPT)",
+    variables={"encode_batch": "prompts", "decode_batch": "target", "micro_batches": "micro-batches"},
+    make=lambda schedule, adjustment: WAAPolicy(schedule.encode_batch or 0, adjustment),
+    nearest=_nearest,
+    compiled=4,
+    disaggregated=True,
+    complexity=3,
+    mark="W",
+    colour="#d98032",
+)
+WAA_M = replace(
+    WAA_C,
+    name="waa-m",
+    what="devices split between the phases by memory (ExeGPT)",
+    complexity=4,
+    mark="w",
+    colour="#b08a1e",
+)

@@ -1,18 +1,7 @@
 """A schedule in one line."""
 
 from exegpt.duration import duration_text
-from exegpt.schedule import Schedule
-
-_VARIABLES = (
-    "encode_batch",
-    "decode_iterations",
-    "decode_batch",
-    "micro_batches",
-    "encode_micro_batches",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefills_per_step",
-)
+from exegpt.schedule import VARIABLES, Schedule
 
 
 def schedule_text(schedule: Schedule) -> str:
@@ -22,7 +11,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 def variables_text(schedule: Schedule) -> str:
     """Its control variables and stages, without the policy's name."""
-    own = {name: getattr(schedule, name) for name in _VARIABLES}
+    own = {name: getattr(schedule, name) for name in VARIABLES}
     if schedule.encode_micro_batches == 1:
         own["encode_micro_batches"] = None
     return " ".join(f"{name}={value}" for name, value in own.items() if value) + f" on {stages_text(schedule)}"

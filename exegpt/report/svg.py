@@ -6,20 +6,12 @@ from dataclasses import dataclass
 from html import escape
 
 from exegpt.duration import duration_text
+from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44
 PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
-POLICIES = {
-    "rra": "#c23b53",
-    "waa-c": "#d98032",
-    "waa-m": "#b08a1e",
-    "chunked": "#7a5aa8",
-    "orca": "#3b74b9",
-    "hybrid": "#2f8f83",
-    "static": "#5c8f3c",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
         shapes.append(f'<path class="bound" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')
         shapes.append(_text(x + 5, _TOP + 10, "bound"))
     for row, one in enumerate(series):
-        colour = POLICIES.get(one.name, "#8a8f98")
+        colour = TRAITS[one.name].colour
         points = sorted(one.points)
         path = "M" + "L".join(f"{axes.x(x):.1f} {axes.y(y):.1f}" for x, y in points) if points else ""
         shapes.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from exegpt.duration import duration_text
+from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
-
-MARKS = {"rra": "R", "waa-c": "W", "waa-m": "w", "chunked": "c", "orca": "o", "hybrid": "h", "static": "s"}
 
 
 def plot(
@@ -26,7 +25,7 @@ def plot(
             row[round(bound_s / right * (width - 1))] = "┊"
     for y, x, policy in points:
         row = height - 1 - round(y / top * (height - 1)) if top else height - 1
-        grid[row][round(x / right * (width - 1)) if right else 0] = MARKS.get(policy, policy[0])
+        grid[row][round(x / right * (width - 1)) if right else 0] = TRAITS[policy].mark
     lines = []
     for number, row in enumerate(grid):
         up = height - 1 - number
@@ -34,5 +33,5 @@ def plot(
         lines.append(f"{label} │{''.join(row).rstrip()}")
     lines.append(f"{'':8} └{'─' * width}")
     lines.append(f"{'tok/s':>8}  0{f'latency {duration_text(right)}':>{width - 1}}")
-    legend = "  ".join(f"{MARKS.get(policy, policy[0])} {policy}" for policy in frontier)
+    legend = "  ".join(f"{TRAITS[policy].mark} {policy}" for policy in frontier)
     return "\n".join([*lines, f"{'':10}{legend}" + ("  ┊ bound" if bound_s else "")])

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from exegpt.errors import InputError
+from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.sections import Section
@@ -36,7 +37,7 @@ PAPER = {
     "figure8": {"mean": 3.2, "largest": 15.2, "smallest": 1.1, "mean_unbounded": 2.2},
     "over all": {"mean": 2.9},
 }
-SERIES = (("FT", "#8a8f98"), ("RRA", svg.POLICIES["rra"]), ("WAA", svg.POLICIES["waa-c"]))
+SERIES = (("FT", "#8a8f98"), ("RRA", TRAITS["rra"].colour), ("WAA", TRAITS["waa-c"].colour))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from exegpt.cli import rescheduling
 from exegpt.cli.answer import search_schedule
 from exegpt.cli.inputs import find_setting
 from exegpt.cli.rescheduling import WORTH, Asked, best, in_a_process
+from exegpt.policies import TRAITS
 from exegpt.workload import Workload, task
 from xrunner.core.adaptation import takes_over_in_place
 from xsimulator import estimate
@@ -60,7 +61,7 @@ def test_other_layers_where_those_that_are_there_are_too_slow(setting, pipeline)
 def test_sides_that_fill_their_memory_with_more_than_there_are_requests(setting):
     held = search_schedule(setting, 30.0, policies=("waa-c",), fixed={"replicas": 1}).schedule
     found, _ = best(replace(setting, workload=task("T")), held, most=3)
-    assert found.policy in rescheduling.WAA and found.decode_batch > 3
+    assert TRAITS[found.policy].disaggregated and found.decode_batch > 3
 
 
 @pytest.mark.parametrize(("share", "stays"), [(0.95, True), (0.85, False)])

@@ -50,7 +50,7 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
         "waa-m": {"encode_batch": 4, "decode_batch": 9, "micro_batches": 2},
         "orca": {"max_num_seqs": 8, "prefills_per_step": 1},
         "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
-    }[policy]
+    }.get(policy, {})
     given = {
         "version": Schedule.VERSION,
         "policy": policy,

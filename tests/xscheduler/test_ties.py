@@ -6,11 +6,12 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.policies import TRAITS, Traits
 from exegpt.workload import Workload
 from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.policy_spaces import POLICIES
-from xscheduler.ties import SIMPLEST_FIRST, TIE, preferred
+from xscheduler.ties import TIE, preferred
 from xscheduler.tune import tune
 from xsimulator import estimate
 
@@ -20,7 +21,8 @@ def prefer(values, **how):
 
 
 def test_every_policy_has_its_place():
-    assert sorted(SIMPLEST_FIRST) == sorted(POLICIES)
+    assert set(POLICIES) == set(TRAITS)
+    assert sorted(traits.complexity for traits in TRAITS.values()) == list(range(len(POLICIES)))
 
 
 def test_the_simpler_of_two_that_are_as_good_is_the_answer():
@@ -50,7 +52,7 @@ def test_tune_prefers_the_simpler_policy_whatever_the_order(order):
     rates = {a.policy: a.estimate.throughput_seq_s for a in found.alternatives}
     as_good = [policy for policy, rate in rates.items() if rate >= max(rates.values()) * (1 - TIE)]
     assert len(as_good) > 1
-    assert found.schedule.policy == min(as_good, key=SIMPLEST_FIRST.index)
+    assert found.schedule.policy == min(as_good, key=lambda policy: TRAITS[policy].complexity)
     best = next(a for a in found.alternatives if a.policy == found.schedule.policy)
     assert best.estimate == found.estimate and best.reason.startswith("the best")
 
@@ -73,6 +75,8 @@ def test_a_short_list_prefers_the_simpler_policy_too():
     assert for_these(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"
 
 
-def test_a_policy_of_somebody_elses_comes_last():
+def test_a_policy_of_somebody_elses_comes_last(monkeypatch):
+    mine = Traits(name="mine", what="", variables={}, make=TRAITS["orca"].make)
+    monkeypatch.setitem(TRAITS, "mine", mine)
     assert prefer({"mine": 1.001, "waa-m": 1.0}) == "waa-m"
     assert prefer({"mine": 1.0}) == "mine"

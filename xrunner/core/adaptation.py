@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from exegpt.policies import traits_of
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 from xrunner.core.drift import Drift
@@ -93,8 +94,8 @@ def beside(work: Callable[[], T]) -> "Future[T]":
 
 def same(one: Schedule, other: Schedule) -> bool:
     """Whether two schedules decide alike, whatever workload they were found for."""
-    names = ("policy", "encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "max_num_seqs")
-    names += ("max_num_batched_tokens", "prefills_per_step", "replicas", "stages", "kv_blocks")
+    variables = {*traits_of(one).searched, "micro_batches", "encode_micro_batches"}  # these two hold under every policy
+    names = ("policy", *variables, "replicas", "stages", "kv_blocks")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 

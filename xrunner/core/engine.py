@@ -19,7 +19,7 @@ from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import CPU, free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.orders import fcfs
-from exegpt.policies import WAAPolicy, make_ledger, make_policy
+from exegpt.policies import DisaggregatedPolicy, make_ledger, make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
@@ -218,7 +218,7 @@ class Engine:
     ) -> Driver:
         """Run this replica's requests. Results go to the leader, which listens to the others' meanwhile."""
         policy = make_policy(self.schedule, adjustment)
-        ledger = make_ledger(self.schedule, policy, fcfs)
+        ledger = make_ledger(self.schedule, fcfs)
         running = {}
         for index, request in share:
             prompt = np.array(request.prompt_ids, dtype=np.int64)
@@ -230,7 +230,9 @@ class Engine:
         micro_batching = MicroBatching(micro_batches, encode_micro_batches, self.schedule.replicas)
         replicas = self._replicas(report)
         given = self.worker, ledger, running, micro_batching, self._cancelled, replicas.report, replicas.listen
-        driver = DisaggregatedDriver(*given, policy) if isinstance(policy, WAAPolicy) else Driver(*given, policy)
+        driver = (
+            DisaggregatedDriver(*given, policy) if isinstance(policy, DisaggregatedPolicy) else Driver(*given, policy)
+        )
         driver.adjustment = adjustment
         if isinstance(replicas, Follower):
             driver.look = replicas.look

@@ -15,6 +15,7 @@ from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, computed_rows
 from exegpt.models.weights import torch_dtype
+from exegpt.policies import traits_of
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.rank.decode_graphs import DecodeGraphs
@@ -53,18 +54,20 @@ class Extent:
         pool = BlockPool(schedule.kv_blocks, schedule.block_size)
         start = bool(schedule.model.spec.encoder_layers)
         blocks = [pool.blocks_for(most_cached(prompt, output, start)) for prompt, output in sequences]
-        resident = min(len(sequences), schedule.kv_blocks, schedule.max_num_seqs or len(sequences))
+        traits = traits_of(schedule)
+        resident = min(len(sequences), schedule.kv_blocks, traits.value(schedule, "residents") or len(sequences))
         tokens = computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences], resident))
-        prompts = min(len(sequences), schedule.encode_batch or schedule.prefills_per_step or resident)
+        prompts = min(len(sequences), traits.value(schedule, "prompts") or resident)
         return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 
 
 def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
-    if schedule.max_num_batched_tokens:
-        return schedule.max_num_batched_tokens
-    together = schedule.encode_batch or schedule.prefills_per_step or 0
-    encoded = sum(sorted(prompts, reverse=True)[:together])
-    return encoded + resident if schedule.policy == "orca" else max(encoded, resident)
+    traits = traits_of(schedule)
+    budget = traits.value(schedule, "tokens")
+    if budget:
+        return budget
+    encoded = sum(sorted(prompts, reverse=True)[: traits.value(schedule, "prompts")])
+    return encoded + resident if traits.mixed else max(encoded, resident)
 
 
 def warm_up(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
 from exegpt.model import activation_bytes
+from exegpt.policies import checked, traits_of
 from exegpt.profile import LayerTables, Profile, Table
 from exegpt.schedule import Schedule
 from xsimulator.cost.side import Side
@@ -22,8 +23,6 @@ from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
 
-_POLICIES = {"static": 0, "hybrid": 0, "orca": 1, "chunked": 2, "rra": 3, "waa-c": 4, "waa-m": 4}
-"""The numbers that event_loop.c gives the policies."""
 COUNTS, COUNTS_FOR_LATENCY = 1.0, 2.0
 """Flags of a request: it counts for the bounds on tokens, and for that on latency."""
 
@@ -140,9 +139,12 @@ def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool)
 
 
 def _settings(schedule: Schedule, encoder_decoder: bool) -> Array:
+    policy = traits_of(checked(schedule)).compiled
+    if policy is None:
+        raise InputError(f"Policy '{schedule.policy}' isn't compiled: replay it, or search without --rate.")
     batch = schedule.max_num_seqs or schedule.encode_batch or 0
     other = schedule.max_num_batched_tokens or schedule.prefills_per_step or schedule.decode_iterations or 0
-    numbers = (_POLICIES[schedule.policy], batch, other, schedule.kv_blocks, schedule.block_size, encoder_decoder)
+    numbers = (policy, batch, other, schedule.kv_blocks, schedule.block_size, encoder_decoder)
     return np.array(numbers, dtype=np.float64)
 
 

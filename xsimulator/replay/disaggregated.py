@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exegpt.batching import Ledger, Step
-from exegpt.policies import WAAPolicy
+from exegpt.policies import DisaggregatedPolicy
 from exegpt.policies.waa import most_underway
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record
@@ -24,7 +24,7 @@ class Disaggregated:
     """Two sides of one ledger while requests run through them. Times in seconds."""
 
     scenario: Scenario
-    policy: WAAPolicy
+    policy: DisaggregatedPolicy
     ledger: Ledger
     encode: Pipeline
     decode: Pipeline

@@ -14,7 +14,7 @@ from math import inf
 from exegpt.batching import Ledger, MicroBatching, Sequence, deal
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
-from exegpt.policies import Policy, WAAPolicy, make_ledger, make_policy
+from exegpt.policies import DisaggregatedPolicy, Policy, make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, summarise
@@ -84,13 +84,13 @@ def _follow(
 ) -> tuple[Record, tuple[Pipeline, ...]]:
     """A replica's own requests, by their places, to their ends, and the stages that they went through."""
     policy = make_policy(schedule, adjustment)
-    ledger = make_ledger(schedule, policy, fcfs)
+    ledger = make_ledger(schedule, fcfs)
     ledger.submit(Sequence(i, requests[i].input, requests[i].output, requests[i].arrival_s) for i in own)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
     micro_batching = MicroBatching(micro_batches, schedule.encode_micro_batches, schedule.replicas)
     decode = Pipeline(scenario, scenario.decode, micro_batching, keep_spans, replica)
     record = Record(len(requests), micro_batching.index, ledger.encoder_decoder)
-    if isinstance(policy, WAAPolicy):
+    if isinstance(policy, DisaggregatedPolicy):
         encode = Pipeline(scenario, scenario.encode, MicroBatching(1), keep_spans, replica)
         Disaggregated(scenario, policy, ledger, encode, decode, record, step_by_step).run()
         return record, (encode, decode)

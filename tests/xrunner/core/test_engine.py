@@ -129,7 +129,7 @@ def test_the_timeline_is_what_the_policy_decided(models):
     todo = requests(LENGTHS)
     report = Engine(model, plan).run(todo)
     policy = make_policy(plan)
-    ledger = make_ledger(plan, policy, fcfs)
+    ledger = make_ledger(plan, fcfs)
     from exegpt.batching import Sequence
 
     ledger.submit(Sequence(i, n, m) for i, (n, m) in enumerate(LENGTHS))

@@ -1,0 +1,99 @@
+"""Traits: what everyone but a policy's own file needs to know of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from exegpt.batching import Ledger, Step
+from exegpt.policies.adjustment import Adjustment
+from exegpt.schedule import Schedule
+
+Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
+"""What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
+one iteration; the decoding iterations between two encoding phases; the micro-batches of decoding, and of encoding, that
+may be left out. A target (B_D) follows from the others: schedules have it, searches don't set it.
+"""
+
+
+class Policy(Protocol):
+    """Decides the next iteration."""
+
+    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+        """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
+
+
+@runtime_checkable
+class DisaggregatedPolicy(Protocol):
+    """Decides for encoding and decoding stages, each when its first stage is free."""
+
+    def next_encode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next batch to encode, or None while none can be."""
+
+    def next_decode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next decoding iteration, or None while nothing can be decoded."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """What a token-budget engine is told, and what it doesn't do."""
+
+    residents: int
+    budget: int
+    """Tokens per iteration."""
+    lost: tuple[str, ...] = ()
+    chunked: bool = True
+    """Whether prompts may be cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """One policy's."""
+
+    name: str
+    what: str
+    """In a line of `exegpt list policies`."""
+    variables: Mapping[str, Kind]
+    """Its control variables by their names in a Schedule."""
+    make: Callable[[Schedule, Adjustment | None], Policy | DisaggregatedPolicy]
+    """The policy with a schedule's variables, and with an adjustment where it has a target."""
+    nearest: Callable[[Schedule], Nearest] | None = None
+    """A schedule as a token-budget engine comes nearest to it; None: it can't be exported."""
+    engines: tuple[str, ...] = ()
+    """Other engines that do just this: what is predicted for it is what they give."""
+    compiled: int | None = None
+    """Its number in xsimulator/replay/event_loop.c; None: it isn't compiled, and can't be searched at a rate."""
+    disaggregated: bool = False
+    """Whether encoding and decoding have stages of their own: two devices at least."""
+    early_termination: bool = True
+    """Whether finished sequences leave at once; else batches are static, and leave together."""
+    mixed: bool = False
+    """Whether one iteration encodes and decodes."""
+    splits_prompts: bool = False
+    """Whether a prompt may be encoded in several iterations, which an encoder's can't."""
+    complexity: float = inf
+    """The lowest wins where several policies are as good: what today's engines do, then one pipeline, then two, then
+    batches."""
+    mark: str = "?"
+    """A letter on a terminal's plot."""
+    colour: str = "#8a8f98"
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The variables that a schedule must have."""
+        return tuple(name for name, kind in self.variables.items() if kind != "encode-micro-batches")
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The variables that a search sets."""
+        return tuple(name for name, kind in self.variables.items() if kind != "target")
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether it has a target, which dynamic adjustment keeps near."""
+        return "target" in self.variables.values()
+
+    def value(self, schedule: Schedule, kind: Kind) -> int | None:
+        """A schedule's variable of this kind; None where the policy has none."""
+        found: list[Any] = [getattr(schedule, name) for name, own in self.variables.items() if own == kind]
+        return found[0] if found else None
