@@ -34,7 +34,7 @@ def decoding(estimate: Estimate) -> float | None:
 
 
 def idle(estimate: Estimate) -> float | None:
-    """The devices' mean idle share; None where it isn't known."""
+    """The devices' mean idle share; None without utilisation."""
     return 1 - sum(estimate.utilisation) / len(estimate.utilisation) if estimate.utilisation else None
 
 
@@ -46,8 +46,8 @@ def memory_share(answer: Answer) -> float:
 
 def why_behind(best: Answer, other: Answer) -> str:
     """What makes `other` slower than `best`: the differences between their figures, the greatest first."""
-    said = [*_figures(best, other), *_ways(best, other)]
-    return "; ".join(said)
+    reasons = [*_figures(best, other), *_ways(best, other)]
+    return "; ".join(reasons)
 
 
 def _figures(best: Answer, other: Answer) -> list[str]:
@@ -72,18 +72,18 @@ def _ways(best: Answer, other: Answer) -> list[str]:
     schedule = other[0]
     own, ahead = traits_of(schedule), traits_of(best[0])
     one_stack = not schedule.model.spec.encoder_layers
-    said = []
+    reasons = []
     if one_stack and ahead.mixed and not (own.mixed or own.disaggregated):
-        said.append("prompts and decoding read the weights one after the other, in the best together")
+        reasons.append("prompts and decoding read the weights one after the other, in the best together")
     if one_stack and own.disaggregated and not ahead.disaggregated:
-        said.append("every layer's weights are held twice")
+        reasons.append("every layer's weights are held twice")
     if ahead.early_termination and not own.early_termination:
         output = schedule.workload.output
         longest = expected_longest(output, schedule.encode_batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
             lengths = f"{figure_text(longest)} tokens where the mean is {figure_text(output.mean)}"
-            said.append(f"a batch is kept to its longest output, {lengths}")
-    return said
+            reasons.append(f"a batch is kept to its longest output, {lengths}")
+    return reasons
 
 
 def expected_longest(output: LengthDistribution, batch: int) -> float:
@@ -96,7 +96,7 @@ WIDTHS = {
     "measured": "the profile was measured with at most {}: --profile roofline goes beyond that",
     "resident": "at most {} may be: pass more requests, or fix the batch by hand",
 }
-"""The names of the constraints on sequences decoded at once, and what to say of each."""
+"""The constraints on sequences decoded at once, with the text of each."""
 BINDING = ("latency", "ttft", "tpot", "memory", *WIDTHS)
 """Constraints, the one that is named first where a step would break several."""
 

@@ -24,7 +24,7 @@ EACH = 2000
 WARM_UP = 0.1
 """Share of the first requests that find the system emptier than it will be, and are not counted."""
 BATCHES = 40
-"""Consecutive parts of the requests whose misses tell how certain their sum is."""
+"""Consecutive parts of the requests whose misses give the standard error of their sum."""
 QUANTILE = 0.99
 """Of the times to first token and per output token that are bounded."""
 

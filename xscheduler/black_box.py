@@ -1,4 +1,4 @@
-"""Optuna's black-box search, the alternative that the paper names: it knows nothing of monotonicity."""
+"""Optuna's black-box search, the alternative that the paper names: without use of monotonicity."""
 
 import warnings
 

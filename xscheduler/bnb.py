@@ -28,14 +28,14 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
 
     def add(space: Space, box: Box) -> None:
         low, high = box
-        # The lowest corner tells what can't be, the highest what isn't worth it: the likelier one is asked first.
+        # The lowest corner proves a box infeasible, the highest not worth it: the likelier test comes first.
         if not incumbent.throughput and _excluded(space, box, tolerance):
             return
         bound = _bound(space, box)
         if bound * (1 + tolerance) <= incumbent.throughput or _excluded(space, box, tolerance):
             return
         incumbent.offer(space, high)
-        incumbent.offer(space, low)  # known already, and the better one where the box is not quite monotone
+        incumbent.offer(space, low)  # evaluated already, and the better one where the box is not quite monotone
         if low == high or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))

@@ -37,7 +37,7 @@ class Candidates(Space):
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants}
 
     def outcome(self, values: Values) -> Outcome:
-        """What a point comes to."""
+        """The evaluation of a point."""
         return estimates.outcome(self.where, self.policy, self.controls(values))
 
     def estimate(self, values: Values) -> Estimate:

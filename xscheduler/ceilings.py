@@ -26,7 +26,7 @@ _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 @dataclass(frozen=True)
 class Reach:
-    """What decoding on a side comes to at rising numbers of residents, arrays [batches]."""
+    """Decoding on a side at rising numbers of residents, arrays [batches]."""
 
     batch: Array
     """Residents, all stages together."""
@@ -38,7 +38,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class EncodeReach:
-    """What encoding on devices of its own comes to at best."""
+    """The best case of encoding on devices of its own."""
 
     rate: float
     """Prompts per second; 0 where the weights don't fit."""

@@ -1,7 +1,7 @@
 """Goodput: the highest rate of arrival that a schedule serves within all bounds, by replaying requests through it.
 
 An open system: requests come at their own times, and latency counts from arrival, the wait before the encoding
-included. A closed form knows no queue, so every candidate is followed by the event simulator.
+included. A closed form has no queue, so every candidate is replayed by the event simulator.
 """
 
 import math
@@ -176,7 +176,7 @@ class Meter:
         return low
 
     def limit(self, steady_seq_s: float) -> float:
-        """The highest rate that is asked of a schedule: where no bound ends a queue that grows, its throughput."""
+        """The highest rate to try for a schedule: its throughput where no bound ends a growing queue."""
         return steady_seq_s * (BEYOND if self.bounds.end_queues else 1.0)
 
     def goodput(

@@ -1,11 +1,11 @@
 """The search at a rate of arrival: a policy's control variables themselves, scored by the event simulator.
 
-The steady state knows no queue, so its winners are not the open system's. Every point of a policy's spaces may be
-asked, and few are, because
+The steady state has no queue, so its winners are not the open system's. Every point of a policy's spaces may be
+replayed, and few are, because
 
 * a space whose ceiling, or a point whose steady throughput, is below the best goodput so far can't be better;
 * one replay at just above that goodput rejects a point, mostly before it is at its end;
-* a few thousand requests, the same for all points, tell which points are worth more of them (docs/theory.md).
+* a few thousand requests, the same for all points, show which points are worth more of them (docs/theory.md).
 """
 
 import heapq
@@ -22,24 +22,24 @@ from xscheduler.question import Question
 from xscheduler.space import Point
 
 COARSE = (2.0, 1.24)
-"""Ratios of neighbouring values on the grid that is asked first: of batches, and of the other variable, along which
+"""Ratios of neighbouring values on the grid that is replayed first: of batches, and of the other variable, along which
 goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
 STEPS = (1.25, 1.08)
 """Ratios by which the best points' variables are varied afterwards, one pass after the other."""
 AROUND = 1.2
 """And that by which the best one's are at last, with all requests."""
 COUNTS = (8000, 40_000)
-"""Requests that the grid is asked with, and the points that lead on it."""
+"""Requests for points on the grid, and for the leading ones."""
 GLANCE = 1000
-"""Requests that tell whether a schedule holds the bounds when nearly idle at all."""
+"""Requests that show whether a schedule holds the bounds when nearly idle."""
 ROUGH = 0.02
 """Precision of goodputs on the grid."""
 NEAR = 0.05
-"""Points whose goodput on the grid is within this share of the best are asked again."""
+"""Points whose goodput on the grid is within this share of the best are replayed again."""
 CONTENDERS = 12
 """And at most so many of them."""
 STARTS = 2
-"""Points that differ in more than their batches, around which neighbours are asked."""
+"""Points that differ in more than their batches, around which neighbours are replayed."""
 PATIENCE = 48
 """Spaces in a row, by falling ceilings, that bring nothing better before the rest are left."""
 
@@ -68,7 +68,7 @@ class OpenSearch:
     members: Sequence[Candidates | CandidateFamily]
     meter: Meter
     opened: list[Candidates] = field(default_factory=list)
-    """The spaces that points were asked of."""
+    """Spaces of which points were replayed."""
     _schedules: dict[tuple[int, Point], Schedule] = field(default_factory=dict)
 
     @property
@@ -82,7 +82,7 @@ class OpenSearch:
         return sum(member.size for member in self.members)
 
     def exhaustive(self, count: int) -> Lead | None:
-        """The best of all points, each asked with `count` requests."""
+        """The best of all points, each replayed with `count` requests."""
         best: Lead | None = None
         for space in self._by_ceiling():
             for point in itertools.product(*(range(len(v.values)) for v in space.variables)):
@@ -142,7 +142,7 @@ class OpenSearch:
     # ---- then around the best ----
 
     def refined(self, contenders: list[Lead]) -> list[Lead]:
-        """The grid's best points, asked with more requests and varied; the best first."""
+        """The grid's best points and their neighbours, replayed with more requests; the best first."""
         leads: list[Lead] = []
         for lead in contenders:
             above = max((other.goodput for other in leads), default=lead.goodput) * (1 - NEAR / 4)

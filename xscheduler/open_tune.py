@@ -24,7 +24,7 @@ from xscheduler.tuned import Alternative, Tuned
 from xsimulator.steady.scenario import Scenario
 
 FEW = 500
-"""Fewer requests say little about a 99th percentile."""
+"""Fewer requests are too few for a 99th percentile."""
 MOST_EXHAUSTIVE = 20_000
 """Schedules up to which each is replayed, where that is asked for."""
 CLOSE, LEADING = 0.93, 0.99
@@ -115,7 +115,7 @@ def tune_at(
         lambda a: a.policy,
         runnable=runnable,
     )
-    told = Search(
+    search = Search(
         "racing" if method == "bnb" else method,
         sum(search.points for search in searches.values()),
         sum(search.size for search in searches.values()),
@@ -126,7 +126,7 @@ def tune_at(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        told,
+        search,
         lowest if lowest < float("inf") else None,
         _assumptions(bounds, bound, arrivals, meter, rate, winner),
     )
@@ -171,7 +171,7 @@ def _raced(searches: dict[str, OpenSearch], progress: Callable[[int, int], None]
 
 
 def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
-    """The best of the leads, each asked with so many requests; with all of them, the best one's neighbours too."""
+    """The best of the leads, each replayed with so many requests; with all of them, the best one's neighbours too."""
     meter = search.meter
     best: tuple[Lead, Goodput] | None = None
     waiting, seen = list(leads), set()
@@ -215,7 +215,7 @@ def _sustained(lead: Lead, reached: Goodput, meter: Meter) -> Sustained:
 def _alternative(
     policy: str, members: Members, question: Question, best: Sustained | None, meter: Meter, rate: float
 ) -> Alternative:
-    """A policy's best at the asked rate."""
+    """A policy's best at `rate`."""
     if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
         fits = any(member.ceiling > 0 for member in members)

@@ -89,7 +89,7 @@ class Question:
     partial: bool = True
     """Whether only a part of the devices may stand in tensor-parallel groups."""
     open_system: bool = False
-    """Whether requests come over time: variables that tell how waiting prompts are taken are then looked at closely."""
+    """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
     _scenarios: dict[object, Scenario] = field(default_factory=dict, repr=False)
     _sides: dict[object, tuple[Stage, ...]] = field(default_factory=dict, repr=False)
     _figures: dict[object, Any] = field(default_factory=dict, repr=False)

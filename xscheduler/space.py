@@ -23,7 +23,7 @@ class Variable:
 class Constraint:
     """A figure that must stay at or below `limit`.
 
-    `rises` tells for every variable whether the figure rises along its values (True) or falls (False): the constraint
+    `rises`: for every variable, whether the figure rises along its values (True) or falls (False): the constraint
     prunes a box from its own corners only.
     """
 
@@ -36,7 +36,7 @@ class Constraint:
 class Evaluation:
     """What one point gives: throughput, and the figure of each constraint in order.
 
-    Throughput rises along the variables, but for what `crest` and `falls` tell.
+    Throughput rises along the variables, except as `crest` and `falls` describe.
     """
 
     throughput: float

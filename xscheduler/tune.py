@@ -69,7 +69,8 @@ def tune(
     a bound on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would
     miss it for the next longer request (the paper has none). `steady_state` and `variation` as in
     `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies
-    that are preferred where several are as good (`ties.py`). `progress` is told how many policies of how many are done.
+    that are preferred where several are as good (`ties.py`). `progress` is called with the number of searched policies
+    and of all.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """

@@ -1,11 +1,11 @@
-"""Adaptation: another schedule while running, when lengths have left those that the present one was found for (paper
-section 5.2; docs/theory.md).
+"""Adaptation: another schedule while running, when lengths have drifted from those for which the current one was tuned
+(paper section 5.2; docs/theory.md).
 
-The search runs beside the run. Where the new schedule has the same stages and needs no larger cache it takes over
-between two iterations, and residents notice nothing. Else nobody is admitted any more, the residents come to their
-ends, the ranks get another cache and, where layers move, other layers, and those who waited go on there
-(`changes.py`): nobody is lost, and nobody starts again. Several replicas change together: the first one's driver looks
-after lengths, of its own share of the requests, and tells the others (`replicas.py`).
+The search runs in parallel. Where the new schedule has the same stages and needs no larger cache it takes over between
+two iterations, with all residents. Otherwise admission stops, the residents run to their ends, the ranks get another
+cache and, where layers move, other layers, and waiting requests continue there (`changes.py`): no request is lost or
+restarted. Several replicas change together: the leader follows the lengths of its own share of the requests and sends
+changes to the followers (`replicas.py`).
 """
 
 import threading
@@ -22,8 +22,8 @@ from xrunner.core.drift import Drift
 T = TypeVar("T")
 
 Reschedule = Callable[[Workload, Schedule], Schedule | None]
-"""The best schedule for a workload, given the one that the ranks hold layers and caches for; None where none meets the
-bound.
+"""The best schedule for a workload, given the schedule whose layers and caches the ranks hold; None where none meets
+the bound.
 """
 
 
@@ -32,9 +32,9 @@ class Change:
     """One change of schedule. Seconds since the run began."""
 
     drifted_s: float
-    """When the drift was noticed."""
+    """When the drift was detected."""
     found_s: float
-    """When the new schedule had been found."""
+    """When the search ended."""
     changed_s: float
     """When it took over."""
     pause_s: float
@@ -43,65 +43,71 @@ class Change:
     """Whether layers moved to other ranks."""
     schedule: Schedule
     refused: str | None = None
-    """Why the ranks couldn't take it, where they went on under the schedule that they had."""
+    """Why the ranks refused it and kept their schedule; None: they took it."""
 
 
 class Adaptation:
-    """Looks after a run's lengths, and finds the schedules for others: `held` is what the ranks have layers and caches
-    for, and `tell` gets every change.
+    """Follows a run's lengths and finds schedules for drifted ones. `held` is the schedule whose layers and caches the
+    ranks hold; `broadcast` is called with every change.
     """
 
-    def __init__(self, held: Schedule, reschedule: Reschedule, tell: Callable[[Change], None] = lambda change: None):
+    def __init__(
+        self, held: Schedule, reschedule: Reschedule, broadcast: Callable[[Change], None] = lambda change: None
+    ):
         self.drift = Drift(held.workload)
         self._held, self._running = held, held
-        self._reschedule, self._tell = reschedule, tell
+        self._reschedule, self._broadcast = reschedule, broadcast
         self._search: Future[Schedule | None] | None = None
         self._drifted_s = 0.0
 
     def look(self, now: float) -> Change | None:
-        """A change, once another schedule has been found for lengths that have drifted; it has yet to be made."""
+        """The next change to make: a new schedule for drifted lengths; None while there is none."""
         if self._search is None:
-            seen = self.drift.observed()
-            if seen:
+            observed = self.drift.observed()
+            if observed:
                 self._drifted_s = now
-                self.drift.restart(seen)
-                self._search = beside(lambda: self._reschedule(seen, self._held))
+                self.drift.restart(observed)
+                self._search = beside(lambda: self._reschedule(observed, self._held))
             return None
         if not self._search.done():
             return None
-        found, self._search = self._search.result(), None
-        if found is None or same(found, self._running):
+        schedule, self._search = self._search.result(), None
+        if schedule is None or same(schedule, self._running):
             return None
-        self._running = found
-        change = Change(self._drifted_s, now, now, 0.0, found.stages != self._held.stages, found)
-        self._tell(change)
+        self._running = schedule
+        change = Change(self._drifted_s, now, now, 0.0, schedule.stages != self._held.stages, schedule)
+        self._broadcast(change)
         return change
 
 
 def beside(work: Callable[[], T]) -> "Future[T]":
-    """What comes of work in a thread, for which the process doesn't wait when it ends."""
-    coming: Future[T] = Future()
+    """The future result of `work` in a daemon thread."""
+    future: Future[T] = Future()
 
     def do() -> None:
         try:
-            coming.set_result(work())
+            future.set_result(work())
         except BaseException as error:
-            coming.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=do, daemon=True).start()
-    return coming
+    return future
 
 
-def same(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules decide alike, whatever workload they were found for."""
-    variables = {*traits_of(one).searched, "micro_batches", "encode_micro_batches"}  # these two hold under every policy
+def same(schedule: Schedule, other: Schedule) -> bool:
+    """Whether two schedules lead to the same decisions; their workloads may differ."""
+    variables = {
+        *traits_of(schedule).searched,
+        "micro_batches",
+        "encode_micro_batches",
+    }  # these two hold under every policy
     names = ("policy", *variables, "replicas", "stages", "kv_blocks")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    return all(getattr(schedule, name) == getattr(other, name) for name in names)
 
 
 def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
-    """Whether a schedule can take over with the layers and caches that the ranks hold for another: encoding ranks of
-    their own hold no more than one batch of that one.
+    """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
+    encoding ranks have room for one batch of the held schedule.
     """
     if (new.policy, new.stages, new.replicas) != (held.policy, held.stages, held.replicas):
         return False

@@ -1,8 +1,8 @@
-"""Drift: whether the lengths that requests turn out to have are still those that the schedule was found for.
+"""Drift: tests whether observed lengths still have the distributions for which the schedule was tuned.
 
 A two-sample Kolmogorov-Smirnov test on inputs and on outputs, over the requests that began last. Short outputs end
-first, so that whoever has ended says little about all of them: only requests count before which every other one that
-began has ended, too. For whole tokens the test's limit is on the safe side.
+first, so finished requests are a biased sample: a request counts only once all that began before it have ended. For
+whole tokens the test's limit is conservative.
 """
 
 import math
@@ -14,75 +14,72 @@ import numpy as np
 from exegpt.workload import LengthDistribution, RequestLengths, Workload
 
 WINDOW = 256
-"""Requests that are looked at: the latest."""
+"""Number of latest requests in the test."""
 SIGNIFICANCE = 1e-4
-"""How often a window seems to have drifted though it hasn't: a run has many windows."""
+"""Probability of a false alarm per window: a run has many windows."""
 LEAST = 0.1
 """Distance of two distributions below which a new schedule isn't worth a search."""
 
 
 @dataclass
 class Drift:
-    """Observed lengths beside the distributions of a workload."""
+    """Compares observed lengths with the distributions of a workload."""
 
     workload: Workload
     window: int = field(default_factory=lambda: WINDOW)
     _began: deque[int] = field(default_factory=deque)
-    """Requests in the order in which they began, from the first on that hasn't ended."""
+    """Requests in the order in which they began, from the first unfinished one on."""
     _ended: dict[int, RequestLengths] = field(default_factory=dict)
-    """Those of them that have ended."""
-    _seen: deque[RequestLengths] = field(default_factory=deque)
+    """Finished requests among them."""
+    _observed: deque[RequestLengths] = field(default_factory=deque)
     _fresh: int = 0
-    """How many were seen since the last look."""
+    """Number of observed requests since the last test."""
 
     def begin(self, index: int) -> None:
         """A request's encoding begins."""
         self._began.append(index)
 
     def end(self, index: int, input_tokens: int, output_tokens: int | None) -> None:
-        """It has ended, with so many tokens made; None for one that was cancelled, which tells nothing."""
+        """A request has ended with `output_tokens` tokens; None: it was cancelled and doesn't count."""
         if output_tokens:
             self._ended[index] = RequestLengths(input_tokens, output_tokens)
         else:
             self._began.remove(index)
         while self._began and self._began[0] in self._ended:
-            self._seen.append(self._ended.pop(self._began.popleft()))
+            self._observed.append(self._ended.pop(self._began.popleft()))
             self._fresh += 1
-        while len(self._seen) > self.window:
-            self._seen.popleft()
+        while len(self._observed) > self.window:
+            self._observed.popleft()
 
     def observed(self) -> Workload | None:
-        """The workload of the latest window, where it isn't the one that was reckoned with; else None. It looks once
-        for every half of a window.
-        """
-        if len(self._seen) < self.window or self._fresh < self.window // 2:
+        """The workload of the latest window where it has drifted, else None. Tests once per half a window."""
+        if len(self._observed) < self.window or self._fresh < self.window // 2:
             return None
         self._fresh = 0
-        seen = Workload.from_requests("observed", list(self._seen))
-        pairs = ((self.workload.input, seen.input), (self.workload.output, seen.output))
+        observed = Workload.from_requests("observed", list(self._observed))
+        pairs = ((self.workload.input, observed.input), (self.workload.output, observed.output))
         if any(distance(*pair) > limit(self.window) for pair in pairs):
-            return seen
+            return observed
         return None
 
     def restart(self, workload: Workload) -> None:
-        """Look from now on whether lengths leave this workload's distributions."""
+        """Compare with this workload from now on, without earlier requests."""
         self.workload = workload
-        self._seen.clear()
+        self._observed.clear()
         self._fresh = 0
 
 
-def distance(one: LengthDistribution, other: LengthDistribution) -> float:
+def distance(distribution: LengthDistribution, other: LengthDistribution) -> float:
     """The greatest difference of two distributions' cumulative probabilities."""
-    lengths = np.union1d(one.s, other.s)
+    lengths = np.union1d(distribution.s, other.s)
     below = [
-        np.concatenate([[0.0], np.cumsum(distribution.p)])[np.searchsorted(distribution.s, lengths, "right")]
-        for distribution in (one, other)
+        np.concatenate([[0.0], np.cumsum(d.p)])[np.searchsorted(d.s, lengths, "right")] for d in (distribution, other)
     ]
     return float(np.abs(below[0] - below[1]).max())
 
 
 def limit(samples: int, significance: float = SIGNIFICANCE) -> float:
-    """The distance that so many samples of a distribution exceed with this probability at most (Massart's inequality),
-    and never less than what is worth a search.
+    """The distance that `samples` samples of a distribution exceed with at most this probability (Massart's
+    inequality), at least `LEAST`.
     """
     return max(LEAST, math.sqrt(math.log(2.0 / significance) / (2.0 * samples)))

@@ -237,7 +237,7 @@ class Engine:
         if isinstance(replicas, Follower):
             driver.look = replicas.look
         elif reschedule:
-            adaptation = Adaptation(self.schedule, reschedule, replicas.tell)
+            adaptation = Adaptation(self.schedule, reschedule, replicas.broadcast)
             driver.look, driver.drift = adaptation.look, adaptation.drift
         driver.run()
         replicas.drain()

@@ -30,14 +30,14 @@ class Leader:
                 self.report(heard)
         return not self._silent
 
-    def tell(self, change: Change | str) -> None:
+    def broadcast(self, change: Change | str) -> None:
         """Let the others change too."""
         if self._transport:
             self._transport.post(change, *self._others, tag=CHANGE)
 
     def drain(self) -> None:
         """Wait for all results."""
-        self.tell(END)
+        self.broadcast(END)
         if self._transport:
             self._transport.wait(self.listen)
 
