@@ -276,7 +276,8 @@ def compare_policies(
     from exegpt.cli import output
     from exegpt.cli.execute import compare, least, slowdown_now
     from exegpt.report.comparison import median
-    from xrunner.core.engine import Engine, RunReport
+    from xrunner.core.engine import Engine
+    from xrunner.core.report import RunReport
 
     runs: list[list[Comparison]] = [[] for _ in schedules]
     total = len(schedules) * repeats * len(requests)

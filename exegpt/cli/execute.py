@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exegpt.models import Model
     from xprofiler.rates import Slowdown
     from xrunner.comm.ranks import Ranks
-    from xrunner.core.engine import RunReport
+    from xrunner.core.report import RunReport
 
 
 def execute(

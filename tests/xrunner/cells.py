@@ -140,7 +140,7 @@ def run_cells(directory: Path) -> None:
                 heard.append(result)
                 if len(heard) == 2:
                     for index in given.get("cancelled", ()):
-                        engine.cancel(str(index))
+                        engine.abort(str(index))
 
             report = engine.run(todo if ranks.rank == 0 else [], hear)
             ranks.all(None)  # all that was sent has come

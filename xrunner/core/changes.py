@@ -10,7 +10,9 @@ from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
 from xrunner.core.adaptation import Change, Reschedule
-from xrunner.core.engine import Engine, RunReport, blocks_needed
+from xrunner.core.capacity import blocks_needed
+from xrunner.core.engine import Engine
+from xrunner.core.report import RunReport
 
 
 def run_adapting(

@@ -24,6 +24,9 @@ from xrunner.core.driver import Driver
 from xrunner.rank.assembly import Running
 from xrunner.rank.worker import END, FREE, Worker
 
+_NAP_S = 0.02
+"""Longest wait without a look at what others ask for."""
+
 
 @dataclass
 class _Batch:
@@ -55,22 +58,30 @@ class DisaggregatedDriver(Driver):
         """Batches so far: ordered; through the first stage; through the last."""
         self._batches: deque[_Batch] = deque()
         """Those that have yet to join, in the order in which they were ordered."""
-
-    def run(self) -> None:
-        """Until nobody waits, nobody is resident and every token is there."""
         self._transport.meanwhile = self._look_after
-        while (step := self._transport.wait(self._next)) != END:
-            self._do(step, self.now())
+
+    @property
+    def idle(self) -> bool:
+        """Whether all requests have ended and both sides are free."""
+        return super().idle and not self._batches and self._freed == self._ordered
+
+    def wait(self) -> None:
+        """Take turns as soon as there is something to do, for a little while."""
+        end = self.now() + _NAP_S
+        self._transport.wait(lambda: self.turn() or self.idle or self.now() >= end)
+
+    def _next(self, now: float) -> Step | None:
+        step: Step | None = self.policy.next_decode(self.ledger, now)
+        return step
+
+    def _update(self) -> None:
+        self._look_after()
+        super()._update()
+
+    def _land(self) -> None:
         self._transport.meanwhile = None
         self._transport.post(END, *self._encoder.followers)
-        self._land()
-
-    def _next(self) -> Step | str | None:
-        """The next decoding iteration, END where there will be none, or None while there is none yet."""
-        self._look_after()
-        if self._idle() and not self._batches and self._freed == self._ordered:
-            return END
-        return self.policy.next_decode(self.ledger, self.now())
+        super()._land()
 
     def _look_after(self) -> None:
         """Hear of the encoding side and of what has arrived, and give it work."""

@@ -1,34 +1,74 @@
-"""Replicas: what the drivers of several copies of a model tell each other. Results go to the first one's, which speaks;
-changes of schedule come from it, so that all copies change together.
+"""Replicas: what the drivers of several copies of a model send each other. The first, the leader, gets all events,
+deals out the requests that come while it runs, and lets all copies change their schedule together.
 
 Each side says END when no more will come, and waits for the other's: nothing is on its way when a run is over.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
-from exegpt.request import Result
-from xrunner.comm.transport import CHANGE, RESULT, Transport
+from exegpt.request import Request, Result
+from xrunner.comm.transport import CHANGE, REQUEST, RESULT, Transport
 from xrunner.core.adaptation import Change
+from xrunner.core.events import Event, Token
 from xrunner.rank.worker import END
+
+_NAP_S = 0.02
+"""Longest sleep, so that requests and aborts of this rank are noticed."""
+Order = tuple[int, Request] | str
+"""A request with its place, the id of one to abort, or END: no more requests will come."""
 
 
 class Leader:
-    """The leader: `report` takes its own results, and those of the `others` once it has listened."""
+    """The first replica's driver: `emit` takes its own events, and those of the `others` once it has listened."""
 
-    def __init__(self, transport: Transport | None, others: tuple[int, ...], report: Callable[[Result], None]):
-        self.report = report
-        self._transport, self._others = transport, others
-        self._silent = len(others)
-        """How many have yet to say that no more will come."""
+    def __init__(self, transport: Transport | None, others: Sequence[int], emit: Callable[[Event], None]):
+        self.emit = emit
+        self._transport, self._others = transport, tuple(others)
+        self._running = len(others)
+        """Followers that have yet to say that no more events will come."""
+        self._closed = False
+        self.outstanding = 0
+        """Requests given to the others that have not ended."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no more events will come from the others."""
+        return not self._running
+
+    def give(self, order: tuple[int, Request], replica: int) -> None:
+        """Give a request to another replica (from 1 on)."""
+        assert self._transport, "other replicas are other ranks"
+        self._transport.post(order, self._others[replica - 1], tag=REQUEST)
+        self.outstanding += 1
+
+    def abort(self, request_id: str) -> None:
+        """End a request, whichever other replica has it."""
+        if self._transport:
+            self._transport.post(request_id, *self._others, tag=REQUEST)
+
+    def close(self) -> None:
+        """Tell the others, once, that no more requests will come."""
+        if self._transport and not self._closed:
+            self._transport.post(END, *self._others, tag=REQUEST)
+        self._closed = True
+
+    def wait(self) -> None:
+        """Sleep until something has come from the others, for a little while."""
+        if self._transport and not self.over:
+            end = time.perf_counter() + _NAP_S
+            self._transport.wait(lambda: self.listen() or time.perf_counter() >= end)
 
     def listen(self) -> bool:
         """Hand on what has come; whether that was all."""
-        while self._silent and self._transport and (heard := self._transport.poll(tag=RESULT)) is not None:
-            if heard == END:
-                self._silent -= 1
-            else:
-                self.report(heard)
-        return not self._silent
+        while self._running and self._transport and (message := self._transport.poll(tag=RESULT)) is not None:
+            if message == END:
+                self._running -= 1
+                continue
+            for event in message:
+                self.outstanding -= isinstance(event, Result)
+                self.emit(event)
+        return self.over
 
     def broadcast(self, change: Change | str) -> None:
         """Let the others change too."""
@@ -36,35 +76,50 @@ class Leader:
             self._transport.post(change, *self._others, tag=CHANGE)
 
     def drain(self) -> None:
-        """Wait for all results."""
+        """Wait for all events."""
         self.broadcast(END)
         if self._transport:
             self._transport.wait(self.listen)
 
 
 class Follower:
-    """Another replica's driver, which reports to the leader and takes the changes that that one finds."""
+    """Another replica's driver: it reports to the leader, and takes the requests and changes that come from there."""
 
     def __init__(self, transport: Transport, leader: int):
         self._transport, self._leader = transport, leader
         self._over = False
+        """Whether no change will come."""
+        self._tokens: list[Token] = []
 
-    def report(self, result: Result | str) -> None:
-        """Send a result."""
-        self._transport.post(result, self._leader, tag=RESULT)
+    def emit(self, event: Event) -> None:
+        """Send a result, with the tokens before it; tokens alone wait for `flush`."""
+        if isinstance(event, Result):
+            self.flush(event)
+        else:
+            self._tokens.append(event)
 
-    def listen(self) -> None:
-        """Nobody reports here."""
+    def flush(self, *events: Event) -> None:
+        """Send the tokens that wait, and these events."""
+        if self._tokens or events:
+            self._transport.post([*self._tokens, *events], self._leader, tag=RESULT)
+            self._tokens.clear()
+
+    def orders(self) -> list[Order]:
+        """What has come."""
+        orders = []
+        while (order := self._transport.poll(self._leader, REQUEST)) is not None:
+            orders.append(order)
+        return orders
 
     def look(self, now: float) -> Change | None:
         """The next change; None where none has come."""
-        heard = None if self._over else self._transport.poll(self._leader, CHANGE)
-        self._over = self._over or heard == END
-        return None if self._over else heard
+        change = None if self._over else self._transport.poll(self._leader, CHANGE)
+        self._over = self._over or change == END
+        return None if self._over else change
 
     def drain(self) -> None:
-        """Wait until no change will come; those that come now have nobody left to change for."""
-        self.report(END)
+        """Wait until no change will come; those that come now have no request left to change for."""
+        self._transport.post(END, self._leader, tag=RESULT)
         self._transport.wait(self._ended)
 
     def _ended(self) -> bool:

@@ -14,7 +14,7 @@ from exegpt.served import Served
 from exegpt.timeline import Timeline
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.message import pack, unpack
-from xrunner.core.engine import RunReport
+from xrunner.core.report import RunReport
 from xrunner.rank.assembly import DeviceBatch
 
 KINDS = (DeviceBatch, Arrival, Result)

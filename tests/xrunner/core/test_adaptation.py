@@ -16,7 +16,7 @@ from exegpt.workload import Workload
 from tests.xrunner.at_once import at_once
 from tests.xrunner.cells import disaggregated, requests, schedule
 from xrunner.comm.ranks import Ranks
-from xrunner.core import adaptation, drift
+from xrunner.core import adaptation, drift, driver
 from xrunner.core import engine as engine_module
 from xrunner.core.adaptation import same, takes_over_in_place
 from xrunner.core.changes import run_adapting
@@ -141,7 +141,7 @@ def test_who_is_cancelled_after_a_move_ends(directories, model, undisturbed):
     def hear(result):
         told.append(result)
         if len(told) == 40:
-            first.cancel("51")
+            first.abort("51")
 
     new = schedule(model.spec, "orca", kv_blocks=60, max_num_seqs=2)
     _, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, hear)
@@ -160,7 +160,7 @@ def test_in_place_a_schedule_has_the_blocks_that_it_reckons_with(model, longest,
         ledgers.append(make_ledger(*given))
         return ledgers[-1]
 
-    monkeypatch.setattr(engine_module, "make_ledger", remember)
+    monkeypatch.setattr(driver, "make_ledger", remember)
     new = schedule(model.spec, encode_batch=6, kv_blocks=10 if longest == (5, 16) else 4)
     report = Engine(model, schedule(model.spec)).run(todo, reschedule=lambda *_: new)
     assert report.changes and {r.id: r.output_ids for r in report.results} == want

@@ -103,10 +103,10 @@ def test_nothing_is_lost_doubled_or_leaked(models, policy, lengths, gaps, kv_blo
         seen.append(result)
         if len(seen) == when:
             for index in dropped:
-                engine.cancel(str(index))
+                engine.abort(str(index))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrunner.core.engine.make_ledger", remember)
+        patch.setattr("xrunner.core.driver.make_ledger", remember)
         report = engine.run(todo, on_finish)
     (ledger,) = ledgers
     ledger.check()
@@ -181,7 +181,7 @@ def test_arrivals_are_waited_for(models):
 def test_cancellation_from_another_thread_while_idle(models):
     engine = Engine(models["llama"], schedule(models["llama"], "orca"))
     far = Request("far", (1, 2, 3), 4, True, 3600.0)
-    threading.Timer(0.2, engine.cancel, ["far"]).start()
+    threading.Timer(0.2, engine.abort, ["far"]).start()
     began = time.monotonic()
     (result,) = engine.run([far]).results
     assert result.finish_reason == "cancelled" and result.output_ids == () and time.monotonic() - began < 60

@@ -47,9 +47,9 @@ def run(engine, todo, rng, monkeypatch):
 
     def on_finish(result):
         if rng.random() < 0.1:
-            engine.cancel(str(rng.randrange(len(todo))))
+            engine.abort(str(rng.randrange(len(todo))))
 
-    monkeypatch.setattr("xrunner.core.engine.make_ledger", remember)
+    monkeypatch.setattr("xrunner.core.driver.make_ledger", remember)
     report = engine.run(todo, on_finish)
     (ledger,) = ledgers
     ledger.check()

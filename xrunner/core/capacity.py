@@ -1,0 +1,67 @@
+"""Capacity: the KV blocks and bytes that a rank needs, checked against its memory before they are taken."""
+
+from exegpt.batching.admission import most_cached
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models import Model
+from exegpt.models.device import free_memory, identity
+from exegpt.models.weights import torch_dtype
+from exegpt.request import Request
+from exegpt.schedule import Schedule
+from xrunner.comm import kv_transfer
+from xrunner.comm.place import Place
+from xrunner.comm.ranks import Ranks
+from xrunner.rank.warm_up import Extent
+
+
+def blocks_needed(request: Request, schedule: Schedule) -> int:
+    """KV blocks for all tokens that a request may ever cache."""
+    start = bool(schedule.model.spec.encoder_layers)
+    return -(-most_cached(len(request.prompt_ids), request.max_tokens, start) // schedule.block_size)
+
+
+def cache_blocks(place: Place, spec: ModelSpec) -> int:
+    """KV blocks of a rank. Where it only encodes, a batch has them for itself, and leaves them when it is encoded."""
+    schedule = place.schedule
+    if place.line[0].phase != "encode":
+        return schedule.kv_blocks
+    longest = -(-spec.context // schedule.block_size)
+    return min(schedule.kv_blocks, (schedule.encode_batch or 0) * longest)
+
+
+def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
+    """Bytes of a rank's KV cache of so many blocks."""
+    tokens = blocks * schedule.block_size
+    return tokens * model.cached_layers * model.share.kv_bytes(1, model.dtype)
+
+
+def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
+    """Bytes of what this rank gets from others, and sends at once at most."""
+    spec, schedule = model.spec, place.schedule
+    states = extent.tokens * spec.hidden * torch_dtype(model.dtype).itemsize
+    batches = 1 if place.line[0].phase == "both" else kv_transfer.most_in_transfer(len(place.encoder.line))
+    if spec.encoder_layers:
+        sends_or_receives = place.encoded_by is not None or bool(place.encodes_for)
+        return ((place.before is not None) + batches * sends_or_receives) * states
+    a_batch = extent.tokens // schedule.block_size + (schedule.encode_batch or 0)
+    transferred = 0 if place.line[0].phase == "both" else min(batches * a_batch, schedule.kv_blocks)
+    return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
+
+
+def check_memory(model: Model, ranks: Ranks, what: str, need: int) -> None:
+    """InputError, on all ranks, where the `need` bytes that each is about to take are more than their device has left;
+    `what` begins the sentence.
+    """
+    mine = ranks.host, identity(model.device)
+    everyone = ranks.all((mine, need))
+
+    def check() -> dict[str, str]:
+        total, free = sum(size for device, size in everyone if device == mine), free_memory(model.device)
+        if total > free:
+            raise InputError(
+                f"{what} needs {total / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: use a schedule with "
+                "fewer blocks."
+            )
+        return {}
+
+    ranks.agree(check)

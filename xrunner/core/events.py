@@ -1,0 +1,21 @@
+"""Events: what comes of a step of the engine."""
+
+from dataclasses import dataclass
+
+from exegpt.request import Result
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a request's output."""
+
+    request_id: str
+    index: int
+    """Its place in the output, from 0 on."""
+    token: int
+    made_s: float
+    """When it was made: seconds since the run began."""
+
+
+Event = Token | Result
+"""A token, or the end of a request."""

@@ -1,0 +1,72 @@
+"""Joining a job: what its ranks must agree on, and their ways to each other."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from exegpt import __version__
+from exegpt.document import fingerprint, to_dict
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models.device import identity
+from exegpt.request import Request, Result
+from exegpt.schedule import Schedule
+from xrunner.comm.gpu import Gpu
+from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.place import Place, devices, ranks_needed
+from xrunner.comm.ranks import Ranks
+from xrunner.comm.staged import StagedTransport
+from xrunner.comm.transport import Transport
+from xrunner.core.adaptation import Change
+from xrunner.core.events import Token
+from xrunner.core.valid import why_not
+from xrunner.rank.assembly import DeviceBatch
+
+KINDS = DeviceBatch, Arrival, Request, Result, Token, Change
+"""What ranks send each other, beside numbers and texts."""
+
+
+def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str, str]:
+    """What all ranks must agree on; InputError for a schedule that can't be run by so many ranks with this model."""
+    spec = ModelSpec.from_directory(directory)
+    reason = why_not(schedule, spec)
+    if reason:
+        raise InputError(reason)
+    if ranks_needed(schedule) != ranks.size:
+        raise InputError(how_to_start(schedule, ranks.size))
+    files = [(path.name, path.stat().st_size) for path in sorted(Path(directory).glob("*.safetensors"))]
+    return {
+        "exegpt": __version__,
+        "model": f"{spec.name} ({fingerprint([spec.fingerprint, files])})",
+        "schedule": fingerprint(to_dict(schedule)),
+    }
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """How a device is worked on; None for the CPU."""
+    return Gpu(device) if device.type == "cuda" else None
+
+
+def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
+    """A rank's way to the others, where all call it: from GPU to GPU if each has its own, else through host memory."""
+    if gpu is None:
+        return Transport(ranks, place.group, KINDS)
+    import torch.distributed as dist
+
+    direct = dist.is_available() and dist.is_nccl_available() and os.environ.get("EXEGPT_NCCL") != "0"
+    everyone = ranks.all((ranks.host, identity(gpu.device), direct))
+    if all(direct for _, _, direct in everyone) and len(set(everyone)) == ranks.size:
+        from xrunner.comm.direct import DirectTransport
+
+        return DirectTransport(ranks, place.schedule, place.schedule.model.spec, KINDS, gpu)
+    return StagedTransport(ranks, place.group, KINDS, gpu)
+
+
+def how_to_start(schedule: Schedule, started: int) -> str:
+    need = ranks_needed(schedule)
+    what = "one process was" if started == 1 else f"{started} ranks were"
+    return (
+        f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and {what} started: start "
+        f"mpirun -n {need} exegpt run."
+    )

@@ -1,0 +1,44 @@
+"""RunReport: what a run of a list of requests gave, gathered from all ranks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from exegpt.request import Result
+from exegpt.served import Served
+from exegpt.timeline import Span, Timeline
+from xrunner.comm.place import Place
+from xrunner.comm.ranks import Ranks
+from xrunner.core.adaptation import Change
+from xrunner.core.driver import Driver
+from xrunner.rank.worker import Worker
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run gave. Times in seconds since it began."""
+
+    results: tuple[Result, ...]
+    """In order of completion."""
+    served: tuple[Served, ...]
+    """The finished requests: neither cancelled nor failed."""
+    timeline: Timeline
+    seconds: float
+    """From the beginning to the end of the last iteration."""
+    changes: tuple[Change, ...] = ()
+    """Schedules that took over while it ran."""
+    left: tuple[int, ...] = ()
+    """Places of the requests that are to go on under another engine."""
+    moving: Change | None = None
+    """The schedule of that engine."""
+
+    @staticmethod
+    def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
+        """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
+        own = (worker.spans, driver.served, driver.left) if driver else (worker.spans, [], [])
+        parts = ranks.gather(own, Place(worker.place.schedule, 0).driver, Span, Served)
+        spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
+        served = sorted((s for _, part, _ in parts for s in part), key=lambda s: s.finish_s)
+        left = tuple(sorted(place for *_, part in parts for place in part))
+        timeline = Timeline("measured", tuple(spans))
+        changes, moving = (tuple(driver.changes), driver.moving) if driver else ((), None)
+        return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, changes, left, moving)
