@@ -96,11 +96,8 @@ def beside(work: Callable[[], T]) -> "Future[T]":
 
 def same(schedule: Schedule, other: Schedule) -> bool:
     """Whether two schedules lead to the same decisions; their workloads may differ."""
-    variables = {
-        *traits_of(schedule).searched,
-        "micro_batches",
-        "encode_micro_batches",
-    }  # these two hold under every policy
+    # Micro-batches apply under every policy.
+    variables = {*traits_of(schedule).searched, "micro_batches", "encode_micro_batches"}
     names = ("policy", *variables, "replicas", "stages", "kv_blocks")
     return all(getattr(schedule, name) == getattr(other, name) for name in names)
 
