@@ -43,6 +43,7 @@ MPI = ["mpi4py>=4.0", "openmpi>=5.0; platform_system != 'Windows'"]
 EXTRAS = {
     "mpi": MPI,  # profiling a cluster; where there is an MPI already, mpi4py alone
     "gpu": GPU,  # what builds of torch for GPUs bring themselves
+    "gpu-fast": [*GPU, "flashinfer-python>=0.7.2; platform_system == 'Linux'"],  # --attention flashinfer
     "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20"],
     "gpu-data": ["aiconfigurator==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"],
     "dev": [

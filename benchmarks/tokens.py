@@ -32,6 +32,8 @@ from xrunner.core.engine import Engine
 from xrunner.core.requests import random_requests
 
 NEAR_TIE = 1e-4
+NEAR_TIE_HALF = 0.02
+"""The same in float16: some ten times what its roundings move a logit by."""
 POLICIES: dict[str, dict[str, int]] = {
     "static": {"encode_batch": 7},
     "orca": {"max_num_seqs": 12, "prefills_per_step": 2},
@@ -102,7 +104,36 @@ def compare(arch: str, policy: str, results: Sequence[Result], wanted: dict[str,
     return Row(arch, policy, len(results), tokens, near_ties, differences)
 
 
-def schedule(spec: ModelSpec, policy: str, workload: Workload, stages: Sequence[Stage] = ()) -> Schedule:
+def compare_both(
+    arch: str, policy: str, theirs: Any, requests: Sequence[Request], both: Sequence[Sequence[Result]]
+) -> Row:
+    """Count what the results of two ways have in common. Where they part, transformers' model `theirs` says how far
+    apart the two tokens' logits are.
+    """
+    prompts = {request.id: list(request.prompt_ids) for request in requests}
+    ours, others = ({result.id: list(result.output_ids) for result in results} for results in both)
+    tokens = near_ties = differences = 0
+    for name, mine in ours.items():
+        pairs = list(zip(mine, others[name], strict=True))
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        tokens += len(pairs) if first is None else first
+        if first is not None:
+            near = gap(theirs, [*prompts[name], *mine[:first]], *pairs[first]) < NEAR_TIE_HALF
+            near_ties += near
+            differences += not near
+    return Row(arch, policy, len(ours), tokens, near_ties, differences)
+
+
+@torch.inference_mode()
+def gap(model: Any, prefix: Sequence[int], one: int, other: int) -> float:
+    """How far apart the logits of two tokens are after a prefix, over all logits' standard deviation."""
+    logits = model(torch.tensor([prefix])).logits[0, -1]
+    return float((logits[one] - logits[other]).abs() / logits.std())
+
+
+def schedule(
+    spec: ModelSpec, policy: str, workload: Workload, stages: Sequence[Stage] = (), dtype: str = "fp32"
+) -> Schedule:
     """A policy's schedule by hand, on one device or on the stages' ones, with room for a dozen requests: admission has
     to wait for blocks at times.
     """
@@ -115,8 +146,8 @@ def schedule(spec: ModelSpec, policy: str, workload: Workload, stages: Sequence[
         profile=ProfileReference("none", ""),
         stages=tuple(stages) or (Stage((0,), 1, "both", None, (0, spec.layers)),),
         kv_blocks=12 * -(-spec.context // 16),
-        dtype="fp32",
-        kv_dtype="fp32",
+        dtype=dtype,
+        kv_dtype=dtype,
         **POLICIES[policy],  # type: ignore[arg-type]
     )
 
@@ -181,6 +212,27 @@ def run(
                     continue  # WAA's sides are devices of their own; an encoder reads its prompts whole
                 results = Engine(model, schedule(model.spec, policy, workload)).run(one.requests).results
                 rows.append(compare(one.arch, policy, results, one.wanted))
+    return rows
+
+
+def run_flashinfer(
+    number: int,
+    seed: int = 0,
+    device: torch.device = CPU,
+    archs: Sequence[Architecture] = ("llama", "mistral", "gpt2"),
+    sizes: Mapping[str, int] = SIZES,
+) -> list[Row]:
+    """The same requests by FlashInfer and by Triton, in float16."""
+    workload, _, _ = task("T").scaled_to(sizes["context"])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for one in _models(Path(folder), archs, number, seed, workload, sizes):
+            theirs = load(one.path, one.arch).half().float()
+            models = [load_model(one.path, "fp16", device=device, attention=way) for way in ("flashinfer", "triton")]
+            for policy in ("orca", "chunked", "rra"):
+                plan = schedule(models[0].spec, policy, workload, dtype="fp16")
+                both = [Engine(model, plan).run(one.requests).results for model in models]
+                rows.append(compare_both(one.arch, f"{policy}, FlashInfer", theirs, one.requests, both))
     return rows
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from exegpt.kernels import device
+from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.threads import compiled
 from exegpt.kernels.work_list import WorkList, deal
@@ -28,7 +29,7 @@ def attention(
     causal: bool = True,
     starts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    work: WorkList | None = None,
+    work: WorkList | FlashInfer | None = None,
 ) -> torch.Tensor:
     """Attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
@@ -45,10 +46,15 @@ def attention(
     starts    int32 [sequences]: the first token that is seen, below every new token's place; the cache's first if None
     bias      float32 [heads, 2 · D + 1], added to the scores: bias[h, D + d] for a key d tokens after the query, those
               further than D away as at D; None for none
-    work      how decoding's keys are dealt to a GPU's programs, made of these `contexts`; None: each sequence's alike
+    work      how decoding's keys are dealt to a GPU's programs, made of these `contexts`; None: each sequence's alike.
+              Or FlashInfer's plan for this batch, which then computes instead of Triton
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if isinstance(work, FlashInfer):
+        if not causal or starts is not None or bias is not None or scale != work.scale:
+            raise ValueError("FlashInfer's plan is for causal attention of whole sequences at its scale, without bias.")
+        return work.run(q, keys, values, out, window)
     options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
     if device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from exegpt.kernels.attention import attention, make_work_list
+from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.model import ModelSpec
 from exegpt.models.cache import KVCache
 from exegpt.models.device import CPU
@@ -26,7 +27,7 @@ class AttentionProbe:
     """Calls the attention kernel of one layer over a pool that holds `batch` sequences of `length` tokens, or more, in
     the memory that a `KVCache` has, block after block as a `BlockPool` allocates them. Every call takes other blocks
     than the one before, and reads queries and writes outputs that lie as they do in a layer: queries beside keys and
-    values, both out of the nearest caches.
+    values, both out of the nearest caches. `attention` as in `Model`.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class AttentionProbe:
         length: int,
         dtype: str = "fp32",
         device: torch.device = CPU,
+        attention: str = "triton",
     ):
         block_bytes = BLOCK_SIZE * model.kv_bytes(1, dtype)
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
@@ -43,13 +45,15 @@ class AttentionProbe:
         self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)
         cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, dtype, device)
         self._keys, self._values = cache.keys[0].normal_(), cache.values[0].normal_()
+        self._workspace = FlashInfer.new_workspace(device) if attention == "flashinfer" else None
 
     def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
         """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones, with options of
         the kernel.
         """
         width = -(-(past + new) // BLOCK_SIZE)
-        tables = itertools.cycle(self._order[: self._blocks // (batch * width) * batch * width].split(batch * width))
+        blocks = batch * width
+        tables = itertools.cycle(self._order[: self._blocks // blocks * blocks].split(blocks))
         device, there = self._values.device, {"dtype": self._values.dtype, "device": self._values.device}
         size = self._values.shape[-1]
         qkv = [torch.randn(batch * new, self._heads + 2 * self._kv_heads, size, **there) for _ in range(_LAYERS)]
@@ -57,6 +61,20 @@ class AttentionProbe:
         layers = itertools.cycle((rows[:, : self._heads], out) for rows, out in zip(qkv, outs, strict=True))
         offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32, device=device)
         contexts = torch.full((batch,), past + new, dtype=torch.int32, device=device)
+        if self._workspace is not None:
+            graph = (batch, blocks) if new == 1 else None  # decoding's plan is for graphs, as in a run
+            plan = FlashInfer(self._heads, self._values, {options.get("window")}, self._workspace, graph=graph)
+            table = next(tables).view(batch, width)
+            plan.plan(table, offsets, contexts)
+            firsts = itertools.cycle(range(0, self._blocks // blocks * blocks, blocks))
+
+            def attend_planned() -> torch.Tensor:
+                """By the plan for the first blocks, over another part of the pool each time."""
+                begin, (q, out) = next(firsts), next(layers)
+                keys, values = (cache[begin : begin + blocks] for cache in (self._keys, self._values))
+                return attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)
+
+            return attend_planned
         work = None
         if new == 1 and options.get("causal", True) and "bias" not in options:  # a decoder-only model's, as in a run
             seq_lens = np.full(batch, past + new, dtype=np.int32)

@@ -30,41 +30,47 @@ class Job(Noun):
 
 
 def measured_job(
-    directory: Path, dtype: str, ranks: Ranks, device: torch.device = CPU, progress: Progress | None = None
+    directory: Path,
+    dtype: str,
+    ranks: Ranks,
+    device: torch.device = CPU,
+    progress: Progress | None = None,
+    attention: str = "triton",
 ) -> Job:
     """What such a job measured before, at all points rather than at few; else now, at few. All ranks call it alike,
     and all get it.
     """
     spec = ModelSpec.from_directory(directory)
-    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device), Job)
+    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), Job)
     if kept:
         return kept[0]
-    measured = measure_job(directory, dtype, ranks, progress, device, FEW)
+    measured = measure_job(directory, dtype, ranks, progress, device, FEW, attention=attention)
     if ranks.size == 1:
         return Job(machine.local(device), measured.profile)
     job = Job(found_cluster(ranks, measured.intra, measured.inter, device), measured.profile)
     if ranks.rank == 0:
-        keep(job, spec, ranks, device, FEW)
+        keep(job, spec, ranks, device, FEW, attention)
     return ranks.share(lambda: job, Job)
 
 
-def keep(job: Job, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points) -> None:
+def keep(
+    job: Job, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points, attention: str = "triton"
+) -> None:
     """Keep what several ranks measured at these points."""
-    document.write(_path(spec, job.profile.dtype, ranks, device, points), job)
+    document.write(_path(spec, job.profile.dtype, ranks, device, points, attention), job)
 
 
-def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, points: Points) -> Path:
-    return store.path_for(
-        spec, dtype, store.facts(device, points) | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
-    )
+def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, points: Points, attention: str) -> Path:
+    facts = store.facts(device, points, attention=attention)
+    return store.path_for(spec, dtype, facts | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"})
 
 
-def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device) -> tuple[Job, ...]:
+def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[Job, ...]:
     """The stored one, or nothing. One of an older version counts as none."""
     if ranks.size == 1:
-        profile = store.find_here(spec, dtype, device)
+        profile = store.find_here(spec, dtype, device, attention)
         return (Job(machine.local(device), profile),) if profile else ()
-    for path in (_path(spec, dtype, ranks, device, points) for points in (FULL, FEW)):
+    for path in (_path(spec, dtype, ranks, device, points, attention) for points in (FULL, FEW)):
         try:
             if path.is_file():
                 return (document.read(Job, path),)

@@ -78,14 +78,17 @@ def which(cluster: ClusterSpec) -> "torch.device | None":
     return torch.device("cuda") if cluster.name == f"local ({kind})" else None
 
 
-def provenance(device: "torch.device | None" = None) -> dict[str, str]:
-    """Hardware and software that a measurement on this machine's CPU, or on its GPU, depends on."""
+def provenance(device: "torch.device | None" = None, attention: str = "triton") -> dict[str, str]:
+    """Hardware and software that a measurement on this machine's CPU, or on its GPU with such attention, depends on."""
     import torch
 
     import exegpt
 
     if device and device.type == "cuda":
-        return provenance() | {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+        from exegpt.models.planning import described
+
+        gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+        return provenance() | gpu | {"attention": str(described(attention, device))}
     return {
         "processor": cpu_name(),
         "cores": str(os.cpu_count()),

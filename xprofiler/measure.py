@@ -21,6 +21,7 @@ from exegpt.kernels.kv_write import kv_write
 from exegpt.model import ModelSpec
 from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
 from exegpt.models.device import CPU, made_current
+from exegpt.models.planning import check_attention
 from exegpt.models.weights import torch_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
@@ -56,9 +57,11 @@ def measure_profile(
     progress: Progress | None = None,
     device: torch.device = CPU,
     points: Points = FULL,
+    *,
+    attention: str = "triton",
 ) -> Profile:
     """Measure a model's layers on this machine and store the profile; resumes an interrupted measurement."""
-    return measure_job(source, dtype, Ranks(), progress, device, points).profile
+    return measure_job(source, dtype, Ranks(), progress, device, points, attention=attention).profile
 
 
 def measure_job(
@@ -68,20 +71,23 @@ def measure_job(
     progress: Progress | None = None,
     device: torch.device = CPU,
     points: Points = FULL,
+    *,
+    attention: str = "triton",
 ) -> Measured:
     """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
     links between them. A single rank stores the profile (several: `xprofiler/job.py`); resumes an interrupted
     measurement. All ranks return the same.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
+    `attention` as in `Model`.
     InputError on every rank where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
     """
     device = made_current(device)
-    ranks.agree(lambda: _facts(source, dtype, device))
+    ranks.agree(lambda: _facts(source, dtype, device, attention))
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
     links = make_links(ranks, tuple(pairs(ranks).values()), device)
-    facts = store.facts(device, points) | _job_facts(ranks, links)
+    facts = store.facts(device, points, attention=attention) | _job_facts(ranks, links)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -93,9 +99,11 @@ def measure_job(
     def load(tp: int) -> Model:
         shard = Shard(ranks.local % tp, tp, _no_all_reduce)
         if isinstance(source, ModelSpec):
-            return random_model(spec, cold_layers(spec, dtype, tp), dtype, shard=shard, device=device)
+            return random_model(
+                spec, cold_layers(spec, dtype, tp), dtype, shard=shard, device=device, attention=attention
+            )
         layers = None if ranks.size == 1 else cold_layers(spec, dtype, tp)
-        return load_model(source, dtype, layers, shard, device=device)
+        return load_model(source, dtype, layers, shard, device=device, attention=attention)
 
     measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts, points)
     if ranks.size == 1:
@@ -109,11 +117,12 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
     return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
 
 
-def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device) -> dict[str, str]:
+def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device, attention: str) -> dict[str, str]:
     """Facts that must be the same on all ranks; InputError for a model or dtype that can't be measured."""
     spec = _spec(source)
     torch_dtype(dtype)
-    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device)
+    check_attention(attention, spec, dtype, device)
+    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device, attention)
 
 
 def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
@@ -240,7 +249,7 @@ def _parts(
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
-    probe = AttentionProbe(model.share, most, longest, model.dtype, model.device)
+    probe = AttentionProbe(model.share, most, longest, model.dtype, model.device, model.attention)
     reuse = Reuse(model)
 
     def time(call: Callable[[], object], before: Callable[[], object]) -> Timing:

@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     import torch
 
 
-def facts(device: "torch.device | None", points: Points = FULL) -> dict[str, str]:
-    """Facts that distinguish the profiles of this machine: its provenance, and the points unless all are measured."""
-    return machine.provenance(device) | ({} if points == FULL else {"points": "few"})
+def facts(device: "torch.device | None", points: Points = FULL, *, attention: str = "triton") -> dict[str, str]:
+    """Facts that distinguish the profiles of this machine: its provenance, on a GPU with its attention, and the points
+    unless all are measured.
+    """
+    return machine.provenance(device, attention) | ({} if points == FULL else {"points": "few"})
 
 
-def find_here(model: ModelSpec, dtype: str, device: "torch.device | None" = None) -> Profile | None:
+def find_here(
+    model: ModelSpec, dtype: str, device: "torch.device | None" = None, attention: str = "triton"
+) -> Profile | None:
     """This device's stored profile of a model, of all points if there is one, else of few; None without either."""
-    return find(model, dtype, facts(device)) or find(model, dtype, facts(device, FEW))
+    full, few = (facts(device, points, attention=attention) for points in (FULL, FEW))
+    return find(model, dtype, full) or find(model, dtype, few)
 
 
 def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:

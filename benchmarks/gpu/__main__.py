@@ -83,14 +83,16 @@ def _parts(names: list[str], out: str | None, deadline: float) -> Iterator[tuple
     import torch
 
     device = torch.device("cuda")
+    if lack := _no_flashinfer(device):
+        print(f"left out: {lack}")
     if {"steps", "times"} & {*names}:
         roofline = _roofline(device)
         yield "roofline", asdict(roofline)
     part: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "checks": lambda: _check(_real_sizes(), device),
-        "engine": lambda: _engine(12, 0, device),
+        "engine": lambda: [*_engine(12, 0, device), *_flashinfer_engine(device)],
         "ranks": lambda: _two_ranks(device),
-        "steps": lambda: _steps(device, roofline),
+        "steps": lambda: [row for way in _ways(device) for row in _steps(device, roofline, way)],
         "serving": lambda: _serving(device),
         "profile": lambda: _profile(device, out),
         "times": lambda: _time(_real_sizes(), device, roofline, deadline),
@@ -175,6 +177,29 @@ def _engine(*given: Any) -> list[dict[str, Any]]:
     return _compared(lambda: run(*given))
 
 
+def _no_flashinfer(device: Any) -> str | None:
+    """Why FlashInfer can't be compared here; None where it can."""
+    import torch
+
+    from exegpt.kernels.attention_flashinfer import why_not
+
+    return why_not(device, torch.bfloat16, 128)
+
+
+def _ways(device: Any) -> list[str]:
+    """Whose attention is measured."""
+    return ["triton"] if _no_flashinfer(device) else ["triton", "flashinfer"]
+
+
+def _flashinfer_engine(device: Any) -> list[dict[str, Any]]:
+    """The engine's tokens by FlashInfer beside those by Triton, in float16."""
+    from benchmarks.tokens import run_flashinfer
+
+    if lack := _no_flashinfer(device):
+        return [{"left_out": lack}]
+    return _compared(lambda: run_flashinfer(12, 0, device), "Triton's", "float16")
+
+
 def _two_ranks(device: Any) -> list[dict[str, Any]]:
     """The same of two ranks, which share the GPU where there is one."""
     from benchmarks.job import has_mpi
@@ -186,7 +211,9 @@ def _two_ranks(device: Any) -> list[dict[str, Any]]:
     return _compared(lambda: run_two_ranks(12, 0, device))
 
 
-def _compared(compare: Callable[[], list[Any]]) -> list[dict[str, Any]]:
+def _compared(
+    compare: Callable[[], list[Any]], other: str = "transformers'", dtype: str = "float32"
+) -> list[dict[str, Any]]:
     try:
         found = compare()
     except (Exception, SystemExit) as error:  # a job that failed has said why, and left
@@ -194,10 +221,10 @@ def _compared(compare: Callable[[], list[Any]]) -> list[dict[str, Any]]:
         return [{"failed": _why(error)}]
     rows = []
     for one in found:
-        row = asdict(one) | ({"failed": f"{one.differences} outputs are not transformers'"} if one.differences else {})
+        row = asdict(one) | ({"failed": f"{one.differences} outputs are not {other}"} if one.differences else {})
         rows.append(row)
         said = row.get("failed") or f"ok, {one.tokens} tokens, {one.near_ties} near-ties"
-        print(f"{said}  engine, {one.arch}, {one.policy}, float32", flush=True)
+        print(f"{said}  engine, {one.arch}, {one.policy}, {dtype}", flush=True)
     return rows
 
 
@@ -229,25 +256,26 @@ def _roofline(device: Any) -> Any:
     return roofline
 
 
-def _steps(device: Any, roofline: Any) -> list[dict[str, Any]]:
+def _steps(device: Any, roofline: Any, attention: str = "triton") -> list[dict[str, Any]]:
     """A decoding iteration of Llama-3.1-8B with random weights."""
     from benchmarks.gpu.model import time_step
     from exegpt.builtin_models import builtin_model
     from xrunner.comm.gpu import Gpu
 
     try:
-        step = time_step(builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print)
+        given = builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print, attention
+        step = time_step(*given)
     except Exception as error:
-        print(f"{_why(error)}  a decoding iteration")
+        print(f"{_why(error)}  a decoding iteration, attention by {attention}")
         return [{"failed": _why(error)}]
     if step is None:
         return []
     row = asdict(step) | ({} if step.alike else {"failed": "the graph's tokens are not the eager ones"})
     print(
         row.get("failed") or "ok",
-        f" decoding {step.batch} × 1 of {step.context}, {step.model}, bfloat16: graph {step.graph * 1e3:.2f} ms, "
-        f"eager {step.eager * 1e3:.2f} ms, {step.bound / step.graph:.1%} and {step.bound / step.eager:.1%} of the "
-        f"roofline ({step.bound * 1e3:.2f} ms)",
+        f" decoding {step.batch} × 1 of {step.context}, {step.model}, bfloat16, {step.attention}: "
+        f"graph {step.graph * 1e3:.2f} ms, eager {step.eager * 1e3:.2f} ms, {step.bound / step.graph:.1%} and "
+        f"{step.bound / step.eager:.1%} of the roofline ({step.bound * 1e3:.2f} ms)",
         flush=True,
     )
     return [row]

@@ -33,10 +33,19 @@ class Step:
     """What the roofline says."""
     alike: bool
     """Whether both give the same tokens."""
+    attention: str = "triton"
+    """As in `Model`."""
 
 
 def time_step(
-    spec: ModelSpec, dtype: str, batch: int, context: int, gpu: Gpu, roofline: Roofline, report: Callable[[str], object]
+    spec: ModelSpec,
+    dtype: str,
+    batch: int,
+    context: int,
+    gpu: Gpu,
+    roofline: Roofline,
+    report: Callable[[str], object],
+    attention: str = "triton",
 ) -> Step | None:
     """Draw a model's weights on the device and decode `batch` sequences of `context` tokens once, again and again; None
     where the device has no memory for it.
@@ -45,14 +54,15 @@ def time_step(
     if need > free_memory(gpu.device):
         report(f"left out for lack of memory: {spec.name}, which needs {need / 2**30:.0f} GiB")
         return None
-    model = random_model(spec, dtype=dtype, device=gpu.device)
+    model = random_model(spec, dtype=dtype, device=gpu.device, attention=attention)
     device_batch = decoding(spec, batch, context)
     cache = model.new_cache(device_batch.attention[0][2].size + 1, BLOCK_SIZE)
     eager, graph = (Compute(model, cache, True, gpu, graphs) for graphs in (False, True))
     assert graph.graphs
     graph.graphs.capture(batch, device_batch.attention[0][2].shape[1])
     (slow, plain), (fast, replayed) = (_timed(lambda way=way: way(device_batch, None)[1]) for way in (eager, graph))
-    return Step(spec.name, batch, context, slow, fast, bound(spec, dtype, batch, context, roofline), plain == replayed)
+    least = bound(spec, dtype, batch, context, roofline)
+    return Step(spec.name, batch, context, slow, fast, least, plain == replayed, attention)
 
 
 def _timed(call: Callable[[], torch.Tensor]) -> tuple[float, list[int]]:

@@ -3,6 +3,7 @@
 A case's tensors are made when it is, and freed with it: go through them one at a time.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kernels import flashinfer_attention, peers
+from benchmarks.kernels import peers
 from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
-from exegpt.kernels import attention, kv_blocks, kv_write, norm, rotary, sampling, swiglu
+from exegpt.kernels import attention, attention_flashinfer, kv_blocks, kv_write, norm, rotary, sampling, swiglu
+from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import key_shape
 from exegpt.models.cache import scattered_zeros
 
@@ -164,28 +166,32 @@ def all_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterato
 
 
 def attention_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
-    """Prompts, chunks of prompts, decoding, windows, both-ways attention with a position bias; further head sizes."""
+    """Prompts, chunks of prompts, decoding, windows, both-ways attention with a position bias; further head sizes. By
+    Triton, and then by FlashInfer where it can.
+    """
 
-    def case(name: str, heads: Heads, news: tuple[int, ...], contexts: tuple[int, ...], **options: Any) -> Case:
+    def case(
+        name: str, heads: Heads, news: tuple[int, ...], contexts: tuple[int, ...], **options: Any
+    ) -> Iterator[Case]:
         return _attention(name, heads, news, contexts, dtype, device, options, flex=heads == sizes.heads)
 
     heads, window = sizes.heads, {"window": sizes.window}
     sequences, length = sizes.prompts
     prompts = (length,) * sequences
-    yield case("prefill", heads, prompts, prompts)
-    yield case("prefill, window", heads, prompts, prompts, **window)
-    yield case("prefill, chunks", heads, *sizes.pieces)
+    yield from case("prefill", heads, prompts, prompts)
+    yield from case("prefill, window", heads, prompts, prompts, **window)
+    yield from case("prefill, chunks", heads, *sizes.pieces)
     bias = torch.randn(heads.query, 2 * 128 + 1, device=device)
-    yield case("encoder, bias", heads, prompts, prompts, causal=False, bias=bias, scale=1 / heads.size)
+    yield from case("encoder, bias", heads, prompts, prompts, causal=False, bias=bias, scale=1 / heads.size)
     for number, context in sizes.decoding:
-        yield case("decoding", heads, (1,) * number, (context,) * number)
-    yield case("decoding, ragged", heads, (1,) * len(sizes.ragged), sizes.ragged)
+        yield from case("decoding", heads, (1,) * number, (context,) * number)
+    yield from case("decoding, ragged", heads, (1,) * len(sizes.ragged), sizes.ragged)
     number, context = sizes.decoding[-1]
-    yield case("decoding, window", heads, (1,) * number, (context,) * number, **window)
+    yield from case("decoding, window", heads, (1,) * number, (context,) * number, **window)
     few = prompts[: max(1, sequences // 4)]
     for other in sizes.other_heads:
-        yield case("prefill", other, few, few)
-        yield case("decoding", other, (1,) * number, (context,) * number)
+        yield from case("prefill", other, few, few)
+        yield from case("decoding", other, (1,) * number, (context,) * number)
 
 
 def _attention(
@@ -197,7 +203,7 @@ def _attention(
     device: torch.device,
     options: dict[str, Any],
     flex: bool,
-) -> Case:
+) -> Iterator[Case]:
     sequences, tokens = len(news), sum(news)
     q = torch.empty(tokens, heads.query, heads.size, dtype=dtype, device=device)
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
@@ -214,21 +220,20 @@ def _attention(
     alike = len({*zip(news, contexts, strict=True)}) == 1
 
     def others() -> dict[str, Make]:
-        """Over the same cache; and of what reads plain tensors: sequences alike, and no option that it doesn't know."""
-        same_cache = flashinfer_attention.peer(*batch, **options)
+        """Of what reads plain tensors: sequences alike, and no option that it doesn't know."""
         if options or not alike:
-            return same_cache
+            return {}
         queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)
         k, v = (torch.randn(sequences, heads.kv, contexts[0], heads.size, dtype=dtype, device=device) for _ in "kv")
         paged = peers.gathered(queries, torch.randn_like(values), values, tables, contexts[0])
-        return same_cache | peers.attention(queries, k, v, flex) | {"gathered, SDPA": paged}
+        return peers.attention(queries, k, v, flex) | {"gathered, SDPA": paged}
 
     pairs, read = 0, 0
     for new, context in zip(news, contexts, strict=True):
         pairs += seen_pairs(new, context, options.get("window"), options.get("causal", True))
         read += min(context, options.get("window", context) + new)
     shape = f"{sequences} × {news[0]} of {contexts[0]}" if alike else f"{sequences} ragged, {tokens} of {sum(contexts)}"
-    return Case(
+    triton = Case(
         name,
         f"{shape}, {heads}",
         str(dtype),
@@ -239,6 +244,14 @@ def _attention(
         others,
         reads=tokens == sequences,
     )
+    yield triton
+    if "bias" in options or attention_flashinfer.why_not(device, dtype, heads.size):
+        return
+    graph = (sequences, sum(needed)) if tokens == sequences else None  # decoding goes by graphs, prompts without
+    plan = FlashInfer(heads.query, values, {options.get("window")}, FlashInfer.new_workspace(device), graph=graph)
+    plan.plan(*batch[3:])
+    run = functools.partial(attention.attention, *batch, torch.empty_like(q), work=plan, **options)
+    yield replace(triton, name=f"{name}, FlashInfer", run=run, peers=dict)
 
 
 def _fill(

@@ -41,6 +41,7 @@ def bench(
     rate: options.RATE = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
+    attention: options.ATTENTION = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
     json: options.JSON = False,
@@ -57,6 +58,7 @@ def bench(
     from exegpt.cli import inputs, output
     from exegpt.cli.execute import write_report
     from exegpt.models.device import find_device
+    from exegpt.models.planning import choose_attention, described
     from exegpt.request import Request
     from exegpt.schedule import Schedule
     from xrunner.comm.ranks import job
@@ -66,18 +68,21 @@ def bench(
         output.check_output(report)
         output.check_distinct((report,), (requests, schedule, profile, workload))
         wanted, notes = _requests(given, directory, requests, workload, num, columns, rate, seed)
-        setting = _setting(directory, given, profile, ranks.size, kind)
-        return (given, *other_schedules(setting, given, policy)), setting, tuple(wanted), tuple(notes), named
+        chosen, why = choose_attention(attention, given.model.spec, given.dtype, there)
+        setting = _setting(directory, given, profile, ranks.size, kind, chosen)
+        schedules = (given, *other_schedules(setting, given, policy))
+        return schedules, setting, tuple(wanted), (*notes, *why), named, chosen
 
     with job() as ranks:
         ranks.agree(lambda: {"schedule": str(schedule), "policy": str(policy), "repeats": str(repeats)})
         kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
+        there = find_device(kind, ranks.local)
         asked = _Asked(Path(model), *ranks.share(ask, inputs.Setting, Schedule, Request))
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
         setting, wanted, notes = asked.setting, asked.requests, asked.notes
-        there = find_device(kind, ranks.local)
-        done = compare_policies(asked.directory, asked.schedules, setting, wanted, repeats, ranks, there)
+        given = asked.directory, asked.schedules, setting, wanted, repeats, ranks, there, asked.attention
+        done = compare_policies(*given)
     if ranks.rank:
         return
     others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats, there)]
@@ -89,7 +94,7 @@ def bench(
                 "policies": [{"policy": c.schedule.policy, **c.document()} for c in done],
                 "peers": others,
                 "assumptions": [*setting.assumptions, *notes],
-                "provenance": output.provenance(setting.profile, seed),
+                "provenance": output.provenance(setting.profile, seed, attention=described(asked.attention, there)),
             }
         )
     for text in (*setting.assumptions, *notes):
@@ -130,15 +135,21 @@ class _Asked:
     requests: "tuple[Request, ...]"
     notes: tuple[str, ...]
     peers: tuple[str, ...]
+    attention: str
+    """As in `Model`."""
 
 
-def _setting(directory: Path, given: "Schedule", profile: str | None, ranks: int, device: str) -> "Setting":
+def _setting(
+    directory: Path, given: "Schedule", profile: str | None, ranks: int, device: str, attention: str
+) -> "Setting":
     """The setting on this machine's device, or of several ranks on the schedule's own cluster."""
     from exegpt.cli import inputs
 
     if ranks == 1:
-        return inputs.find_setting(str(directory), "local", given.workload, profile, dtype=given.dtype, device=device)
-    found, which = inputs.find_profile(profile, given.model.spec, given.cluster, given.dtype)
+        how = {"dtype": given.dtype, "device": device, "attention": attention}
+        return inputs.find_setting(str(directory), "local", given.workload, profile, **how)
+    where = given.model.spec, given.cluster, given.dtype
+    found, which = inputs.find_profile(profile, *where, attention=attention)
     return inputs.Setting(given.model.spec, given.cluster, given.workload, found, given.kv_dtype, (which,))
 
 
@@ -269,6 +280,7 @@ def compare_policies(
     repeats: int,
     ranks: "Ranks",
     device: "torch.device",
+    attention: str = "triton",
 ) -> "list[Comparison]":
     """Each schedule's median run, on rank 0 alone; the runs take turns, so that a slow moment doesn't fall on one
     schedule alone.
@@ -291,7 +303,7 @@ def compare_policies(
 
         for _ in range(repeats):
             for mine, schedule in zip(runs, schedules, strict=True):
-                engine = Engine.load(directory, schedule, ranks, device=device)
+                engine = Engine.load(directory, schedule, ranks, device=device, attention=attention)
                 before = slowdown_now(setting.profile, engine.model, ranks)
                 report = engine.run(requests, on_finish)
                 slowdown = least(before, slowdown_now(setting.profile, engine.model, ranks))

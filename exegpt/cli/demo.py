@@ -47,6 +47,7 @@ def demo(
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
+    attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     json: options.JSON = False,
@@ -62,7 +63,9 @@ def demo(
     from exegpt.columns import parse_columns
     from exegpt.duration import parse_duration
     from exegpt.errors import InputError
+    from exegpt.model import ModelSpec
     from exegpt.models.device import find_device
+    from exegpt.models.planning import choose_attention
     from exegpt.trace import parse_workload
     from xrunner.comm.ranks import Ranks
 
@@ -75,7 +78,11 @@ def demo(
     parse_workload(trace or workload or "T", parse_columns(columns) if columns else None)  # before minutes of work
     directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(directory, seed)
-    setting = _setting(model, trace or workload or "T", columns, there, dtype)
+    asked = dtype or ("fp32" if there.type == "cpu" else "bf16")
+    chosen, why = choose_attention(attention, ModelSpec.from_directory(model), asked, there)
+    for text in why:
+        output.note(f"· {text}")
+    setting = _setting(model, trace or workload or "T", columns, there, asked, chosen)
     frontier = _frontier(setting)
     plan = _plan(setting, [asked_bound] if asked_bound else _places(frontier), num, seed)
     answer, bound_s = plan.answer, plan.bound_s
@@ -92,7 +99,7 @@ def demo(
         )
     output.note(f"3. Running {len(plan.requests)} requests under each of {len(plan.schedules)} schedules …")
     requests, schedules = plan.requests, plan.schedules
-    done = compare_policies(model, schedules, setting, requests, 1, Ranks(), there)
+    done = compare_policies(model, schedules, setting, requests, 1, Ranks(), there, chosen)
     document.write(directory / "schedule.json", answer.schedule)
     _leave(directory, setting, [*frontier, answer], done)
     if json:
@@ -187,19 +194,22 @@ def create_demo_model(directory: Path, seed: int) -> Path:
     return path
 
 
-def _setting(model: Path, workload: str, columns: str | None, device: "torch.device", asked: str | None) -> "Setting":
+def _setting(
+    model: Path, workload: str, columns: str | None, device: "torch.device", dtype: str, attention: str
+) -> "Setting":
     """The model on this machine's device with a measured profile: the stored one, else a new one."""
     from exegpt.cli import inputs, output
     from exegpt.model import ModelSpec
     from xprofiler import store
     from xprofiler.measure import measure_profile
 
-    spec, dtype = ModelSpec.from_directory(model), asked or ("fp32" if device.type == "cpu" else "bf16")
-    if store.find(spec, dtype, store.facts(device)) is None:
+    spec = ModelSpec.from_directory(model)
+    if store.find(spec, dtype, store.facts(device, attention=attention)) is None:
         output.note("2. Measuring its layers on this machine …")
         with output.progress("measuring layers") as progress:
-            measure_profile(model, dtype, lambda _, done, total: progress(done, total), device)
-    setting = inputs.find_setting(str(model), "local", workload, dtype=dtype, columns=columns, device=device.type)
+            measure_profile(model, dtype, lambda _, done, total: progress(done, total), device, attention=attention)
+    how = {"dtype": dtype, "columns": columns, "device": device.type, "attention": attention}
+    setting = inputs.find_setting(str(model), "local", workload, **how)
     for text in setting.assumptions:
         output.note(f"· {text}")
     return setting

@@ -131,23 +131,25 @@ def find_profile(
     *,
     kv_dtype: str | None = None,
     engine: str | None = None,
+    attention: str = "triton",
 ) -> tuple[Profile, str]:
     """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
-    dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured.
+    dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured. A
+    stored one was measured with the same `attention`; the text names a file's where it is another.
     """
     from exegpt.cli import stock
 
     stock.check_engine(engine, text)
     if text is not None and text != "roofline":
         read = _profile_from_file(text, model, dtype)
-        return read, f"profile: '{text}'{_elsewhere(read, cluster)}"
+        return read, f"profile: '{text}'{_elsewhere(read, cluster)}{_otherwise(read, attention)}"
     assert dtype, "only files know their own"
     from exegpt.cli.own_profile import profile_text
     from xprofiler import machine, store
 
     here = machine.which(cluster) if cluster.name.startswith("local") else None
     if here and text is None:
-        stored = store.find_here(model, dtype, here)
+        stored = store.find_here(model, dtype, here, attention)
         if stored:
             stock.check_engine(engine, stored.fingerprint)
             return stored, profile_text(stored) + _unrest(stored)
@@ -166,6 +168,14 @@ def _elsewhere(profile: Profile, cluster: ClusterSpec) -> str:
     if cluster.name.startswith("local") or kind == cluster.device.kind:
         return ""
     return f", whose times are of {kind} and not of {cluster.device.kind}"
+
+
+def _otherwise(profile: Profile, attention: str) -> str:
+    """A profile's attention where it isn't the run's; empty where the profile names none."""
+    measured = profile.provenance.get("attention")
+    if measured is None or measured.split()[0] == attention:
+        return ""
+    return f", measured with attention by {measured} and not by {attention}"
 
 
 def _unrest(profile: Profile) -> str:
@@ -203,10 +213,11 @@ def find_setting(
     device: str | None = None,
     engine: str | None = None,
     one_by_one: bool = False,
+    attention: str = "triton",
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
-    request is simulated with its own pair of lengths, not with the two distributions.
+    request is simulated with its own pair of lengths, not with the two distributions. `attention` as in `find_profile`.
     """
     from exegpt.builtin_models import stands_for
     from exegpt.cli.stock import accuracy
@@ -245,7 +256,8 @@ def find_setting(
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
-    found, which = find_profile(profile, spec, where, dtype or usual, kv_dtype=kv_dtype, engine=engine)
+    how = {"kv_dtype": kv_dtype, "engine": engine}
+    found, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
     if dtype is None:
         assumptions.append(f"dtype: {found.dtype}, {why}")
     return Setting(spec, where, load, found, kv_dtype or found.dtype, (*assumptions, *scaling, which, *accuracy(found)))

@@ -35,6 +35,14 @@ RUN_DTYPE = Annotated[
 DEVICE = Annotated[
     str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU where there is one, else the CPU.")
 ]
+ATTENTION = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        help="A GPU's attention kernels: triton (default), flashinfer (pip install 'exegpt[gpu-fast]'), or auto: "
+        "FlashInfer where it is installed and has the model's heads.",
+    ),
+]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")

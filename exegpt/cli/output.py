@@ -109,8 +109,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def provenance(profile: "Profile | None" = None, seed: int | None = None) -> dict[str, Any]:
-    """What an answer stands on: versions, profile, seed and command line."""
+def provenance(profile: "Profile | None" = None, seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """What an answer stands on: versions, profile, seed, command line, and what else a command names."""
     from exegpt import __version__
 
     return {
@@ -120,6 +120,7 @@ def provenance(profile: "Profile | None" = None, seed: int | None = None) -> dic
         "profile": {"source": profile.source, "fingerprint": profile.fingerprint} if profile else None,
         "seed": seed,
         "command_line": shlex.join(["exegpt", *sys.argv[1:]]),
+        **more,
     }
 
 

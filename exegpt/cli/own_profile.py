@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xrunner.comm.ranks import Ranks
 
 
-def own_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device") -> "Job":
+def own_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
     """The ranks' cluster and its profile: stored, else measured now at few points, with a progress bar. All ranks call
     it alike, and all get it.
     """
@@ -23,7 +23,7 @@ def own_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.devi
 
     first = ranks.rank == 0
     with output.progress("measuring a few points") if first else nullcontext(lambda done, total: None) as progress:
-        return measured_job(directory, dtype, ranks, device, lambda _, done, total: progress(done, total))
+        return measured_job(directory, dtype, ranks, device, lambda _, done, total: progress(done, total), attention)
 
 
 def profile_text(profile: "Profile") -> str:

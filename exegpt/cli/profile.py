@@ -17,6 +17,7 @@ def profile(
         Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
     ] = None,
     device: options.DEVICE = None,
+    attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     json: options.JSON = False,
@@ -45,6 +46,7 @@ def profile(
         first = ranks.rank == 0
         ranks.agree(lambda: _typed(model, (out, cluster_out) if first else (), ranks.threads(threads)))
         from exegpt.models.device import find_device  # seconds, if all is well so far
+        from exegpt.models.planning import choose_attention
         from xprofiler.cluster import found_cluster, write_cluster
         from xprofiler.job import Job, keep
         from xprofiler.measure import measure_job
@@ -53,17 +55,27 @@ def profile(
         inputs.set_threads(ranks.threads(threads))
         kind = ranks.agree(lambda: {"device": find_device(device, ranks.local).type})["device"]
         there = find_device(kind, ranks.local)
+        asked = dtype or ("fp32" if there.type == "cpu" else "bf16")
+
+        def choose() -> dict[str, str]:
+            chosen, notes = choose_attention(attention, inputs.find_model(model), asked, there)
+            return {"attention": chosen, "why": " ".join(notes)}
+
+        chosen, why = ranks.agree(choose).values()
+        if first and why:
+            output.note(f"· {why}")
         with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
             source = Path(model) if Path(model).is_dir() else inputs.find_model(model)
-            asked = dtype or ("fp32" if there.type == "cpu" else "bf16")
-            found = measure_job(source, asked, ranks, lambda _, done, total: progress(done, total), there)
+            found = measure_job(
+                source, asked, ranks, lambda _, done, total: progress(done, total), there, attention=chosen
+            )
         several = ranks.size > 1
         cluster = found_cluster(ranks, found.intra, found.inter, there) if cluster_out or several else None
         if not first:
             return
         measured = found.profile
         if cluster and several:
-            keep(Job(cluster, measured), inputs.find_model(model), ranks, there, FULL)
+            keep(Job(cluster, measured), inputs.find_model(model), ranks, there, FULL, chosen)
         if out:
             document.write(out, measured)
         if cluster_out and cluster:
@@ -73,10 +85,9 @@ def profile(
         return output.emit(
             {"profile": facts, "out": str(out) if out else None, "provenance": output.provenance(measured)}
         )
-    print(
-        f"Measured {model} on {measured.provenance.get('device') or measured.provenance['processor']}: "
-        f"{measured.fingerprint}, stored."
-    )
+    where = measured.provenance.get("device") or measured.provenance["processor"]
+    by = f", attention by {measured.provenance['attention']}" if "attention" in measured.provenance else ""
+    print(f"Measured {model} on {where}{by}: {measured.fingerprint}, stored.")
 
 
 def _typed(model: str, outs: tuple[Path | None, ...], threads: int | None) -> dict[str, str]:

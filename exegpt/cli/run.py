@@ -59,6 +59,7 @@ def run(
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
+    attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
@@ -89,7 +90,7 @@ def run(
     }
     typed = _Typed(
         *(model, schedule, requests, out, resume, adapt, adjust, profile, no_profile),
-        *(skip_invalid, latency_bound, policy, fixed, columns, seed, device, dtype, threads, report),
+        *(skip_invalid, latency_bound, policy, fixed, columns, seed, device, attention, dtype, threads, report),
     )
     typed.check()
     with job() as ranks:
@@ -102,7 +103,7 @@ def run(
     if report:
         write_report(report, f"{asked.setting.model.name}: a run", asked.setting, [done])
     if json:
-        return output.emit(done.document() | {"schedule": _plain(asked.schedule), **_closing(asked.setting, seed)})
+        return output.emit(done.document() | {"schedule": _plain(asked.schedule), **_closing(asked, seed)})
     rows = asked.setting.workload.requests or ()
     _print(done, asked.setting, "steady state" if schedule else checked_by(rows))
 
@@ -127,6 +128,7 @@ class _Typed:
     columns: str | None
     seed: int
     device: str | None
+    attention: str | None
     dtype: str | None
     threads: int | None
     report: Path | None
@@ -151,11 +153,12 @@ class _Typed:
         names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "profile", "no_profile")
         return {name: str(getattr(self, name)) for name in names}
 
-    def read(self, ranks: "Ranks") -> tuple[Any, ...]:
-        """The schedule, the requests, and the results of those that can't be run."""
+    def read(self, ranks: "Ranks", device: "torch.device") -> tuple[Any, ...]:
+        """The schedule, requests, results of requests that can't run, attention with version, what `auto` chose."""
         from exegpt.cli import inputs, output
         from exegpt.duration import parse_duration
         from exegpt.errors import InputError
+        from exegpt.models.planning import choose_attention, described
         from exegpt.policies import TRAITS
         from xrunner.core.results import check_left
 
@@ -173,7 +176,9 @@ class _Typed:
                 "leave it out."
             )
         wanted, rejected = _read(directory, given, self.requests, self.columns, self.seed, self.skip_invalid)
-        return given, tuple(wanted), tuple(rejected)
+        dtype = inputs.run_dtype(self.dtype, given, device.type)
+        chosen, why = choose_attention(self.attention, inputs.find_model(self.model), dtype, device)
+        return given, tuple(wanted), tuple(rejected), (chosen, described(chosen, device)), why
 
 
 def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
@@ -198,14 +203,17 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
     kind = ranks.agree(lambda: {"device": find_device(typed.device, ranks.local).type})["device"]
     ranks.agree(lambda: {"threads": str(ranks.threads(typed.threads))})
     inputs.set_threads(ranks.threads(typed.threads))
-    given, wanted, rejected = ranks.share(lambda: typed.read(ranks), Schedule, Request, Result)
     directory, there, own = Path(typed.model), find_device(kind, ranks.local), None
+    read = ranks.share(lambda: typed.read(ranks, there), Schedule, Request, Result)
+    given, wanted, rejected, (attention, version), why = read
     if profile is None and not no_profile and (given is None or ranks_needed(given) == ranks.size):
-        own = own_profile(directory, inputs.run_dtype(dtype, given, kind), ranks, there)
+        own = own_profile(directory, inputs.run_dtype(dtype, given, kind), ranks, there, attention)
 
     def choose() -> tuple[Any, ...]:
         shared = given if ranks.size > 1 else None
-        setting = run_setting(directory, wanted, profile, shared, own, kind, given.dtype if given else dtype)
+        run_dtype = given.dtype if given else dtype
+        setting = run_setting(directory, wanted, profile, shared, own, kind, run_dtype, attention)
+        setting = replace(setting, assumptions=(*setting.assumptions, *why))
         try:
             chosen = given or tuned_schedule(setting, typed.latency_bound, typed.policy, **typed.fixed)
         except Infeasible as error:  # an answer, which all ranks get
@@ -215,7 +223,7 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
         return chosen, setting, None, None
 
     schedule, setting, reason, lowest_s = ranks.share(choose, inputs.Setting, Schedule)
-    return _Asked(directory, schedule, setting, wanted, rejected, reason, lowest_s), there
+    return _Asked(directory, schedule, setting, wanted, rejected, attention, version, reason, lowest_s), there
 
 
 def _refuse(asked: "_Asked", rank: int, seed: int, json: bool) -> None:
@@ -227,7 +235,7 @@ def _refuse(asked: "_Asked", rank: int, seed: int, json: bool) -> None:
         raise SystemExit(INFEASIBLE)
     if json:
         lowest = {"schedule": None, "lowest_latency_s": asked.lowest_latency_s, "reason": asked.reason}
-        output.emit(lowest | _closing(asked.setting, seed))
+        output.emit(lowest | _closing(asked, seed))
     raise Infeasible(asked.reason or "", asked.lowest_latency_s)
 
 
@@ -240,6 +248,10 @@ class _Asked:
     setting: "Setting"
     requests: "tuple[Request, ...]"
     rejected: "tuple[Result, ...]"
+    attention: str
+    """As in `Model`."""
+    described: str | None
+    """The same with its version; None on the CPU."""
     reason: str | None
     lowest_latency_s: float | None
 
@@ -317,9 +329,11 @@ def run_setting(
     own: "Job | None" = None,
     device: str = "cpu",
     dtype: str | None = None,
+    attention: str = "triton",
 ) -> "Setting":
     """The setting of a run: a given schedule's cluster, else that of this machine's device or of the job's ranks. The
     workload is the requests' own. `own` is what the ranks were measured to be, where nothing else was asked for.
+    `attention` as in `Model`.
     """
     import xsimulator
     from exegpt.cli import inputs
@@ -333,12 +347,13 @@ def run_setting(
     if given is not None:
         spec, cluster = given.model.spec, given.cluster
         measured = (own.profile, profile_text(own.profile)) if own else None
-        found, which = measured or inputs.find_profile(profile, spec, cluster, given.dtype)
+        found, which = measured or inputs.find_profile(profile, spec, cluster, given.dtype, attention=attention)
         setting = inputs.Setting(spec, cluster, workload, found, given.kv_dtype, (which,))
         xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
         return setting
     if own is None or own.cluster.devices == 1:
-        return inputs.find_setting(str(directory), "local", workload, profile, dtype=dtype, device=device)
+        how = {"dtype": dtype, "device": device, "attention": attention}
+        return inputs.find_setting(str(directory), "local", workload, profile, **how)
     spec = inputs.find_model(str(directory))
     return inputs.Setting(spec, own.cluster, workload, own.profile, own.profile.dtype, (profile_text(own.profile),))
 
@@ -391,7 +406,7 @@ def _run(
     from xrunner.core.results import ResultFile
 
     assert asked.schedule
-    engine = Engine.load(asked.directory, asked.schedule, ranks, device=device)
+    engine = Engine.load(asked.directory, asked.schedule, ranks, device=device, attention=asked.attention)
     fingerprint = run_fingerprint(asked.directory, asked.schedule, (*asked.requests, *asked.rejected))
     opened = []
 
@@ -455,12 +470,13 @@ def _plain(schedule: "Schedule") -> dict[str, Any]:
     return to_dict(schedule)
 
 
-def _closing(setting: "Setting", seed: int) -> dict[str, Any]:
+def _closing(asked: "_Asked", seed: int) -> dict[str, Any]:
     from exegpt.cli import output
 
+    setting = asked.setting
     return {
         "assumptions": list(setting.assumptions),
-        "provenance": output.provenance(setting.profile, seed),
+        "provenance": output.provenance(setting.profile, seed, attention=asked.described),
     }
 
 

@@ -6,6 +6,7 @@ from exegpt.models.dealing import Dealing
 from exegpt.models.decoder import Model
 from exegpt.models.encoder_decoder import EncoderDecoder
 from exegpt.models.load import load_model, random_model
+from exegpt.models.planning import Planning
 from exegpt.models.shard import Shard
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "EncoderDecoder",
     "KVCache",
     "Model",
+    "Planning",
     "Shard",
     "computed_rows",
     "load_model",

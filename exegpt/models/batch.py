@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from exegpt.kernels.attention import attention
+from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 
@@ -38,9 +39,9 @@ class AttentionBatch:
     starts: torch.Tensor | None = None
     """int32 [sequences]: of an encoder-decoder's decoding sequences, where their own tokens begin in the cache, after
     their input's; None for prompts, and in a decoder-only model."""
-    work: WorkList | None = None
-    """Of a part in which every sequence has one token, how a GPU's programs share its keys; None: see
-    `kernels/attention.py`."""
+    work: WorkList | FlashInfer | None = None
+    """Where every sequence has one token, how a GPU's programs share the keys; or FlashInfer's plan of this part; None:
+    see `kernels/attention.py`."""
 
 
 @dataclass(frozen=True)

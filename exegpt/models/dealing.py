@@ -21,13 +21,14 @@ class Dealing:
 
     @staticmethod
     def of(model: Model, cache: KVCache) -> "Dealing | None":
-        """None on the CPU, and for an encoder-decoder, whose two attentions see different parts of a sequence.
+        """None on the CPU, where FlashInfer computes attention, and for an encoder-decoder, whose two attentions see
+        different parts of a sequence.
 
         Where layers' windows differ, lists are balanced for those that see everything.
         """
         values = cache.values[0]
         programs = programs_of_decoding(model.share.heads, values)
-        if programs is None or model.spec.encoder_layers:
+        if programs is None or model.spec.encoder_layers or model.attention != "triton":
             return None
         windows = {layer.window for layer in model.layers}
         return Dealing(programs, values.shape[1], windows.pop() if len(windows) == 1 else None)

@@ -61,6 +61,8 @@ class Model:
     """What an encoder-decoder's output begins with in its cache, before the first token that it makes."""
     device: torch.device = CPU
     """Where its weights are, and where caches and batches must be."""
+    attention: str = "triton"
+    """Whose kernels compute attention on a GPU: `triton` or `flashinfer`; see `models/planning.py`."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """An empty KV cache for this model's layers."""

@@ -1,5 +1,6 @@
 """Loading: a model of a directory's weights, or of random ones, whole or a stage or shard of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ def load_model(
     head: bool = True,
     encoder_layers: range | None = None,
     device: torch.device = CPU,
+    attention: str = "triton",
 ) -> Model:
     """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
     or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
     device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers unless `encoder_layers`
-    tells others.
+    tells others. `attention` as in `Model`.
 
     InputError for what can't be run, cut or read.
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
-    return _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
+    model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
+    return replace(model, attention=attention)
 
 
 def random_model(
@@ -47,10 +50,11 @@ def random_model(
     seed: int = 0,
     shard: Shard = WHOLE,
     device: torch.device = CPU,
+    attention: str = "triton",
 ) -> Model:
     """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
     weights = RandomWeights(torch_dtype(dtype), seed, device)
-    return _build(spec, {}, weights, dtype, layers, shard)
+    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
 
 
 @torch.inference_mode()

@@ -14,8 +14,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model
+from benchmarks.gpu.model import decoding
 from benchmarks.kernels import timing
 from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
 from benchmarks.kernels.check import check
@@ -24,8 +26,8 @@ from exegpt.kernels.gpu import INTERPRETED
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 
+from ..kernels.flashinfer_stand_in import in_its_place
 from ..xrunner.stand_in import StandIn
-from . import flashinfer_stand_in
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -91,11 +93,11 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     monkeypatch.setattr(timing, "device_seconds", clock)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr("benchmarks.kernels.peers.sdpa_kernel", lambda backend: torch.no_grad())
-    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
-    monkeypatch.setattr("benchmarks.kernels.flashinfer_attention.HEAD_SIZES", range(1, 257))
-    with gpu._as_on_a_gpu():
+    with in_its_place():
         times = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() + 1e6)
-    assert len(times) == len(list(all_cases(TINY, torch.float16, CPU)))
+        checked = gpu._check(TINY, CPU)
+        assert len(times) == len(list(all_cases(TINY, torch.float16, CPU)))
+    assert not [row for row in checked if "failed" in row]
     for row in times:
         assert row["seconds"] > 0 and row["share"] > 0
         assert all(isinstance(seconds, float) for seconds in row["peers"].values()), row
@@ -103,8 +105,8 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     with_peers = {row["case"] for row in times if row["peers"]}
     assert {"prefill", "decoding", "RMSNorm", "SwiGLU", "RoPE and cache", "blocks, gather"} <= with_peers
     assert any("FlexAttention" in row["peers"] for row in times)
-    with_flashinfer = {row["case"] for row in times if "FlashInfer" in row["peers"]}
-    assert with_flashinfer == {row["case"] for row in times if row["case"].startswith(("prefill", "decoding"))}
+    attention = [row["case"] for row in times if row["case"].startswith(("prefill", "decoding"))]
+    assert attention[1::2] == [f"{name}, FlashInfer" for name in attention[::2]]
     late = gpu._time(TINY, CPU, ROOFLINE, time.perf_counter() - 1)
     assert all(row["left_out"] for row in late)
 
@@ -251,6 +253,21 @@ def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
     (row,) = gpu._steps(CPU, ROOFLINE)
     assert "failed" not in row and row["alike"] and min(row["eager"], row["graph"]) > row["bound"] > 0
     assert "of the roofline" in capsys.readouterr().out
+
+
+@interpreted
+def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
+    """The engine's tokens and a decoding iteration, by the stand-in for FlashInfer."""
+    monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
+    monkeypatch.setattr("exegpt.builtin_models.builtin_model", lambda name: SMALL_MODEL)
+    monkeypatch.setattr(model, "decoding", lambda spec, batch, context: decoding(spec, 3, 40))
+    assert gpu._ways(CPU) == ["triton"] and "GPUs alone" in gpu._flashinfer_engine(CPU)[0]["left_out"]
+    with in_its_place() as calls:
+        (row,) = gpu._steps(CPU, ROOFLINE, gpu._ways(CPU)[-1])
+        assert "failed" not in row and row["attention"] == "flashinfer" and calls
+        made = tokens.run_flashinfer(2, 0, CPU, ("llama",), gpu._TINY_MODEL)
+    assert {one.policy for one in made} == {"orca, FlashInfer", "chunked, FlashInfer", "rra, FlashInfer"}
+    assert all(one.tokens and not one.differences for one in made)
 
 
 def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):

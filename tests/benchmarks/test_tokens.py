@@ -1,15 +1,17 @@
 """Tokens beside transformers', on two ranks of the CPU, and differences that are found."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
 from exegpt.models.device import CPU
-from exegpt.request import Result
+from exegpt.request import Request, Result
 
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
@@ -32,6 +34,25 @@ def test_another_token_is_a_difference_unless_it_is_a_near_tie():
     for ids, compared, ties, differences in (((1, 2, 3), 3, 0, 0), ((1, 9, 3), 1, 1, 0), ((9, 2, 3), 0, 0, 1)):
         row = tokens.compare("llama", "rra", results(*ids), wanted)
         assert (row.tokens, row.near_ties, row.differences) == (compared, ties, differences)
+
+
+def test_two_ways_may_part_where_logits_are_near_each_other():
+    """Of two tokens, 10⁻⁵ or 1 apart in logits whose standard deviation is about 1."""
+
+    def results(*ids):
+        return [Result("a", 1, ids, "length", 0.0, 0.0, 0.0, 0.0)]
+
+    prefixes = []
+
+    def theirs(ids):
+        prefixes.append(ids[0].tolist())
+        return SimpleNamespace(logits=torch.tensor([[[1.0, 1.00001, 0.0, -1.0]]]))
+
+    todo = [Request("a", (7, 8), 3)]
+    for other, counted in (((2, 0, 3), (3, 0, 0)), ((2, 1, 3), (1, 1, 0)), ((2, 2, 3), (1, 0, 1))):
+        row = tokens.compare_both("llama", "rra", theirs, todo, (results(2, 0, 3), results(*other)))
+        assert (row.tokens, row.near_ties, row.differences) == counted
+    assert prefixes == [[7, 8, 2]] * 2
 
 
 def test_where_there_is_no_mpi_it_is_said(monkeypatch, capsys):

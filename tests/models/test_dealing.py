@@ -20,7 +20,7 @@ def a_model(*windows, kv_heads=2, encoder_layers=0):
     spec = SimpleNamespace(encoder_layers=encoder_layers, heads=4 * kv_heads, kv_heads=kv_heads)
     layers = [SimpleNamespace(window=window) for window in windows]
     values = torch.zeros(3, kv_heads, 16, 128, dtype=torch.bfloat16)
-    return SimpleNamespace(spec=spec, share=spec, layers=layers), KVCache((values,), (values,))
+    return SimpleNamespace(spec=spec, share=spec, layers=layers, attention="triton"), KVCache((values,), (values,))
 
 
 def test_the_cpu_takes_no_work_list():

@@ -22,7 +22,7 @@ from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cac
 from xrunner.core.disaggregated import DisaggregatedDriver
 from xrunner.core.driver import Driver
 from xrunner.core.events import Event
-from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport
+from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
 from xrunner.core.replicas import Follower, Leader
 from xrunner.core.report import RunReport
 from xrunner.core.requests import check_request
@@ -57,7 +57,7 @@ class Engine:
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
         gpu = gpu or gpu_of(model.device)
-        self._device, self._gpu = model.device, gpu
+        self._device, self._gpu, self._attention = model.device, gpu, model.attention
         blocks = cache_blocks(self.place, model.spec) + (gpu is not None)  # one for rows that only fill up
         what = f"A KV cache of {schedule.kv_blocks} blocks on each rank"
         check_memory(model, self.ranks, what, cache_bytes(model, schedule, blocks))
@@ -81,13 +81,15 @@ class Engine:
         ranks: Ranks,
         since: float | None = None,
         device: torch.device = CPU,
+        attention: str = "triton",
     ) -> "Engine":
         """This rank's engine, with its own part of the model in a directory, on its device. All ranks of a job call it
-        alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own.
+        alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own. `attention` as
+        in `Model`.
 
         InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
         """
-        ranks.agree(lambda: job_facts(directory, schedule, ranks) | {"device": device.type})
+        ranks.agree(lambda: job_facts(directory, schedule, ranks) | on_device(schedule, device, attention))
         place, gpu = Place(schedule, ranks.rank), gpu_of(device)
         transport = make_transport(ranks, place, gpu) if ranks.size > 1 else None
         shard = Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x)
@@ -97,7 +99,8 @@ class Engine:
             encoder_layers = place.encoder_layers if schedule.model.spec.encoder_layers else None
             ends = {"embedding": place.first, "head": place.samples and bool(place.layers)}
             held = {"layers": place.layers, "encoder_layers": encoder_layers}
-            loaded.append(load_model(directory, schedule.dtype, shard=shard, device=device, **held, **ends))
+            where = {"device": device, "attention": attention}
+            loaded.append(load_model(directory, schedule.dtype, shard=shard, **where, **held, **ends))
             return {}
 
         try:
@@ -123,7 +126,7 @@ class Engine:
         if model is None or schedule.stages != self.schedule.stages:
             del model
             self.close()
-            engine = Engine.load(directory, schedule, self.ranks, self.began, self._device)
+            engine = Engine.load(directory, schedule, self.ranks, self.began, self._device, self._attention)
         else:
             try:
                 engine = Engine(model, schedule, self.ranks, self.transport, self.began, self._gpu)
@@ -176,7 +179,8 @@ class Engine:
         what = f"A buffer for {extent.tokens} tokens on each rank"
         check_memory(self.model, self.ranks, what, buffer_bytes(self.model, self.place, extent))
         worker, running = self.worker, self._since is not None
-        warm_up(self.model, worker.cache, extent, worker.compute.graphs, running, worker.gpu)
+        compute = worker.compute
+        warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
         worker.begin(self._clock)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it

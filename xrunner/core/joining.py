@@ -10,6 +10,7 @@ from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models.device import identity
+from exegpt.models.planning import check_attention, described
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
@@ -41,6 +42,12 @@ def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[s
         "model": f"{spec.name} ({fingerprint([spec.fingerprint, files])})",
         "schedule": fingerprint(to_dict(schedule)),
     }
+
+
+def on_device(schedule: Schedule, device: torch.device, attention: str) -> dict[str, str]:
+    """What all ranks must agree on of their devices; InputError for attention that can't be had there."""
+    check_attention(attention, schedule.model.spec, schedule.dtype, device)
+    return {"device": device.type, "attention": str(described(attention, device))}
 
 
 def gpu_of(device: torch.device) -> Gpu | None:

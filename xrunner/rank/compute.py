@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from exegpt.models import Dealing, KVCache, Model
+from exegpt.models import Dealing, KVCache, Model, Planning
 from xrunner.comm.gpu import Gpu, Moment
 from xrunner.comm.packing import send
 from xrunner.rank.assembly import DeviceBatch
@@ -32,8 +32,10 @@ class Compute:
         self._model, self._cache, self._samples = model, cache, samples
         self._gpu, self._wait = gpu, wait
         self.state = SamplingState(model.spec.vocab, model.device) if samples else None
-        self._dealing = Dealing.of(model, cache)
-        self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states) if gpu and graphs else None
+        self._dealing, self.planning = Dealing.of(model, cache), Planning.of(model, cache)
+        self.graphs = None
+        if gpu and graphs:
+            self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states, self.planning)
 
     def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A batch's states [rows, hidden] after this rank's layers, given x after those of the stage before, and where
@@ -42,6 +44,8 @@ class Compute:
         graph = self.graphs.replay(batch, x) if self.graphs else None
         if graph is None:
             tensors = batch.with_work_lists(self._dealing).to_device(self._gpu, self.state)
+            if self.planning:
+                tensors = self.planning.planned(tensors, batch.attention)
             states = self._model.forward(tensors, self._cache, x)
             tokens = self._model.next_tokens(states, tensors) if self._samples else None
         elif self._samples:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from exegpt.models import Dealing, KVCache, Model
+from exegpt.models import Dealing, KVCache, Model, Planning
 from exegpt.models.weights import torch_dtype
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import fill, packed_bytes, views
@@ -25,15 +25,24 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 class DecodeGraphs:
     """The graphs of one rank's layers over its cache, whose last block is the scratch block. `samples`: whether the
-    rank samples tokens. `takes_states`: whether another stage is before this one.
+    rank samples tokens. `takes_states`: whether another stage is before this one. `planning`: that of FlashInfer, where
+    it computes attention.
     """
 
-    def __init__(self, model: Model, cache: KVCache, gpu: Gpu, samples: bool, takes_states: bool):
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        gpu: Gpu,
+        samples: bool,
+        takes_states: bool,
+        planning: Planning | None = None,
+    ):
         self._model, self._cache, self._gpu = model, cache, gpu
         self._samples, self._takes_states = samples, takes_states
         blocks, _, self._block_size, _ = cache.values[0].shape
         self._scratch = blocks - 1
-        self._dealing = Dealing.of(model, cache)
+        self._dealing, self._planning = Dealing.of(model, cache), planning
         self._width = 0
         self._graphs: dict[int, DecodeGraph] = {}
 
@@ -46,8 +55,9 @@ class DecodeGraphs:
         for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
             if size not in self._graphs:
                 padding = self._padded(_empty(self._model), size)
+                planning = self._planning.for_graph(size, size * self._width) if self._planning else None
                 self._graphs[size] = DecodeGraph(
-                    self._model, self._cache, self._gpu, padding, self._samples, self._takes_states
+                    self._model, self._cache, self._gpu, padding, self._samples, self._takes_states, planning
                 )
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None) -> "DecodeGraph | None":
@@ -68,15 +78,26 @@ class DecodeGraphs:
 class DecodeGraph:
     """The graphs for one number of sequences, with their buffers."""
 
-    def __init__(self, model: Model, cache: KVCache, gpu: Gpu, padding: DeviceBatch, samples: bool, takes_states: bool):
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        gpu: Gpu,
+        padding: DeviceBatch,
+        samples: bool,
+        takes_states: bool,
+        planning: Planning | None,
+    ):
         self.size = len(padding.tokens)
         self.states = torch.empty(0)
         """[size, hidden], after the layers"""
         self._tokens = torch.empty(0)
-        self._gpu = gpu
+        self._gpu, self._planning = gpu, planning
         self._buffer = torch.empty(packed_bytes(padding.arrays), dtype=torch.uint8, device=model.device)
         tensors = padding.of_tensors(views(self._buffer, padding.arrays))
         fill(self._buffer, padding.arrays, gpu)
+        if planning:
+            tensors = planning.planned(tensors, padding.attention)
         self._x: torch.Tensor | None = None
         if takes_states:
             kind = torch_dtype(model.dtype)
@@ -94,6 +115,8 @@ class DecodeGraph:
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None) -> None:
         """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
         fill(self._buffer, batch.arrays, self._gpu)
+        if self._planning:
+            self._planning.plan(batch.attention)
         if self._x is not None and x is not None:
             self._x[: len(x)].copy_(x)
         self._compute()

@@ -13,7 +13,7 @@ from exegpt.batching import BlockPool
 from exegpt.batching.admission import most_cached
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
-from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, computed_rows
+from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
 from exegpt.models.weights import torch_dtype
 from exegpt.policies import traits_of
 from exegpt.schedule import Schedule
@@ -77,6 +77,7 @@ def warm_up(
     graphs: DecodeGraphs | None = None,
     running: bool = False,
     gpu: Gpu | None = None,
+    planning: Planning | None = None,
 ) -> None:
     """Do once what is slower the first time, on a cache without sequences. All ranks of a tensor-parallel group call it
     at once.
@@ -84,7 +85,8 @@ def warm_up(
     On the CPU it compiles the attention kernels, maps the blocks that the run may use, and runs oneDNN's matrix
     products, which are generated for every number of rows, with the numbers that iterations will have. On a GPU it
     compiles every variant of the kernels that the run may need and captures the decoding graphs. Where a run is
-    `running` already, products are left out: a warm-up of one number of rows takes longer than it saves.
+    `running` already, products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is
+    the rank's, where FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -96,7 +98,7 @@ def warm_up(
             _warm_up_rows(model, cache, extent)
     else:
         for sequences, new, width in _variants(extent):
-            _run_once(model, cache, sequences, new, width)
+            _run_once(model, cache, sequences, new, width, planning)
     cache.touch(1)
     if gpu:
         gpu.moment().synchronize()  # otherwise the first iteration would wait for all of this
@@ -116,7 +118,9 @@ def _variants(extent: Extent) -> Iterator[tuple[int, int, int]]:
         yield -(-_MOST_ROWS // _PROMPTS[-1]), _PROMPTS[-1], 1
 
 
-def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int) -> None:
+def _run_once(
+    model: Model, cache: KVCache, sequences: int, new: int, width: int, planning: Planning | None = None
+) -> None:
     """One forward pass of equal sequences, `new` tokens each, sampled greedily and at random; skipped if too long."""
     blocks, _, block_size, _ = cache.values[0].shape
     context = max(2, new)
@@ -124,6 +128,9 @@ def _run_once(model: Model, cache: KVCache, sequences: int, new: int, width: int
         return
     start = 1 if new == 1 and model.start and model.layers else None
     batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
+    if planning:
+        (part,) = batch.attention
+        batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
     x = model.forward(batch, cache, _states(model, sequences * new))
     if model.head:
         model.sample(x[:1])

@@ -1,0 +1,119 @@
+"""`--attention`: passed to every engine and profile, refused where it can't be had, and told."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from exegpt import document
+from exegpt.cli.inputs import find_profile
+from exegpt.cluster import local_cluster
+from exegpt.model import ModelSpec
+from exegpt.models import planning
+from exegpt.profile import Profile
+from tests.xprofiler.small import shrink
+from xprofiler import measure, store
+from xrunner.core.engine import Engine
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def requests(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "prompt_ids": [5, 9, 7], "max_tokens": 4}) + "\n" for i in "ab"))
+    return path
+
+
+@pytest.fixture
+def commands(tiny, tiny_schedule, requests, tmp_path):
+    """A call of each command that loads an engine."""
+    return {
+        "run": ("--model", tiny, "--requests", requests),
+        "bench": ("--model", tiny, "--schedule", tiny_schedule, "--num", 2, "--repeats", 1),
+        "demo": ("--dir", tmp_path / "demo", "--num", 2),
+        "profile": ("--model", tiny),
+    }
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
+@pytest.mark.parametrize(
+    ("asked", "said"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
+)
+def test_what_can_not_be_had_is_refused_in_one_sentence(exegpt, commands, command, asked, said):
+    done = exegpt(command, *commands[command], "--device", "cpu", "--attention", asked)
+    assert done.code == 2 and not done.out and said in done.err and "Traceback" not in done.err
+
+
+@pytest.fixture
+def flashinfer(monkeypatch, tmp_path):
+    """FlashInfer is chosen by `auto`, and computed by the CPU: what engines and measurements were asked for."""
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path / "cache"))
+    shrink(monkeypatch.setattr)
+    asked = {"engine": set(), "profile": set()}
+
+    def choose(attention, *given):
+        return ("flashinfer", ("attention: flashinfer 0.7",)) if attention == "auto" else ("triton", ())
+
+    def load(*given, attention, **options):
+        asked["engine"].add(attention)
+        return real_load(*given, **options)
+
+    def measured(*given, attention, **options):
+        asked["profile"].add(attention)
+        return real_measure(*given, **options)
+
+    real_load, real_measure = Engine.load, measure.measure_job
+    monkeypatch.setattr(planning, "choose_attention", choose)
+    monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
+    monkeypatch.setattr(Engine, "load", staticmethod(load))
+    for module in ("xprofiler.measure", "xprofiler.job"):
+        monkeypatch.setattr(f"{module}.measure_job", measured)
+    return asked
+
+
+@pytest.mark.parametrize("asked", [(), ("--attention", "auto")])
+@pytest.mark.parametrize("command", ["run", "bench", "profile"])
+def test_the_choice_reaches_engines_and_profiles_and_is_told(exegpt, commands, flashinfer, command, asked):
+    done = exegpt(command, *commands[command], "--device", "cpu", *asked, "--json")
+    assert done.code == 0, done.err
+    chosen = "flashinfer" if asked else "triton"
+    assert flashinfer["engine"] == (set() if command == "profile" else {chosen})
+    assert flashinfer["profile"] == (set() if command == "bench" else {chosen})
+    told = done.err if command == "profile" else " ".join(done.json["assumptions"])
+    assert ("attention: flashinfer 0.7" in told) == bool(asked)
+    if command != "profile":
+        assert done.json["provenance"]["attention"] == f"{chosen} 0.7"
+
+
+def test_a_run_on_a_cpu_says_what_auto_came_to_be(exegpt, commands):
+    done = exegpt("run", *commands["run"], "--no-profile", "--device", "cpu", "--attention", "auto", "--json")
+    assert done.code == 0, done.err
+    assert "attention: the CPU's, since FlashInfer runs on GPUs alone" in done.json["assumptions"]
+    assert done.json["provenance"]["attention"] is None
+
+
+def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile):
+    """A stored one is found for the same alone; a file's is told."""
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Some GPU")
+    monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
+    spec, measured = ModelSpec.from_directory(tiny), document.read(Profile, tiny_profile)
+    facts = store.facts(GPU, attention="flashinfer")
+    assert facts["attention"] == "flashinfer 0.7" and store.facts(GPU)["attention"] == "triton 0.7"
+    by_flashinfer = replace(measured, provenance=facts)
+    assert by_flashinfer.fingerprint != measured.fingerprint
+    store.save(by_flashinfer, spec, facts)
+    assert store.find_here(spec, measured.dtype, GPU, "flashinfer") == by_flashinfer
+    assert store.find_here(spec, measured.dtype, GPU) is None
+    path = tmp_path / "profile.json"
+    document.write(path, by_flashinfer)
+    for attention, said in (
+        ("triton", ", measured with attention by flashinfer 0.7 and not by triton"),
+        ("flashinfer", ""),
+    ):
+        _, which = find_profile(str(path), spec, local_cluster(), measured.dtype, attention=attention)
+        assert which == f"profile: '{path}'{said}"
+    _, which = find_profile(str(tiny_profile), spec, local_cluster(), measured.dtype, attention="flashinfer")
+    assert which == f"profile: '{tiny_profile}'"  # which names none
