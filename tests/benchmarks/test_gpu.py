@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model
-from benchmarks.gpu.model import decoding
 from benchmarks.kernels import timing
 from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
 from benchmarks.kernels.check import check
@@ -258,16 +257,24 @@ def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
 @interpreted
 def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
     """The engine's tokens and a decoding iteration, by the stand-in for FlashInfer."""
-    monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
-    monkeypatch.setattr("exegpt.builtin_models.builtin_model", lambda name: SMALL_MODEL)
-    monkeypatch.setattr(model, "decoding", lambda spec, batch, context: decoding(spec, 3, 40))
+    monkeypatch.setattr(model, "_STEPS", 1)
+    monkeypatch.setattr(tokens, "POLICIES", {"orca": {"max_num_seqs": 12, "prefills_per_step": 2}})
     assert gpu._ways(CPU) == ["triton"] and "GPUs alone" in gpu._flashinfer_engine(CPU)[0]["left_out"]
     with in_its_place() as calls:
-        (row,) = gpu._steps(CPU, ROOFLINE, gpu._ways(CPU)[-1])
-        assert "failed" not in row and row["attention"] == "flashinfer" and calls
-        made = tokens.run_flashinfer(2, 0, CPU, ("llama",), gpu._TINY_MODEL)
-    assert {one.policy for one in made} == {"orca, FlashInfer", "chunked, FlashInfer", "rra, FlashInfer"}
-    assert all(one.tokens and not one.differences for one in made)
+        assert gpu._ways(CPU) == ["triton", "flashinfer"]
+        step = model.time_step(SMALL_MODEL, "bf16", 3, 40, StandIn(), ROOFLINE, print, "flashinfer")
+        assert step.alike and step.attention == "flashinfer" and calls
+        (row,) = tokens.run_flashinfer(2, 0, CPU, ("llama",), gpu._TINY_MODEL)
+    assert row.policy == "orca, FlashInfer" and row.tokens and not row.differences
+
+
+def test_every_way_is_timed(monkeypatch, capsys):
+    asked = []
+    made = model.Step("small", 64, 1024, 2.0, 1.0, 0.5, True, "flashinfer")
+    monkeypatch.setattr(model, "time_step", lambda *given: asked.append(given) or made)
+    monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
+    assert gpu._steps(CPU, ROOFLINE, "flashinfer")[0]["attention"] == "flashinfer" == asked[0][-1]
+    assert "bfloat16, flashinfer: graph 1000.00 ms" in capsys.readouterr().out
 
 
 def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):

@@ -128,7 +128,7 @@ def _run_once(
         return
     start = 1 if new == 1 and model.start and model.layers else None
     batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
-    if planning:
+    if planning:  # which reads the tables, and so waits until what was planned before is computed
         (part,) = batch.attention
         batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
     x = model.forward(batch, cache, _states(model, sequences * new))
