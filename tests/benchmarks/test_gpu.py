@@ -255,6 +255,7 @@ def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
 
 
 @interpreted
+@pytest.mark.slow
 def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
     """The engine's tokens and a decoding iteration, by the stand-in for FlashInfer."""
     monkeypatch.setattr(model, "_STEPS", 1)
@@ -291,6 +292,7 @@ def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_pat
 
     for name in ("_check", "_engine", "_two_ranks", "_steps", "_serving", "_profile", "_time"):
         monkeypatch.setattr(gpu, name, part(name))
+    monkeypatch.setattr(gpu, "_no_flashinfer", lambda device: "FlashInfer is not installed")
     monkeypatch.setattr(gpu, "_real_sizes", lambda: None)
     monkeypatch.setattr(gpu, "_roofline", lambda device: ROOFLINE)
     monkeypatch.setattr(gpu, "_provenance", dict)
