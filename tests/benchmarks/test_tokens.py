@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
+from exegpt.models.create import create_model
 from exegpt.models.device import CPU
 from exegpt.request import Request, Result
 
@@ -53,6 +54,17 @@ def test_two_ways_may_part_where_logits_are_near_each_other():
         row = tokens.compare_both("llama", "rra", theirs, todo, (results(2, 0, 3), results(*other)))
         assert (row.tokens, row.near_ties, row.differences) == counted
     assert prefixes == [[7, 8, 2]] * 2
+
+
+def test_roundings_to_half_are_within_its_near_tie(tmp_path):
+    """They move the difference of the two largest logits by less than half of it, and not by far less."""
+    create_model(tmp_path / "llama", "llama", kv_heads=2, seed=0, **tokens.SIZES)
+    half = tokens.load(tmp_path / "llama", "llama").half()
+    ids = torch.randint(0, tokens.SIZES["vocab"], (4, 64), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        rounded, exact = half(ids).logits.float(), half.float()(ids).logits
+    moved = (rounded - exact).gather(-1, exact.topk(2).indices).diff().abs() / exact.std(-1, keepdim=True)
+    assert tokens.NEAR_TIE_HALF / 10 < moved.max() < tokens.NEAR_TIE_HALF / 2
 
 
 def test_where_there_is_no_mpi_it_is_said(monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +13,17 @@ from exegpt.errors import InputError
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.device import Architecture
-from exegpt.models import load_model
+from exegpt.models import Planning, load_model
 from exegpt.models.create import create_model
 from exegpt.models.planning import check_attention, choose_attention, described
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
+from xrunner.rank import warm_up
+from xrunner.rank.warm_up import alike
 
 from ...kernels import flashinfer_stand_in
 from ...kernels.gpu import INTERPRETED
+from ...models.test_shard import sharded
 from .. import cells
 from ..cells import requests
 from ..stand_in import StandIn
@@ -39,6 +44,12 @@ def paths(tmp_path_factory):
     config = json.loads((root / "mistral/config.json").read_text())
     (root / "mistral/config.json").write_text(json.dumps(config | {"sliding_window": 7}))
     return {arch: root / arch for arch in ("llama", "mistral")}
+
+
+@pytest.fixture(autouse=True)
+def no_products(monkeypatch):
+    """The warm-up's matrix products are the CPU's, and slow by interpreted kernels."""
+    monkeypatch.setattr(warm_up, "_warm_up_rows", lambda *arguments: None)
 
 
 def plan(model, policy, **variables):
@@ -76,27 +87,82 @@ def test_tokens_are_the_cpus(paths, arch, policy, graphs):
 
 def test_every_replay_is_planned(paths, monkeypatch):
     """Without it a graph attends to what was planned before."""
-    lengths = [(9, 4), (20, 4), (5, 4)]  # filled up to four
+    lengths = [(9, 4), (20, 4), (5, 4)]  # padded to four
     variables = {"encode_batch": 3}
     want = wanted(paths["llama"], "static", lengths, **variables)
     got, gpu, _ = run(paths["llama"], "static", lengths, **variables)
     assert got == want and gpu.replayed
     real, last = FlashInfer.plan, {}
 
-    def once(self, *given):
+    def once(self, *arrays):
         if self._graph is None or id(self) not in last:
             last[id(self)] = self
-            return real(self, *given)
+            return real(self, *arrays)
         return self
 
     monkeypatch.setattr(FlashInfer, "plan", once)
     assert run(paths["llama"], "static", lengths, **variables)[0] != want
 
 
-def test_parts_of_a_batch_are_planned_apart(paths):
+def test_each_part_of_a_batch_has_its_plan(paths):
     """A prompt of one token beside decoding ones: both parts are decoding's, and must not share a plan."""
     lengths = [(20, 5), (1, 3), (33, 2)]
     assert run(paths["llama"], "orca", lengths, graphs=False)[0] == wanted(paths["llama"], "orca", lengths)
+
+
+def test_shards_plan_their_share_of_the_heads(paths):
+    """Two ranks of a tensor-parallel group, each in its thread: prompts, then decoding."""
+    turn = threading.Lock()  # Triton's interpreter runs one kernel at a time
+
+    def load(shard):
+        def all_reduce(x):
+            turn.release()
+            try:
+                return shard.all_reduce(x)
+            finally:
+                turn.acquire()
+
+        return load_model(path, shard=replace(shard, all_reduce=all_reduce), attention="flashinfer")
+
+    def states_in_turn(model):
+        with turn:
+            return states(model)
+
+    @torch.inference_mode()
+    def states(model):
+        cache = model.new_cache(8, 16)
+        planning, results = Planning.of(model, cache), []
+        for new, context in ((20, 20), (1, 21)):
+            batch = alike(3, new, context, 16, None, 2, model.device)
+            if planning:
+                parts = [(part.begin, part.end, part.tables, part.offsets, part.contexts) for part in batch.attention]
+                batch = planning.planned(batch, parts)
+            results.append(model.forward(batch, cache))
+        return torch.cat(results)
+
+    path = paths["mistral"]
+    whole = states(load_model(path))
+    with flashinfer_stand_in.in_its_place() as calls:
+        shards = sharded(load, 2, states_in_turn)
+    assert sum(method == "run" for _, method, _, _ in calls) == 4
+    for mine in shards:
+        torch.testing.assert_close(mine, whole, atol=5e-5, rtol=1e-4)
+
+
+def test_the_engine_of_another_schedule_keeps_the_attention(paths):
+    """On the same stages with the same model, and where the model is loaded again."""
+    path, lengths = paths["llama"], [(20, 2), (5, 3)]
+    model, want = load_model(path), wanted(paths["llama"], "static", lengths)
+    with flashinfer_stand_in.in_its_place() as calls:
+        engine = Engine.load(path, plan(model, "rra"), Ranks(), attention="flashinfer")
+        for reload in (False, True):
+            if reload:
+                engine.close()
+            engine = engine.onward(path, plan(model, "static"))
+            calls.clear()
+            results = engine.run(requests(lengths)).results
+            assert any(method == "run" for _, method, _, _ in calls)
+            assert {r.id: r.output_ids for r in results} == want
 
 
 @pytest.fixture
@@ -115,17 +181,17 @@ def test_auto_takes_it_where_it_can_and_says_so(installed, monkeypatch):
         "flashinfer",
         ("attention: flashinfer 0.7.2.stand-in",),
     )
-    for given, device, why in [
+    for heads, device, why in [
         ((spec(80), "bf16"), GPU, "triton, since FlashInfer has heads of 64, 128, 256, not of 80"),
         ((spec(), "fp32"), GPU, "triton, since FlashInfer computes in float16 and bfloat16, not in float32"),
         ((spec(64, 12), "bf16"), GPU, "triton, since FlashInfer has no position bias"),
         ((spec(), "bf16"), torch.device("cpu"), "the CPU's, since FlashInfer runs on GPUs alone"),
     ]:
-        chosen, (said,) = choose_attention("auto", *given, device)
-        assert chosen == "triton" and said.startswith(f"attention: {why}")
+        chosen, (told,) = choose_attention("auto", *heads, device)
+        assert chosen == "triton" and told.startswith(f"attention: {why}")
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    chosen, (said,) = choose_attention("auto", spec(), "bf16", GPU)
-    assert chosen == "triton" and "not installed" in said
+    chosen, (told,) = choose_attention("auto", spec(), "bf16", GPU)
+    assert chosen == "triton" and "not installed" in told
 
 
 def test_what_is_asked_for_is_had_or_refused(installed, monkeypatch):
@@ -142,6 +208,6 @@ def test_what_is_asked_for_is_had_or_refused(installed, monkeypatch):
 
 
 def test_an_engine_refuses_what_it_can_not_have(paths):
-    made = load_model(paths["llama"])
+    schedule = plan(load_model(paths["llama"]), "rra")
     with pytest.raises(InputError, match="GPUs alone"):
-        Engine.load(paths["llama"], plan(made, "rra"), Ranks(), attention="flashinfer")
+        Engine.load(paths["llama"], schedule, Ranks(), attention="flashinfer")
