@@ -263,8 +263,7 @@ def _steps(device: Any, roofline: Any, attention: str = "triton") -> list[dict[s
     from xrunner.comm.gpu import Gpu
 
     try:
-        given = builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print, attention
-        step = time_step(*given)
+        step = time_step(builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print, attention)
     except Exception as error:
         print(f"{_why(error)}  a decoding iteration, attention by {attention}")
         return [{"failed": _why(error)}]

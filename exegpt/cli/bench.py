@@ -81,8 +81,9 @@ def bench(
         ranks.agree(lambda: {"threads": str(ranks.threads(threads))})
         inputs.set_threads(ranks.threads(threads))
         setting, wanted, notes = asked.setting, asked.requests, asked.notes
-        given = asked.directory, asked.schedules, setting, wanted, repeats, ranks, there, asked.attention
-        done = compare_policies(*given)
+        done = compare_policies(
+            asked.directory, asked.schedules, setting, wanted, repeats, ranks, there, asked.attention
+        )
     if ranks.rank:
         return
     others = [row for name in asked.peers for row in serve_with(name, asked.directory, wanted, done, repeats, there)]

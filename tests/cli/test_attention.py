@@ -39,11 +39,11 @@ def commands(tiny, tiny_schedule, requests, tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
 @pytest.mark.parametrize(
-    ("asked", "said"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
+    ("asked", "refusal"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
 )
-def test_what_can_not_be_had_is_refused_in_one_sentence(exegpt, commands, command, asked, said):
+def test_what_can_not_be_had_is_refused_in_one_sentence(exegpt, commands, command, asked, refusal):
     done = exegpt(command, *commands[command], "--device", "cpu", "--attention", asked)
-    assert done.code == 2 and not done.out and said in done.err and "Traceback" not in done.err
+    assert done.code == 2 and not done.out and refusal in done.err and "Traceback" not in done.err
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def flashinfer(monkeypatch, tmp_path):
     shrink(monkeypatch.setattr)
     asked = {"engine": set(), "profile": set()}
 
-    def choose(attention, *given):
+    def choose(attention, *arguments):
         return ("flashinfer", ("attention: flashinfer 0.7",)) if attention == "auto" else ("triton", ())
 
-    def load(*given, attention, **options):
+    def load(*arguments, attention, **options):
         asked["engine"].add(attention)
-        return real_load(*given, **options)
+        return real_load(*arguments, **options)
 
-    def measured(*given, attention, **options):
+    def measured(*arguments, attention, **options):
         asked["profile"].add(attention)
-        return real_measure(*given, **options)
+        return real_measure(*arguments, **options)
 
     real_load, real_measure = Engine.load, measure.measure_job
     monkeypatch.setattr(planning, "choose_attention", choose)
@@ -95,7 +95,7 @@ def test_a_run_on_a_cpu_says_what_auto_came_to_be(exegpt, commands):
 
 
 def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile):
-    """A stored one is found for the same alone; a file's is told."""
+    """A stored one is used for the same alone; of a file's a note names it."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Some GPU")
     monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
@@ -109,11 +109,11 @@ def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile
     assert store.find_here(spec, measured.dtype, GPU) is None
     path = tmp_path / "profile.json"
     document.write(path, by_flashinfer)
-    for attention, said in (
+    for attention, note in (
         ("triton", ", measured with attention by flashinfer 0.7 and not by triton"),
         ("flashinfer", ""),
     ):
         _, which = find_profile(str(path), spec, local_cluster(), measured.dtype, attention=attention)
-        assert which == f"profile: '{path}'{said}"
+        assert which == f"profile: '{path}'{note}"
     _, which = find_profile(str(tiny_profile), spec, local_cluster(), measured.dtype, attention="flashinfer")
     assert which == f"profile: '{tiny_profile}'"  # which names none

@@ -1,7 +1,7 @@
 """A stand-in for FlashInfer: its two wrappers of paged attention, as documented, in plain PyTorch on the CPU.
 
-They know nothing but the arrays that they are given, as docs.flashinfer.ai describes them, and refuse others. Attention
-is our reference's, over block tables that are made of those arrays.
+They compute with nothing but the arrays that docs.flashinfer.ai describes, and refuse others. Attention is our
+reference's, over block tables made of those arrays.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def in_its_place():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "flashinfer", sys.modules[__name__])
         patch.setattr(device, "on_gpu", lambda x: True)
-        patch.setattr(attention_flashinfer, "why_not", lambda *given: None)
+        patch.setattr(attention_flashinfer, "why_not", lambda *arguments: None)
         patch.setattr(attention_flashinfer, "_WORKSPACE_BYTES", 128 * 2**20)
         CALLS.clear()
         yield CALLS
@@ -63,8 +63,8 @@ class _Wrapper:
         tables = torch.nn.utils.rnn.pad_sequence(indices[: indptr[-1]].split(indptr.diff().tolist()), batch_first=True)
         contexts = (indptr.diff() - 1) * page_size + last_page_len
         window = self.window_left + 1 if self.window_left >= 0 else None
-        given = q, keys, values, tables, offsets, contexts
-        return attention_reference(*given, out, scale=self.scale, window=window)
+        arrays = q, keys, values, tables, offsets, contexts
+        return attention_reference(*arrays, out, scale=self.scale, window=window)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):

@@ -24,8 +24,8 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def calls():
-    with flashinfer_stand_in.in_its_place() as made:
-        yield made
+    with flashinfer_stand_in.in_its_place() as calls:
+        yield calls
 
 
 def batch(sizes, heads, kv_heads, head_size, block_size, dtype=torch.float32, to="cpu"):
@@ -108,11 +108,11 @@ def shortened(indptr):
     ],
 )
 def test_a_wrong_array_is_found(calls, monkeypatch, sizes, name, wrong):
-    """The stand-in computes with what it is given, so that these tests can fail."""
+    """The stand-in computes with its arguments, so that these tests can fail."""
 
-    def mistaken(*given):
-        made = pages(*given)
-        return made._replace(**{name: wrong(getattr(made, name))})
+    def mistaken(*arguments):
+        right = pages(*arguments)
+        return right._replace(**{name: wrong(getattr(right, name))})
 
     monkeypatch.setattr(attention_flashinfer, "pages", mistaken)
     got, want = both(sizes, *SHAPES[0])
@@ -135,14 +135,14 @@ def test_what_it_was_not_planned_for_is_refused(calls):
 def test_pages_are_each_sequences_blocks_in_order(blocks, data):
     block_size = data.draw(st.integers(1, 16))
     last = [data.draw(st.integers(1, block_size)) for _ in blocks]
-    tables = torch.full((len(blocks), 7), -1, dtype=torch.int32)  # behind a sequence's own lies anything
-    for i, own in enumerate(blocks):
-        tables[i, : len(own)] = torch.tensor(own)
-    lengths = [(len(own) - 1) * block_size + rest for own, rest in zip(blocks, last, strict=True)]
-    made = pages(tables, torch.tensor(lengths, dtype=torch.int32), block_size)
-    assert [made.indices[a:b].tolist() for a, b in zip(made.indptr, made.indptr[1:], strict=False)] == blocks
-    assert made.last_page_len.tolist() == last and made.indptr[-1] == len(made.indices)
-    assert {array.dtype for array in made} == {torch.int32}
+    tables = torch.full((len(blocks), 7), -1, dtype=torch.int32)  # anything may follow a sequence's blocks
+    for i, row in enumerate(blocks):
+        tables[i, : len(row)] = torch.tensor(row)
+    lengths = [(len(row) - 1) * block_size + rest for row, rest in zip(blocks, last, strict=True)]
+    result = pages(tables, torch.tensor(lengths, dtype=torch.int32), block_size)
+    assert [result.indices[a:b].tolist() for a, b in zip(result.indptr, result.indptr[1:], strict=False)] == blocks
+    assert result.last_page_len.tolist() == last and result.indptr[-1] == len(result.indices)
+    assert {array.dtype for array in result} == {torch.int32}
 
 
 def test_why_it_can_not_be_had(monkeypatch):

@@ -22,7 +22,7 @@ def test_one_plan_is_for_all_parts_of_the_pool(monkeypatch, batch, new, past):
     with flashinfer_stand_in.in_its_place() as calls:
         probe = AttentionProbe(MODEL, 3, 40, attention="flashinfer")
         seen, real = [], attention.attention
-        monkeypatch.setattr(attention, "attention", lambda *given, work: seen.append(given) or real(*given, work=work))
+        monkeypatch.setattr(attention, "attention", lambda *args, work: seen.append(args) or real(*args, work=work))
         call = probe.call(batch, new, past)
         blocks = batch * -(-(past + new) // 16)
         for first in itertools.islice(itertools.cycle(range(0, probe._blocks // blocks * blocks, blocks)), 5):
