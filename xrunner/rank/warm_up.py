@@ -60,6 +60,12 @@ class Extent:
         prompts = min(len(sequences), traits.value(schedule, "prompts") or resident)
         return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 
+    @staticmethod
+    def within(schedule: Schedule, input_tokens: int, max_output: int) -> "Extent":
+        """The extent of any number of requests of at most so many tokens: what an engine that stays open needs."""
+        sequences = traits_of(schedule).value(schedule, "residents") or schedule.kv_blocks
+        return Extent.of(schedule, [(input_tokens, max_output)] * sequences)
+
 
 def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
     traits = traits_of(schedule)

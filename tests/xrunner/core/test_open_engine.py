@@ -1,0 +1,107 @@
+"""An engine that stays open: requests come while it steps, every token is an event, and nothing is lost."""
+
+import pytest
+
+from exegpt.errors import InputError
+from exegpt.models import load_model
+from exegpt.request import Request
+from tests.xrunner import cells
+from tests.xrunner.cells import LENGTHS, disaggregated, requests
+from tests.xrunner.core.test_job import run_cells
+from tests.xrunner.open_engine import feed
+from xrunner.core.engine import Engine
+from xrunner.rank.warm_up import Extent
+
+POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]
+
+
+@pytest.fixture(scope="module")
+def model(directories):
+    return load_model(directories["llama"])
+
+
+def opened(model, policy="orca", kv_blocks=40, **variables):
+    plan = cells.schedule(model.spec, policy, kv_blocks=kv_blocks, **variables)
+    engine = Engine(model, plan)
+    engine.open(Extent.within(plan, 60, 40))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """Tokens of a run of the list, by id."""
+    report = Engine(model, cells.schedule(model.spec, "orca", kv_blocks=40)).run(requests(LENGTHS))
+    return {result.id: list(result.output_ids) for result in report.results}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_those_of_a_run_of_the_list(model, expected, policy):
+    engine = opened(model, policy)
+    tokens, results = feed(engine, requests(LENGTHS))
+    assert tokens == expected
+    assert {name: list(result.output_ids) for name, result in results.items()} == expected
+    assert {result.finish_reason for result in results.values()} == {"length"}
+
+
+def test_an_aborted_request_ends_with_what_it_has(model, expected):
+    engine = opened(model)
+    longest = max(expected, key=lambda name: len(expected[name]))
+    tokens, results = feed(engine, requests(LENGTHS), aborted=[longest])
+    given = results.pop(longest)
+    assert given.finish_reason == "cancelled"
+    assert 0 < len(given.output_ids) < len(expected[longest])
+    assert list(given.output_ids) == tokens[longest] == expected[longest][: len(given.output_ids)]
+    assert all(list(result.output_ids) == expected[name] for name, result in results.items())
+
+
+def test_the_engine_is_idle_between_requests_and_remembers_no_ended_one(model):
+    engine = opened(model)
+    (request,) = requests([(4, 3)])
+    for i in range(300):
+        assert engine.idle and not engine.step()
+        engine.add(Request(str(i), request.prompt_ids, 1, True))
+        ended = []
+        while not engine.idle:
+            ended += engine.step()
+        assert [type(event).__name__ for event in ended] == ["Token", "Result"]
+    assert len(engine._driver.running) <= 260
+    engine.drain()
+
+
+def test_what_the_cache_cannot_hold_is_refused_and_the_rest_goes_on(model):
+    engine = opened(model, kv_blocks=2)
+    small, large = requests([(4, 3), (40, 30)])
+    engine.add(small)
+    with pytest.raises(InputError, match="'1' needs 5 KV blocks, and the schedule's cache has 2"):
+        engine.add(large)
+    assert [type(event).__name__ for event in engine.drain()] == ["Token"] * 3 + ["Result"]
+
+
+def test_a_closed_engine_says_so(model):
+    engine = opened(model)
+    engine.close()
+    with pytest.raises(RuntimeError, match="only the leader of an open engine"):
+        engine.step()
+    with pytest.raises(RuntimeError, match="closed"):
+        _ = engine.model
+    engine.close()  # once more changes nothing
+
+
+def test_on_two_ranks(job, tmp_path, directories, expected, model):
+    """Two stages, two replicas, prefill and decode disaggregated."""
+    plans = {
+        "stages": cells.schedule(model.spec, "chunked", (1, 1)),
+        "replicas": cells.schedule(model.spec, "orca", replicas=2),
+        "disaggregated": disaggregated(model.spec, (1,), (1,)),
+    }
+    todo, longest = requests(LENGTHS), max(expected, key=lambda name: len(expected[name]))
+    given = {name: ("llama", plan) for name, plan in plans.items()}
+    found = run_cells(job, tmp_path, directories, 2, given, todo=todo, cancelled=[longest], program="open_engine")
+    for name, ran in found.items():
+        results = {result["id"]: result for result in ran["results"]}
+        assert sorted(results) == sorted(expected), name
+        for request_id, result in results.items():
+            output = result["output_ids"]
+            assert ran["tokens"][request_id] == output == expected[request_id][: len(output)], name
+            assert request_id == longest or len(output) == len(expected[request_id]), name
+        assert results[longest]["finish_reason"] in ("cancelled", "length")
