@@ -83,6 +83,9 @@ class Schedule(Noun):
     """Prompts encoded in one iteration; 1 is the paper's Orca."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
+    admission: Literal["reserve", "grow"] = "reserve"
+    """Whether a sequence waits until the blocks for all that it may need are free, or gets them when it needs
+    them, and may be preempted."""
 
     VERSION = 1
 

@@ -1,9 +1,16 @@
-"""Admission: how many KV blocks a sequence must find free before it runs."""
+"""Admission: how many KV blocks a sequence must find free before it runs, and when it gets more.
 
-from typing import Any
+*reserve*: all that it may ever cache, so that no running sequence can meet a full cache. *grow*: what is known so far;
+blocks come as tokens do, and where none are left the last resident is preempted, as in vLLM.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Any, Literal
 
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.sequence import Sequence
+
+Admission = Literal["reserve", "grow"]
 
 
 def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> Any:
@@ -15,13 +22,51 @@ def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> An
 
 
 class Reserve:
-    """A sequence is admitted when the blocks for all that it may ever cache are free, and holds them to its end: no
-    running sequence can meet a full cache.
-    """
+    """The blocks for all that a sequence may ever cache, from its admission to its end."""
+
+    grows = False
 
     def __init__(self, pool: KVPool, encoder_decoder: bool):
         self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:
-        """Blocks that a sequence is given when it is admitted."""
+        """Blocks that must be free when a sequence is admitted."""
         return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
+
+    def first_blocks(self, sequence: Sequence, chunk: int | None) -> int:
+        """Blocks that it is given then: all of them."""
+        return self.blocks(sequence)
+
+
+class Grow:
+    """The blocks for the tokens that are known: the prompt's, and those that a preempted sequence had generated."""
+
+    grows = True
+
+    def __init__(self, pool: KVPool):
+        self._pool = pool
+
+    def blocks(self, sequence: Sequence) -> int:
+        """Blocks that must be free when a sequence is admitted."""
+        return self._pool.blocks_for(sequence.input_tokens + sequence.recomputed)
+
+    def first_blocks(self, sequence: Sequence, chunk: int | None) -> int:
+        """Blocks that it is given then: those of a first chunk of so many tokens; None: of all."""
+        known = sequence.input_tokens + sequence.recomputed
+        return self._pool.blocks_for(known if chunk is None else min(chunk, known))
+
+
+def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence]) -> int:
+    """How many decoding iterations in a row the free blocks suffice for, these sequences' first already having theirs;
+    at least 1.
+    """
+    cached = [sequence.cached for sequence in sequences]
+    most = sum(len(sequence.blocks) for sequence in sequences) + pool.available
+    low, high = 1, 1 + pool.block_size * (1 + pool.available)
+    while low < high:  # the blocks that k iterations need rise with k
+        middle = (low + high + 1) // 2
+        if sum([pool.blocks_for(tokens + middle) for tokens in cached]) <= most:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -6,11 +6,11 @@ work, so both take the same decisions.
 
 from collections.abc import Iterable
 
-from exegpt.batching.admission import Reserve
+from exegpt.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.queue import Order, Queue
-from exegpt.batching.sequence import DECODE, FINISHED, PREFILL, Sequence
-from exegpt.batching.step import Step
+from exegpt.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
+from exegpt.batching.step import ENDLESS, Step
 from exegpt.errors import InputError
 
 
@@ -27,18 +27,23 @@ class Ledger:
         order: Order,
         early_termination: bool = True,
         encoder_decoder: bool = False,
+        admission: Admission = "reserve",
     ):
         self.pool = pool
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.waiting = Queue(order)
-        self.admission = Reserve(pool, encoder_decoder)
+        self.admission = Grow(pool) if admission == "grow" else Reserve(pool, encoder_decoder)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
         """The other residents, in the order in which their prompts ended."""
         self.iterations = 0
         """Decoding iterations booked so far."""
+        self.preempted: list[Sequence] = []
+        """Sequences that have been preempted, in order; whoever reads them empties the list."""
+        self.short = False
+        """Whether the step that is being decided has preempted a sequence: it admits none then."""
 
     @property
     def resident(self) -> list[Sequence]:
@@ -53,7 +58,7 @@ class Ledger:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences wait; InputError for one that the whole pool could not hold."""
         for sequence in sequences:
-            need = self.admission.blocks(sequence)
+            need = self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
             if need > self.pool.total:
                 raise InputError(
                     f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
@@ -62,18 +67,17 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
-    def admit(self, most: int, now: float, tokens: float = float("inf")) -> list[Sequence]:
-        """Make up to `most` waiting sequences resident, in order, as long as their prompts' sum stays within `tokens`
-        and their blocks are free: none overtakes one that doesn't fit yet. Those that arrive after `now` are passed
-        over.
+    def admit(self, most: int, now: float, chunk: int | None = None) -> list[Sequence]:
+        """Make up to `most` waiting sequences resident, in order, as long as their blocks are free: none overtakes one
+        that doesn't fit yet. Those that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the
+        step has room for, if not all.
         """
         admitted: list[Sequence] = []
-        while len(admitted) < most:
+        while len(admitted) < most and not self.short:
             sequence = self.waiting.peek(now)
-            if sequence is None or sequence.input_tokens > tokens or not self._allocate(sequence):
+            if sequence is None or not self._allocate(sequence, chunk):
                 break
             self.waiting.pop()
-            tokens -= sequence.input_tokens
             admitted.append(sequence)
         return admitted
 
@@ -87,12 +91,48 @@ class Ledger:
         self.waiting.remove(admitted)
         return admitted
 
-    def _allocate(self, sequence: Sequence) -> bool:
-        """Make a sequence resident, if its blocks are free."""
-        count = self.admission.blocks(sequence)
-        if count > self.pool.available:
+    def grow(self, steps: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
+        While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
+        """
+        self.short = False
+        if not self.admission.grows:
+            return steps
+        for place, (sequence, tokens) in enumerate(steps):
+            if sequence.status is PREEMPTED:
+                return steps[:place]
+            while not self._extend(sequence, tokens):
+                self._preempt(self.encoding[-1] if self.encoding else self.decoding[-1])
+                if sequence.status is PREEMPTED:
+                    return steps[:place]
+        return steps
+
+    def repeats(self, decode: tuple[Sequence, ...]) -> int:
+        """For how many iterations in a row the residents that decode have blocks."""
+        return iterations_until_shortage(self.pool, decode) if self.admission.grows else ENDLESS
+
+    def _extend(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for so many more cached tokens, if they are free."""
+        missing = self.pool.blocks_for(sequence.cached + tokens) - len(sequence.blocks)
+        if missing > self.pool.available:
             return False
-        sequence.blocks = self.pool.allocate(count)
+        if missing > 0:
+            sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later."""
+        self._release([sequence])
+        sequence.status, sequence.cached, sequence.recomputed = PREEMPTED, 0, sequence.generated
+        self.waiting.push(sequence)
+        self.preempted.append(sequence)
+        self.short = True
+
+    def _allocate(self, sequence: Sequence, chunk: int | None = None) -> bool:
+        """Make a sequence resident, if its blocks are free."""
+        if self.admission.blocks(sequence) > self.pool.available:
+            return False
+        sequence.blocks = self.pool.allocate(self.admission.first_blocks(sequence, chunk))
         sequence.status = PREFILL
         self.encoding.append(sequence)
         return True
@@ -104,6 +144,8 @@ class Ledger:
         finished = self._encode(step) if step.encode else []
         if step.decode:
             self.iterations += iterations
+            if iterations > 1 and self.admission.grows:
+                self.grow([(sequence, iterations) for sequence in step.decode])
         for sequence in step.decode:
             if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
                 continue
@@ -118,7 +160,10 @@ class Ledger:
         """End a sequence that made a stop token. On a pipeline that is known when later iterations of it have been
         booked already, the one that ends it by its length perhaps among them.
         """
-        if not sequence.finished:
+        if sequence.status is PREEMPTED:
+            self.waiting.remove([sequence])
+            sequence.status = FINISHED
+        elif not sequence.finished:
             self._finish([sequence])
 
     def _encode(self, step: Step) -> list[Sequence]:
@@ -126,11 +171,11 @@ class Ledger:
         completed = False
         for sequence, count in step.encode:
             sequence.cached += count
-            if sequence.encoded:
+            if sequence.to_prefill <= 0:
                 completed = True
                 sequence.status = DECODE
                 self.decoding.append(sequence)
-                sequence.generated = 0 if self.encoder_decoder else 1
+                sequence.generated = 0 if self.encoder_decoder else sequence.recomputed + 1
                 if sequence.generated >= sequence.max_output:
                     finished.append(sequence)
         if completed:

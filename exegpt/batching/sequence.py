@@ -45,6 +45,8 @@ class Sequence:
     """Tokens whose keys and values are in the cache."""
     generated: int = 0
     """Output tokens made."""
+    recomputed: int = 0
+    """Output tokens that a preemption made part of the prompt: the prefill computes them again."""
     blocks: list[int] = field(default_factory=list)
     """KV blocks. A finished row of a static batch holds its own to the batch's end."""
     ready_s: float = 0.0
@@ -56,6 +58,6 @@ class Sequence:
         return self.status is FINISHED
 
     @property
-    def encoded(self) -> bool:
-        """Whether its whole prompt is in the cache."""
-        return self.cached >= self.input_tokens
+    def to_prefill(self) -> int:
+        """Tokens of its prompt that aren't in the cache; after a preemption those of its output count among them."""
+        return self.input_tokens + self.recomputed - self.cached

@@ -1,6 +1,7 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
-from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.batching import Ledger, Step
+from exegpt.batching.sequence import DECODE
 from exegpt.policies.traits import Nearest, Traits
 
 
@@ -13,26 +14,27 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        decode = tuple(ledger.decoding[: self.max_num_batched_tokens])
-        budget = self.max_num_batched_tokens - len(decode)
-        encode = []
+        budget = self.max_num_batched_tokens
+        chunks = [(sequence, 1) for sequence in ledger.decoding[:budget]]
+        budget -= len(chunks)
         for sequence in ledger.encoding:
             if budget <= 0:
                 break
-            count = min(budget, sequence.input_tokens - sequence.cached)
-            encode.append((sequence, count))
-            budget -= count
+            chunks.append((sequence, min(budget, sequence.to_prefill)))
+            budget -= chunks[-1][1]
+        running = ledger.grow(chunks)
+        decode = tuple([sequence for sequence, _ in running if sequence.status is DECODE])
+        encode = running[len(decode) :]
         while budget > 0 and ledger.residents < self.max_num_seqs:
-            admitted = ledger.admit(1, now)
+            admitted = ledger.admit(1, now, budget)
             if not admitted:
                 break
-            count = min(budget, admitted[0].input_tokens)
-            encode.append((admitted[0], count))
-            budget -= count
+            encode.append((admitted[0], min(budget, admitted[0].to_prefill)))
+            budget -= encode[-1][1]
         if encode:
             return Step(tuple(encode), decode)
         room = budget > 0 and ledger.residents < self.max_num_seqs
-        return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
+        return Step(decode=decode, repeats=ledger.repeats(decode), arrivals=room) if decode else None
 
 
 TRAITS = Traits(
@@ -45,6 +47,7 @@ TRAITS = Traits(
     compiled=2,
     mixed=True,
     splits_prompts=True,
+    grows=True,
     complexity=0,
     mark="c",
     colour="#7a5aa8",

@@ -1,6 +1,6 @@
 """Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
 
-from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.batching import Ledger, Step
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import Schedule
 
@@ -16,12 +16,12 @@ class OrcaPolicy:
 
     def next_step(self, ledger: Ledger, now: float) -> Step | None:
         """The next iteration, or None while nothing can run."""
-        decode = tuple(ledger.decoding)
+        decode = tuple([sequence for sequence, _ in ledger.grow([(sequence, 1) for sequence in ledger.decoding])])
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode))
         admitted = ledger.admit(room, now) if room > 0 else []
         if admitted:
-            return Step(tuple((s, s.input_tokens) for s in admitted), decode)
-        return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
+            return Step(tuple((s, s.to_prefill) for s in admitted), decode)
+        return Step(decode=decode, repeats=ledger.repeats(decode), arrivals=room > 0) if decode else None
 
 
 def _nearest(schedule: Schedule) -> Nearest:
@@ -40,6 +40,7 @@ TRAITS = Traits(
     engines=("vllm",),
     compiled=1,
     mixed=True,
+    grows=True,
     complexity=1,
     mark="o",
     colour="#3b74b9",

@@ -69,6 +69,8 @@ class Traits:
     """Whether finished sequences leave at once; else batches are static, and leave together."""
     mixed: bool = False
     """Whether one iteration encodes and decodes."""
+    grows: bool = False
+    """Whether it asks for blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
     splits_prompts: bool = False
     """Whether a prompt may be encoded in several iterations, which an encoder's can't."""
     complexity: float = inf

@@ -191,10 +191,11 @@ class Driver:
         if not self.worker.transport:
             return
         decoding = [self.running[sequence.index] for sequence in micro_batch.decode]
+        encoding = [self.running[sequence.index] for sequence, _ in micro_batch.encode]
 
         def known() -> bool:
             self._hear()
-            return not any(one.short_of for one in decoding)
+            return not (any(one.short_of for one in decoding) or any(one.lacks_output for one in encoding))
 
         self.worker.transport.wait(known)
 

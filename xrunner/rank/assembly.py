@@ -44,6 +44,8 @@ class Running:
     """Tokens that an encoder-decoder caches before its output; see `Model.start`."""
     slot: int | None = None
     """Its row of the sampling state, while it runs with a repetition penalty."""
+    tabled: list[int] | None = None
+    """The blocks of which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Tokens of its prompt and output entered in that row so far."""
 
@@ -52,6 +54,23 @@ class Running:
         """Temperature, top-k, top-p, repetition penalty and seed."""
         request = self.request
         return request.temperature, request.top_k, request.top_p, request.repetition_penalty, request.own_seed
+
+    @property
+    def to_encode(self) -> Array:
+        """The prompt, and after a preemption the output that is computed again with it: int64 [tokens]"""
+        again = self.sequence.recomputed
+        return np.concatenate([self.prompt, self.output[:again]]).astype(np.int64) if again else self.prompt
+
+    @property
+    def lacks_output(self) -> bool:
+        """Whether tokens of the output that it computes again haven't come yet."""
+        return len(self.output) < self.sequence.recomputed
+
+    def update_table(self) -> None:
+        """Make the block table, if there is none or the sequence has other blocks than it was made of."""
+        blocks = self.sequence.blocks
+        if self.table is None or (self.tabled is not None and self.tabled is not blocks):
+            self.table, self.tabled = np.asarray(blocks, dtype=np.int32), blocks
 
     def enter(self) -> list[int]:
         """The tokens of prompt and output that the sampling state lacks; marks them as entered."""
@@ -97,6 +116,7 @@ class _Decoding:
     """Arrays that don't change while the same sequences are decoded."""
 
     sequences: tuple[Sequence, ...]
+    blocks: list[list[int]]
     running: list[Running]
     tables: Array
     """int32 [sequences, most blocks]"""
@@ -108,11 +128,11 @@ class _Decoding:
     """int32 [sequences], in an encoder-decoder"""
 
     @staticmethod
-    def of(sequences: tuple[Sequence, ...], running: list[Running]) -> "_Decoding":
+    def of(sequences: tuple[Sequence, ...], running: list[Running], blocks: list[list[int]]) -> "_Decoding":
         """The arrays of these sequences, which have their blocks."""
         starts = [np.array([len(request.prompt) for request in running], dtype=np.int32)] if running[0].start else []
         offsets = np.arange(len(running) + 1, dtype=np.int32)
-        return _Decoding(sequences, running, _tables(running), offsets, np.arange(len(running)), tuple(starts))
+        return _Decoding(sequences, blocks, running, _tables(running), offsets, np.arange(len(running)), tuple(starts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,14 +283,13 @@ class Assembler:
         begins = [sequence.cached for sequence, _ in micro_batch.encode]
         contexts = (counts + begins).tolist()
         for request in encoding:
-            if request.table is None:
-                request.table = np.asarray(request.sequence.blocks, dtype=np.int32)
+            request.update_table()
         spans = list(zip(encoding, begins, contexts, strict=True))
         positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
         tables, offsets = _tables(encoding), np.array([0, *counts.cumsum()], dtype=np.int32)
-        complete = [end == len(request.prompt) and not request.start for request, _, end in spans]
+        complete = [end == len(request.to_encode) and not request.start for request, _, end in spans]
         return _Part(
-            tokens=np.concatenate([request.prompt[begin:end] for request, begin, end in spans]),
+            tokens=np.concatenate([request.to_encode[begin:end] for request, begin, end in spans]),
             positions=positions,
             slots=self._slots(np.repeat(np.arange(len(counts)), counts), positions, tables),
             attention=(tables, offsets, np.array(contexts, dtype=np.int32)),
@@ -280,9 +299,12 @@ class Assembler:
 
     def _decoding(self, micro_batch: MicroBatch) -> _Part:
         decoding, sequences = self._batches.get(micro_batch.index), tuple(micro_batch.decode)
-        if decoding is None or decoding.sequences != sequences:
+        blocks = [sequence.blocks for sequence in sequences]  # other lists once they have grown: see `Ledger.grow`
+        if decoding is None or decoding.sequences != sequences or decoding.blocks != blocks:
             running = [self._running[sequence.index] for sequence in sequences]
-            decoding = self._batches[micro_batch.index] = _Decoding.of(sequences, running)
+            for request in running:
+                request.update_table()
+            decoding = self._batches[micro_batch.index] = _Decoding.of(sequences, running, blocks)
         places = [sequence.cached - sequence.finished for sequence in sequences]
         positions = np.array(places)
         contexts = (positions + 1).astype(np.int32)

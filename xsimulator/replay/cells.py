@@ -122,7 +122,7 @@ class Pipeline:
                 self._token[micro_batch.index] = out
             for sequence, count in micro_batch.encode:
                 encoded[sequence.index] = out
-                if sequence.cached + count >= sequence.input_tokens and sequence.max_output > 1:
+                if count >= sequence.to_prefill and sequence.max_output > sequence.recomputed + 1:
                     self._token[self.micro_batching.index(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
@@ -191,7 +191,7 @@ def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
     """What a stage's cost depends on: the prompts, how many decode, and their mean context."""
     chunks = None
     if micro_batch.encode:
-        completed = sum([s.cached + count >= s.input_tokens for s, count in micro_batch.encode])
+        completed = sum([count >= s.to_prefill for s, count in micro_batch.encode])
         counts, cached = [count for _, count in micro_batch.encode], [s.cached for s, _ in micro_batch.encode]
         chunks = Chunks(counts, cached, completed)
     decoding = len(micro_batch.decode)

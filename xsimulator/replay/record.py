@@ -19,15 +19,15 @@ class Record:
         self._first: list[float | None] = [None] * requests
 
     def start(self, step: Step, now: float) -> None:
-        """A step is decided at `now`: prompts that have nothing in the cache start."""
+        """A step is decided at `now`: prompts that it is the first to compute start."""
         for sequence, _ in step.encode:
-            if sequence.cached == 0:
+            if self._started[sequence.index] is None:
                 self._started[sequence.index] = now
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
         """A step has been run, and booked in the ledger."""
         for sequence, _ in step.encode:
-            if sequence.generated:
+            if sequence.generated and self._first[sequence.index] is None:
                 self._first[sequence.index] = ran.encoded[sequence.index]
         if self._encoder_decoder:
             for sequence in step.decode:
