@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from exegpt.batching.admission import Admission
 from exegpt.cluster import ClusterSpec, device_kind, parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec
@@ -310,3 +311,22 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def admission_rule(typed: str | None, policy: str | None, model: ModelSpec) -> Admission:
+    """The rule that --admission names; InputError for one that the policy, or all of them, don't have for a model."""
+    from exegpt.policies import TRAITS
+
+    if typed is None:
+        return "reserve"
+    check_choice(typed, ("reserve", "grow"), "--admission")
+    if typed == "reserve":
+        return "reserve"
+    growing = [name for name, traits in TRAITS.items() if traits.grows]
+    if model.encoder_layers:
+        raise InputError(
+            f"--admission grow is for decoder-only models, and '{model.name}' has an encoder: leave it out."
+        )
+    if policy is not None and policy not in growing:
+        raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
+    return "grow"

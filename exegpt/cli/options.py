@@ -43,6 +43,14 @@ ATTENTION = Annotated[
         "FlashInfer where it is installed and has the model's heads.",
     ),
 ]
+ADMISSION = Annotated[
+    str | None,
+    typer.Option(
+        "--admission",
+        help="reserve (default): a request waits until the KV blocks for all that it may need are free; grow: it gets "
+        "them as it needs them, and the last one is preempted where none are left (orca, chunked).",
+    ),
+]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")

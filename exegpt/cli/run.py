@@ -47,6 +47,10 @@ def run(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, max=10_000_000, help="Fix the token budget.")
     ] = None,
+    admission: options.ADMISSION = None,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks on each stage, fewer or more than the schedule's.")
+    ] = None,
     adjust: Annotated[
         float | None,
         typer.Option(
@@ -89,7 +93,7 @@ def run(
         "max_num_batched_tokens": max_num_batched_tokens,
     }
     typed = _Typed(
-        *(model, schedule, requests, out, resume, adapt, adjust, profile, no_profile),
+        *(model, schedule, requests, out, resume, adapt, adjust, admission, kv_blocks, profile, no_profile),
         *(skip_invalid, latency_bound, policy, fixed, columns, seed, device, attention, dtype, threads, report),
     )
     typed.check()
@@ -119,6 +123,8 @@ class _Typed:
     resume: bool
     adapt: bool
     adjust: float | None
+    admission: str | None
+    kv_blocks: int | None
     profile: str | None
     no_profile: bool
     skip_invalid: bool
@@ -144,13 +150,16 @@ class _Typed:
                 f"--no-profile leaves out what --profile '{self.profile}' doesn't do, to measure first: leave one of "
                 "them out."
             )
+        if self.adapt and self.admission == "grow":
+            raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
         if self.schedule:
             bound = None if self.latency_bound == "inf" else self.latency_bound
             _check_unsearched(self.schedule, self.policy, bound, self.fixed)
 
     def alike(self) -> dict[str, str]:
         """What must be the same on all ranks."""
-        names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "profile", "no_profile")
+        names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "admission", "kv_blocks")
+        names += ("profile", "no_profile")
         return {name: str(getattr(self, name)) for name in names}
 
     def read(self, ranks: "Ranks", device: "torch.device") -> tuple[Any, ...]:
@@ -215,7 +224,10 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
         setting = run_setting(directory, wanted, profile, shared, own, kind, run_dtype, attention)
         setting = replace(setting, assumptions=(*setting.assumptions, *why))
         try:
-            chosen = given or tuned_schedule(setting, typed.latency_bound, typed.policy, **typed.fixed)
+            grows = typed.admission == "grow" and not given
+            policy = typed.policy or (",".join(name for name in TRAITS if TRAITS[name].grows) if grows else None)
+            chosen = given or tuned_schedule(setting, typed.latency_bound, policy, **typed.fixed)
+            chosen = _with_cache(chosen, typed.admission, typed.kv_blocks)
         except Infeasible as error:  # an answer, which all ranks get
             return None, setting, str(error), error.lowest_latency_s
         if typed.adjust is not None and not TRAITS[chosen.policy].adjustable:
@@ -224,6 +236,16 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
 
     schedule, setting, reason, lowest_s = ranks.share(choose, inputs.Setting, Schedule)
     return _Asked(directory, schedule, setting, wanted, rejected, attention, version, reason, lowest_s), there
+
+
+def _with_cache(schedule: "Schedule", admission: str | None, kv_blocks: int | None) -> "Schedule":
+    """The schedule with the cache that was asked for."""
+    from exegpt.cli import inputs
+
+    rule = schedule.admission
+    if admission is not None:
+        rule = inputs.admission_rule(admission, schedule.policy, schedule.model.spec)
+    return replace(schedule, admission=rule, kv_blocks=kv_blocks or schedule.kv_blocks)
 
 
 def _refuse(asked: "_Asked", rank: int, seed: int, json: bool) -> None:

@@ -45,6 +45,7 @@ def simulate(
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="On each stage. Default: what fits into memory.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
+    admission: options.ADMISSION = None,
     dtype: options.DTYPE = None,
     engine: options.ENGINE = None,
     columns: options.COLUMNS = None,
@@ -75,6 +76,7 @@ def simulate(
         "--replicas": replicas,
         "--kv-blocks": kv_blocks,
         "--block-size": block_size,
+        "--admission": admission,
     }
     if schedule:
         others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
@@ -158,6 +160,8 @@ def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
 
     runs, notes = resident(schedule, profile)
+    if schedule.admission == "grow":
+        notes = (*notes, "the steady state reckons with admission by reserve: --replay follows grow")
     found = xsimulator.estimate(runs, profile)
     answer = Answer(
         to_dict(found), ESTIMATE_COLUMNS, estimate_rows(found, schedule), lambda: xsimulator.timeline(schedule, profile)

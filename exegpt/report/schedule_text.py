@@ -14,6 +14,8 @@ def variables_text(schedule: Schedule) -> str:
     own = {name: getattr(schedule, name) for name in VARIABLES}
     if schedule.encode_micro_batches == 1:
         own["encode_micro_batches"] = None
+    if schedule.admission != "reserve":
+        own["admission"] = schedule.admission
     return " ".join(f"{name}={value}" for name, value in own.items() if value) + f" on {stages_text(schedule)}"
 
 
