@@ -210,9 +210,9 @@ class Ledger:
             raise AssertionError(f"{len(held)} held + {self.pool.available} free blocks are not {self.pool.total}")
 
     def _release(self, sequences: list[Sequence]) -> None:
-        gone = set(map(id, sequences))
-        self.encoding = [s for s in self.encoding if id(s) not in gone]
-        self.decoding = [s for s in self.decoding if id(s) not in gone]
+        gone = set(sequences)
+        self.encoding = [s for s in self.encoding if s not in gone]
+        self.decoding = [s for s in self.decoding if s not in gone]
         for sequence in sequences:
             self.pool.free(sequence.blocks)
             sequence.blocks = []
