@@ -12,6 +12,7 @@ from exegpt.noun import Noun
 from exegpt.workload import Workload
 
 Bound = Literal["p99-length", "p99-queries"]
+StagePhase = Literal["both", "encode", "decode"]
 
 BLOCK_SIZE = 16
 """Default number of tokens per KV block."""
@@ -24,7 +25,7 @@ class Stage(Noun):
     devices: tuple[int, ...]
     """Global ranks in replica 0."""
     tp: int
-    phase: Literal["both", "encode", "decode"]
+    phase: StagePhase
     encoder_layers: tuple[int, int] | None
     decoder_layers: tuple[int, int] | None
 

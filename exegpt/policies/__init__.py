@@ -65,7 +65,7 @@ def checked(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy | DisaggregatedPolicy:
+def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
     """The policy that a schedule names, with its control variables.
 
     With an `adjustment`, those with a target pick batches that miss it by no more than this share, if they can (paper

@@ -3,6 +3,7 @@
 from exegpt.batching import Ledger, Step
 from exegpt.batching.sequence import DECODE
 from exegpt.policies.traits import Nearest, Traits
+from exegpt.schedule import StagePhase
 
 
 class ChunkedPolicy:
@@ -12,7 +13,7 @@ class ChunkedPolicy:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         budget = self.max_num_batched_tokens
         chunks = [(sequence, 1) for sequence in ledger.decoding[:budget]]

@@ -2,7 +2,7 @@
 
 from exegpt.batching import Ledger, Step
 from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 
 
 class OrcaPolicy:
@@ -14,7 +14,7 @@ class OrcaPolicy:
         self.max_num_seqs = max_num_seqs
         self.prefills_per_step = prefills_per_step
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         decode = tuple([sequence for sequence, _ in ledger.grow([(sequence, 1) for sequence in ledger.decoding])])
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode))

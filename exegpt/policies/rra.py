@@ -5,7 +5,7 @@ import math
 from exegpt.batching import Ledger, Sequence, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
 from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 
 
 class RRAPolicy:
@@ -20,7 +20,7 @@ class RRAPolicy:
         self._phase_ends = 0
         """The ledger's count of iterations at which this phase is over."""
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         if ledger.iterations >= self._phase_ends or not ledger.decoding:
             self._phase_ends = ledger.iterations + self.decode_iterations

@@ -2,7 +2,7 @@
 
 from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 
 
 class StaticPolicy:
@@ -11,7 +11,7 @@ class StaticPolicy:
     def __init__(self, batch: int):
         self.batch = batch
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         if ledger.decoding:
             return Step(decode=tuple(ledger.decoding), repeats=ENDLESS)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from exegpt.batching import Ledger, Step
 from exegpt.policies.adjustment import Adjustment
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
 """What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
@@ -19,13 +19,18 @@ may be left out. A target (B_D) follows from the others: schedules have it, sear
 class Policy(Protocol):
     """Decides the next iteration."""
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
-        """The next iteration at time `now` (seconds), or None while nothing can run before another request arrives."""
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next iteration at time `now` (seconds) on the stages of a phase, which are `both` unless the policy is
+        disaggregated. None while nothing can run there before another request or encoded batch arrives, or blocks are
+        freed.
+        """
 
 
 @runtime_checkable
-class DisaggregatedPolicy(Protocol):
-    """Decides for encoding and decoding stages, each when its first stage is free."""
+class DisaggregatedPolicy(Policy, Protocol):
+    """Decides for encoding and decoding stages, each when its first stage is free: its `next_step` for phase `encode`
+    or `decode`, by name.
+    """
 
     def next_encode(self, ledger: Ledger, now: float) -> Step | None:
         """The next batch to encode, or None while none can be."""
@@ -55,7 +60,7 @@ class Traits:
     """In a line of `exegpt list policies`."""
     variables: Mapping[str, Kind]
     """Its control variables by their names in a Schedule."""
-    make: Callable[[Schedule, Adjustment | None], Policy | DisaggregatedPolicy]
+    make: Callable[[Schedule, Adjustment | None], Policy]
     """The policy with a schedule's variables, and with an adjustment where it has a target."""
     nearest: Callable[[Schedule], Nearest] | None = None
     """A schedule as a token-budget engine comes nearest to it; None: it can't be exported."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
 from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 
 
 def most_underway(stages: int) -> int:
@@ -27,6 +27,10 @@ class WAAPolicy:
     def __init__(self, encode_batch: int, adjustment: Adjustment | None = None):
         self.encode_batch = encode_batch
         self.adjustment = adjustment
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next batch to encode, or the next decoding iteration: a WAA schedule has no stages of both phases."""
+        return self.next_decode(ledger, now) if phase == "decode" else self.next_encode(ledger, now)
 
     def next_encode(self, ledger: Ledger, now: float) -> Step | None:
         """The next batch to encode, or None while nobody waits or no blocks are free."""

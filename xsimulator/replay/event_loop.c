@@ -1,6 +1,7 @@
 /* The event simulator, compiled: one replica's requests through a policy's decisions, and when each one began, gave its
- * first token and finished. What is decided and booked is what exegpt/policies, event_simulator.py, cells.py and disaggregated.py decide
- * and book; tests/xsimulator/replay/test_compiled.py holds it to them request by request. event_loop.pyi says what it takes.
+ * first token and finished. What is decided and booked is what exegpt/policies, event_simulator.py, lanes.py and
+ * cells.py decide and book; tests/xsimulator/replay/test_compiled.py holds it to them request by request. event_loop.pyi
+ * says what it takes.
  *
  * A goodput search asks for a hundred thousand requests at a time, hundreds of times. */
 #include "event_pipeline.h"
@@ -61,7 +62,7 @@ static int broken(Watch *w, const Ledger *l, double now) {
     return 0;
 }
 
-/* ---- the loops (event_simulator.py, disaggregated.py) ---- */
+/* ---- the loops (event_simulator.py, lanes.py) ---- */
 
 typedef enum { DONE, BROKEN, STUCK } End;
 

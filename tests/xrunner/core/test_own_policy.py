@@ -9,6 +9,7 @@ from exegpt.errors import InputError
 from exegpt.models import load_model
 from exegpt.policies import TRAITS, Traits, register
 from exegpt.report.schedule_text import schedule_text
+from exegpt.schedule import StagePhase
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import profile
 from tests.xrunner.cells import LENGTHS, requests, schedule
@@ -26,7 +27,7 @@ class PrefillFirst:
         self.encode_batch = encode_batch
         self.max_num_seqs = max_num_seqs
 
-    def next_step(self, ledger: Ledger, now: float) -> Step | None:
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         room = min(self.encode_batch, self.max_num_seqs - ledger.residents)
         admitted = ledger.admit(room, now) if room > 0 else []
         if admitted:

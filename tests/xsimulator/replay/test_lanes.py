@@ -1,0 +1,71 @@
+"""Lanes: when each asks the policy, and in what order."""
+
+import itertools
+
+import pytest
+
+from exegpt.policies import make_policy
+from exegpt.workload import RequestLengths
+from tests.exegpt.nouns import schedule
+from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
+from xsimulator.replay.event_simulator import replay
+
+
+class Watched:
+    """A policy's decisions, each with its time and phase."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.decided = []
+
+    def next_step(self, ledger, now, phase="both"):
+        step = self.policy.next_step(ledger, now, phase)
+        self.decided.append((now, phase, step))
+        return step
+
+
+class Idle:
+    def next_step(self, ledger, now, phase="both"):
+        return None
+
+
+def decisions(monkeypatch, plan, requests):
+    """What a replay's policy was asked and decided."""
+    watched = Watched(make_policy(plan))
+    monkeypatch.setattr("xsimulator.replay.event_simulator.make_policy", lambda *_: watched)
+    run = replay(plan, PROFILE, requests)
+    assert len(run.served) == len(requests)
+    return watched.decided, run
+
+
+def test_one_lane_asks_for_both_phases(monkeypatch):
+    decided, _ = decisions(monkeypatch, schedule("orca"), [RequestLengths(20, 5, 0.01 * i) for i in range(9)])
+    assert {phase for _, phase, _ in decided} == {"both"}
+    assert all(a < b for (a, *_), (b, *_) in itertools.pairwise(decided))
+
+
+def test_lanes_decide_in_order_of_time_and_encode_first(monkeypatch):
+    requests = [RequestLengths(20 + i, 3 + i % 7, 0.004 * i) for i in range(30)]
+    decided, _ = decisions(monkeypatch, disaggregated(kv_blocks=12), requests)
+    asked = [(now, phase != "encode") for now, phase, _ in decided]
+    assert asked == sorted(asked)
+    assert {phase for _, phase, _ in decided} == {"encode", "decode"}
+    for _, phase, step in decided:
+        assert step is None or step.phase == phase
+
+
+def test_a_lane_that_waits_for_blocks_gets_them_at_the_end_of_the_step_that_frees_them(monkeypatch):
+    """Blocks for one request: each starts when the one before finishes, though it arrives at that very time."""
+    plan, request = disaggregated(kv_blocks=2), RequestLengths(20, 4)
+    freed = replay(plan, PROFILE, [request]).seconds
+    for arrival in (0.0, freed):
+        decided, run = decisions(monkeypatch, plan, [request, RequestLengths(20, 4, arrival)])
+        assert [s.start_s for s in run.served] == [0.0, freed]
+        assert [phase for now, phase, _ in decided if now == freed] == ["encode", "decode"]
+
+
+@pytest.mark.parametrize("plan", [schedule("orca"), disaggregated()], ids=["one lane", "two"])
+def test_a_policy_that_decides_nothing_is_an_error(plan, monkeypatch):
+    monkeypatch.setattr("xsimulator.replay.event_simulator.make_policy", lambda *_: Idle())
+    with pytest.raises(RuntimeError, match="never be admitted"):
+        replay(plan, PROFILE, [RequestLengths(20, 4, 1.0)])

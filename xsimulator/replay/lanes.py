@@ -1,0 +1,109 @@
+"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free.
+
+Where encoding and decoding are disaggregated (WAA), each has its lane, and decides whatever the other does. An encoded
+batch goes to the decoding lane through host memory, and joins at the first iteration after (docs/theory.md).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+from exegpt.batching import Ledger, Step
+from exegpt.policies import Policy
+from exegpt.policies.waa import most_underway
+from exegpt.schedule import StagePhase
+from xsimulator.replay.cells import Pipeline, Ran
+from xsimulator.replay.record import Record
+from xsimulator.steady.kv_transfer import kv_transfer_seconds
+from xsimulator.steady.scenario import Scenario
+
+
+class KVTransfer:
+    """Batches on their way from the encoding to the decoding lane: one after the other on the way to host memory and
+    one on the way back. Times in seconds.
+
+    No more than one batch waits before every encoding stage but the first: more would only hold blocks.
+    """
+
+    def __init__(self, scenario: Scenario):
+        self._scenario = scenario
+        self._arrived = 0.0
+        """When the last batch had reached the decoding lane."""
+        most = most_underway(len(scenario.encode.stages))
+        self._outs = deque([0.0] * most, maxlen=most)
+        """When the last batches left the encoding lane, as many as may be under way on it."""
+
+    def send(self, step: Step, ran: Ran) -> float:
+        """Set when an encoded batch is ready to decode; returns when the next one may be encoded."""
+        out, seconds = max(ran.encoded.values()), kv_transfer_seconds(self._scenario, step.tokens)
+        self._arrived = max(out + seconds, self._arrived + seconds / 2)
+        for sequence, _ in step.encode:
+            sequence.ready_s = self._arrived
+        self._outs.append(out)
+        return max(ran.next_s, self._outs[0])
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """A pipeline that runs one step after the other. Times in seconds.
+
+    A prefill is booked in the ledger when it is decided; decoding beside another lane when it ends, since that lane may
+    wait for the blocks it frees.
+    """
+
+    policy: Policy
+    ledger: Ledger
+    record: Record
+    pipeline: Pipeline
+    phase: StagePhase
+    transfer: KVTransfer
+    """The way to the lane that decodes what this one encodes, if another does."""
+    step_by_step: bool = False
+    at: float = 0.0
+    """When it decides or ends a step next; endless while it waits for another lane."""
+    waits: bool = False
+    """Whether it had nothing to run when it last decided."""
+    _running: tuple[Step, Ran] | None = field(default=None, init=False)
+    """What ends at `at`."""
+
+    @property
+    def event(self) -> tuple[float, int, "Lane"]:
+        """When it acts next; of all at the same time steps end first, then the lane that admits decides."""
+        return self.at, 0 if self._running else 2 if self.phase == "decode" else 1, self
+
+    def wake(self, now: float) -> tuple[float, int, "Lane"]:
+        """Decide at `now` if it waits; returns its event."""
+        if self.waits:
+            self.at = now
+        return self.event
+
+    def act(self, now: float, until: float) -> bool:
+        """End the running step, or run the next: alike iterations as long as another would be decided before `until`,
+        when another lane acts. Returns whether lanes that wait may now have something to run.
+        """
+        if self._running is None:
+            step = self.policy.next_step(self.ledger, now, self.phase)
+            self.waits = step is None
+            if step is None:
+                self.at = self._next_arrival(now)
+                return False
+            if step.arrivals:
+                until = min(until, self._next_arrival(now))
+            self.record.start(step, now)
+            ran = self.pipeline.run(step, now, 1 if self.step_by_step else step.repeats, until)
+            self.at = self.transfer.send(step, ran) if self.phase == "encode" else ran.next_s
+            if self.phase == "decode":
+                self._running = step, ran
+                return False
+        else:
+            (step, ran), self._running = self._running, None
+        finished = self.ledger.advance(step, iterations=ran.iterations)
+        self.record.book(step, ran, finished)
+        return bool(finished or step.encode)
+
+    def _next_arrival(self, now: float) -> float:
+        """When the next request, or the next encoded batch, arrives; endless where none does."""
+        if self.phase == "decode":
+            return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
+        arrival = self.ledger.waiting.next_arrival(now)
+        return inf if arrival is None else arrival
