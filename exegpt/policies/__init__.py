@@ -6,13 +6,12 @@ from exegpt.batching import BlockPool, Ledger, Order
 from exegpt.errors import InputError
 from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
-from exegpt.policies.traits import DisaggregatedPolicy, Policy, Traits
+from exegpt.policies.traits import Policy, Traits
 from exegpt.schedule import VARIABLES, Schedule
 from exegpt.workload import MAX_TOKENS
 
 __all__ = [
     "TRAITS",
-    "DisaggregatedPolicy",
     "Policy",
     "Traits",
     "checked",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from exegpt.batching import Ledger, Step
 from exegpt.policies.adjustment import Adjustment
@@ -24,19 +24,6 @@ class Policy(Protocol):
         disaggregated. None while nothing can run there before another request or encoded batch arrives, or blocks are
         freed.
         """
-
-
-@runtime_checkable
-class DisaggregatedPolicy(Policy, Protocol):
-    """Decides for encoding and decoding stages, each when its first stage is free: its `next_step` for phase `encode`
-    or `decode`, by name.
-    """
-
-    def next_encode(self, ledger: Ledger, now: float) -> Step | None:
-        """The next batch to encode, or None while none can be."""
-
-    def next_decode(self, ledger: Ledger, now: float) -> Step | None:
-        """The next decoding iteration, or None while nothing can be decoded."""
 
 
 @dataclass(frozen=True)
