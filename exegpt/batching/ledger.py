@@ -151,7 +151,7 @@ class Ledger:
                 continue
             sequence.cached += iterations
             sequence.generated += iterations
-            if sequence.generated >= sequence.max_output:
+            if sequence.generated >= sequence.ends:
                 finished.append(sequence)
         self._finish(finished)
         return finished
@@ -176,7 +176,7 @@ class Ledger:
                 sequence.status = DECODE
                 self.decoding.append(sequence)
                 sequence.generated = 0 if self.encoder_decoder else sequence.recomputed + 1
-                if sequence.generated >= sequence.max_output:
+                if sequence.generated >= sequence.ends:
                     finished.append(sequence)
         if completed:
             self.encoding = [sequence for sequence in self.encoding if sequence.status is PREFILL]

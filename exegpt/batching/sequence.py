@@ -39,6 +39,8 @@ class Sequence:
     input_tokens: int
     max_output: int
     arrival_s: float = 0.0
+    ends: int = 0
+    """Output tokens after which it ends unannounced, as by a stop token; 0: it makes `max_output`."""
     # filled by the ledger
     status: Status = WAITING
     cached: int = 0
@@ -51,6 +53,9 @@ class Sequence:
     """KV blocks. A finished row of a static batch holds its own to the batch's end."""
     ready_s: float = 0.0
     """When the decoding side has its keys and values, where prefill and decode are disaggregated."""
+
+    def __post_init__(self) -> None:
+        self.ends = self.ends or self.max_output
 
     @property
     def finished(self) -> bool:

@@ -35,7 +35,9 @@ def execute(
     engine, alone = Engine(model, schedule), Ranks()
     before = slowdown_now(profile, model, alone)
     report = engine.run(requests, on_finish)
-    return compare(schedule, profile, report, slowdown=least(before, slowdown_now(profile, model, alone)))
+    return compare(
+        schedule, profile, report, slowdown=least(before, slowdown_now(profile, model, alone)), requests=requests
+    )
 
 
 def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":
@@ -68,9 +70,10 @@ def compare(
     report: "RunReport",
     adjustment: float | None = None,
     slowdown: "Slowdown | None" = None,
+    requests: Sequence[Request] = (),
 ) -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
-    machine's speed then.
+    machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed.
     """
     import xsimulator
     from xprofiler.rates import rescaled
@@ -81,7 +84,8 @@ def compare(
         profile = rescaled(profile, schedule.model.spec, slowdown)
     done = sorted(report.served, key=lambda s: s.index)
     lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
-    predicted = replay(schedule, profile, lengths, adjustment=adjustment)
+    caps = [requests[s.index].max_tokens for s in done] if requests else None
+    predicted = replay(schedule, profile, lengths, adjustment=adjustment, caps=caps)
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s

@@ -475,7 +475,9 @@ def _run(
         if file and not engine.leads:
             file.leave()
     engine.close()
-    return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown) if engine.leads else None
+    if not engine.leads:
+        return None
+    return compare(asked.schedule, asked.setting.profile, report, adjust, slowdown, left)
 
 
 def run_fingerprint(directory: Path, schedule: "Schedule", requests: "Sequence[Request | Result]") -> str:

@@ -150,3 +150,14 @@ def test_with_enough_blocks_both_rules_are_one():
 def test_policies_that_cannot_grow_say_so(policy):
     with pytest.raises(InputError, match="Admission 'grow' isn't there for policy"):
         make_ledger(schedule(policy, admission="grow"), fcfs)
+
+
+def test_outputs_that_end_sooner_than_they_may_reserve_what_they_may_need():
+    """Four times the output: reserving holds a fourth of the batch, growing holds it all."""
+    requests = [RequestLengths(8, 12, 0.0) for _ in range(40)]
+    plans = {rule: schedule("orca", kv_blocks=16, max_num_seqs=40, admission=rule) for rule in ("reserve", "grow")}
+    told = {rule: replay(plan, profile(), requests, timeline=False, caps=[48] * 40) for rule, plan in plans.items()}
+    known = replay(plans["reserve"], profile(), requests, timeline=False)
+    assert all([one.output_tokens for one in done.served] == [12] * 40 for done in told.values())
+    assert told["reserve"].seconds > 1.2 * known.seconds
+    assert told["grow"].seconds < 1.2 * known.seconds

@@ -122,7 +122,7 @@ class Pipeline:
                 self._token[micro_batch.index] = out
             for sequence, count in micro_batch.encode:
                 encoded[sequence.index] = out
-                if count >= sequence.to_prefill and sequence.max_output > sequence.recomputed + 1:
+                if count >= sequence.to_prefill and sequence.ends > sequence.recomputed + 1:
                     self._token[self.micro_batching.index(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
@@ -138,7 +138,7 @@ class Pipeline:
         shapes = []
         for micro_batch in micro_batches:
             live = [s for s in micro_batch.decode if s.status is not FINISHED]
-            most = min([most, *[s.max_output - s.generated for s in live]])
+            most = min([most, *[s.ends - s.generated for s in live]])
             # A finished row of a static batch is computed again at its last position.
             shapes.append((len(micro_batch.decode), sum([s.cached for s in micro_batch.decode]) + len(live), len(live)))
         if self._pace and until < np.inf:

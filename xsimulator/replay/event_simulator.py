@@ -48,22 +48,24 @@ def replay(
     timeline: bool = True,
     step_by_step: bool = False,
     adjustment: float | None = None,
+    caps: Items[int] | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
-    iteration alone: the same result, slower. `adjustment` as in `make_policy`. Raises InputError for a request that the
-    KV cache could not hold.
+    iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the outputs that requests allow,
+    where they end sooner, unannounced. Raises InputError for a request that the KV cache could not hold.
     """
+    most = caps or [request.output for request in requests]
     scenario = Scenario.of(schedule, profile, None, "exact", True)
     micro_batches = schedule.micro_batches or len(scenario.decode.stages)
     micro_batching = MicroBatching(micro_batches, schedule.encode_micro_batches, schedule.replicas)
     record = Record(len(requests), micro_batching.index, scenario.encoder_decoder)
     pipelines: list[Pipeline] = []
     busy: list[float] = []
-    for r, own in enumerate(deal([(r.input, r.output) for r in requests], schedule.replicas)):
+    for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
         policy, ledger = make_policy(schedule, adjustment), make_ledger(schedule, fcfs)
-        ledger.submit(Sequence(i, requests[i].input, requests[i].output, requests[i].arrival_s) for i in own)
+        ledger.submit(_sequence(i, requests[i], most[i]) for i in own)
         sides = _sides(scenario, micro_batching, timeline, r)
         transfer = KVTransfer(scenario)
         _follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
@@ -75,6 +77,10 @@ def replay(
     share = tuple(b / seconds if seconds else 0.0 for b in busy)
     estimate = summarise(served, seconds, schedule.bound, utilisation=share)
     return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate)
+
+
+def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:
+    return Sequence(index, request.input, cap, request.arrival_s, ends=request.output)
 
 
 def _sides(
