@@ -41,9 +41,9 @@ class Ledger:
         self.iterations = 0
         """Decoding iterations booked so far."""
         self.preempted: list[Sequence] = []
-        """Sequences that have been preempted, in order; whoever reads them empties the list."""
-        self.short = False
-        """Whether the step that is being decided has preempted a sequence: it admits none then."""
+        """Sequences that the step that is being decided has preempted, in order; it admits none then."""
+        self.preemptions = 0
+        """How many so far."""
 
     @property
     def resident(self) -> list[Sequence]:
@@ -73,7 +73,7 @@ class Ledger:
         step has room for, if not all.
         """
         admitted: list[Sequence] = []
-        while len(admitted) < most and not self.short:
+        while len(admitted) < most and not self.preempted:
             sequence = self.waiting.peek(now)
             if sequence is None or not self._allocate(sequence, chunk):
                 break
@@ -95,7 +95,7 @@ class Ledger:
         """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
         While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
         """
-        self.short = False
+        self.preempted.clear()
         if not self.admission.grows:
             return steps
         for place, (sequence, tokens) in enumerate(steps):
@@ -126,7 +126,7 @@ class Ledger:
         sequence.status, sequence.cached, sequence.recomputed = PREEMPTED, 0, sequence.generated
         self.waiting.push(sequence)
         self.preempted.append(sequence)
-        self.short = True
+        self.preemptions += 1
 
     def _allocate(self, sequence: Sequence, chunk: int | None = None) -> bool:
         """Make a sequence resident, if its blocks are free."""

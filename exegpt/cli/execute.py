@@ -105,6 +105,8 @@ def compare(
         measured_timeline=report.timeline,
         predicted_timeline=predicted.timeline,
         changes=report.changes,
+        preemptions=report.preemptions,
+        predicted_preemptions=predicted.preemptions,
         slowdown=(slowdown.compute, slowdown.read, slowdown.stream) if slowdown else (1.0, 1.0, 1.0),
     )
 

@@ -513,6 +513,8 @@ def _print(done: "Comparison", setting: "Setting", checked: str) -> None:
     for text in setting.assumptions:
         output.note(f"· {text}")
     output.table(COMPARISON_COLUMNS, comparison_rows([done]), schedule_text(done.schedule))
+    if done.schedule.admission == "grow":
+        output.note(f"· {done.preemptions:,} preemptions, {done.predicted_preemptions:,} predicted")
     for change in done.changes:
         paused = f"{'layers moved' if change.moved else 'another cache'}, {output.seconds(change.pause_s)} without work"
         how = paused if change.pause_s else "without a pause"

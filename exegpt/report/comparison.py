@@ -43,6 +43,8 @@ class Comparison:
     predicted_timeline: Timeline
     changes: "tuple[Change, ...]" = ()
     """Schedules that took over while it ran; what is predicted is of the first."""
+    preemptions: int = 0
+    predicted_preemptions: int = 0
     slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """How many times as long computing, reading weights and streams took around the run as when the profile was taken;
     predictions are scaled by them. See `xprofiler.rates.Slowdown`."""
@@ -80,6 +82,7 @@ class Comparison:
             "predicted_steady": to_dict(self.steady),
             "error": self.error(),
             "slowdown": dict(zip(("compute", "read", "stream"), self.slowdown, strict=True)),
+            "preemptions": {"measured": self.preemptions, "predicted": self.predicted_preemptions},
             "changes": [to_dict(change) for change in self.changes],
         }
 

@@ -78,7 +78,10 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused
         spans += report.timeline.spans
         changes += report.changes
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
-    return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes))
+    preemptions = sum(report.preemptions for report in reports)
+    return RunReport(
+        *(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes)), preemptions=preemptions
+    )
 
 
 def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:

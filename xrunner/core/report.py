@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from exegpt.request import Result
 from exegpt.served import Served
@@ -30,15 +31,19 @@ class RunReport:
     """Places of the requests that are to go on under another engine."""
     moving: Change | None = None
     """The schedule of that engine."""
+    preemptions: int = 0
 
     @staticmethod
     def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
         """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
-        own = (worker.spans, driver.served, driver.left) if driver else (worker.spans, [], [])
+        own: tuple[Any, ...] = (worker.spans, [], [], 0)
+        if driver:
+            own = (worker.spans, driver.served, driver.left, driver.ledger.preemptions)
         parts = ranks.gather(own, Place(worker.place.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
-        served = sorted((s for _, part, _ in parts for s in part), key=lambda s: s.finish_s)
-        left = tuple(sorted(place for *_, part in parts for place in part))
+        served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)
+        left = tuple(sorted(place for _, _, part, _ in parts for place in part))
         timeline = Timeline("measured", tuple(spans))
         changes, moving = (tuple(driver.changes), driver.moving) if driver else ((), None)
-        return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, changes, left, moving)
+        preemptions = sum(count for *_, count in parts)
+        return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, changes, left, moving, preemptions)

@@ -39,6 +39,7 @@ class Replay:
     seconds: float
     """Until the last piece of work was done."""
     estimate: Estimate
+    preemptions: int = 0
 
 
 def replay(
@@ -53,8 +54,8 @@ def replay(
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
-    iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the outputs that requests allow,
-    where they end sooner, unannounced. Raises InputError for a request that the KV cache could not hold.
+    iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the output tokens that
+    requests allow, where they end sooner, unannounced. Raises InputError for one that the KV cache could not hold.
     """
     most = caps or [request.output for request in requests]
     scenario = Scenario.of(schedule, profile, None, "exact", True)
@@ -63,6 +64,7 @@ def replay(
     record = Record(len(requests), micro_batching.index, scenario.encoder_decoder)
     pipelines: list[Pipeline] = []
     busy: list[float] = []
+    preemptions = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
         policy, ledger = make_policy(schedule, adjustment), make_ledger(schedule, fcfs)
         ledger.submit(_sequence(i, requests[i], most[i]) for i in own)
@@ -71,12 +73,13 @@ def replay(
         _follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
         pipelines += sides.values()
         busy += _by_rank(schedule, sides.values())
+        preemptions += ledger.preemptions
     seconds = max(pipeline.seconds for pipeline in pipelines)
     served = tuple(sorted(record.served, key=lambda s: (s.finish_s, s.index)))
     spans = sorted((span for p in pipelines for span in p.spans or ()), key=lambda span: span.start_s)
     share = tuple(b / seconds if seconds else 0.0 for b in busy)
     estimate = summarise(served, seconds, schedule.bound, utilisation=share)
-    return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate)
+    return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate, preemptions)
 
 
 def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:

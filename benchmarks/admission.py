@@ -1,0 +1,124 @@
+"""Admission by *reserve* and by *grow* where outputs are unknown: `max_tokens` is four times what a request makes before
+its stop token. Measured and predicted, with a cache of a half and of an eighth of what the batch reserves.
+
+    python -m benchmarks.admission
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exegpt.batching.admission import most_cached
+from exegpt.cli.demo import create_demo_model
+from exegpt.cli.engine import engine_schedule
+from exegpt.cli.execute import execute
+from exegpt.cli.inputs import Setting, find_setting, set_threads
+from exegpt.models import Model, load_model
+from exegpt.request import Request
+from exegpt.schedule import BLOCK_SIZE, Schedule
+from exegpt.workload import RequestLengths
+from xprofiler import machine, store
+from xprofiler.measure import measure_profile
+from xrunner.core.engine import Engine
+from xrunner.core.requests import random_requests
+
+CAP = 4
+"""`max_tokens` over the output's length."""
+SHARES = (2, 8)
+"""The cache is what the batch reserves, divided by these."""
+RESIDENTS = 32
+INPUTS, OUTPUTS = (16, 160), (16, 80)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule with one cache: a run beside its replay."""
+
+    rule: str
+    kv_blocks: int
+    measured_tok_s: float
+    predicted_tok_s: float
+    preemptions: int
+    predicted_preemptions: int
+
+
+def stopping(model: Model, schedule: Schedule, number: int, seed: int) -> tuple[Model, list[Request]]:
+    """A model with stop tokens, and requests that they end after a fourth of what these may make.
+
+    Greedy tokens don't depend on the batch, so a first run tells where each request comes to a stop token.
+    """
+    import random
+
+    draw = random.Random(seed)
+    lengths = [RequestLengths(draw.randint(*INPUTS), OUTPUTS[1]) for _ in range(number)]
+    requests = random_requests(lengths, model.spec.vocab, seed)
+    whole = {result.id: result.output_ids for result in Engine(model, schedule).run(requests).results}
+    stops = {whole[request.id][draw.randint(*OUTPUTS) - 1] for request in requests}
+    ended = []
+    for request in requests:
+        places = [i for i, token in enumerate(whole[request.id]) if token in stops]
+        ended.append(replace(request, max_tokens=CAP * (places[0] + 1), ignore_eos=False))
+    return replace(model, eos=frozenset(stops)), ended
+
+
+def rows(model: Model, setting: Setting, number: int, runs: int, seed: int) -> list[Row]:
+    """Both rules with every cache, in turns; the run of median throughput of each."""
+    whole = engine_schedule(setting, "chunked", 1, None, BLOCK_SIZE, max_num_seqs=RESIDENTS, max_num_batched_tokens=256)
+    ending, requests = stopping(model, whole, number, seed)
+    reserved = [-(-most_cached(len(r.prompt_ids), r.max_tokens, False) // BLOCK_SIZE) for r in requests]
+    mean = sum(reserved) / len(reserved)
+    cells = [
+        replace(whole, kv_blocks=max(max(reserved), int(RESIDENTS * mean / share)), admission=rule)
+        for share in SHARES
+        for rule in ("reserve", "grow")
+    ]
+    done = [[execute(ending, cell, setting.profile, requests) for cell in cells] for _ in range(runs)]
+    medians = [sorted(column, key=lambda one: one.seconds)[runs // 2] for column in zip(*done, strict=True)]
+    return [
+        Row(
+            one.schedule.admission,
+            one.schedule.kv_blocks,
+            one.measured.throughput_tok_s,
+            one.predicted.throughput_tok_s,
+            one.preemptions,
+            one.predicted_preemptions,
+        )
+        for one in medians
+    ]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    set_threads(asked.threads)
+    directory = create_demo_model(asked.dir, 0)
+    setting = find_setting(str(directory), "local", "100/50", None)
+    if store.find(setting.model, "fp32", machine.provenance()) is None:
+        print("measuring the model's layers", file=sys.stderr)
+        measure_profile(directory)
+        setting = find_setting(str(directory), "local", "100/50", None)
+    table = rows(load_model(directory), setting, asked.requests, asked.runs, asked.seed)
+    if asked.json:
+        return print(json.dumps([vars(row) for row in table]))
+    print(
+        f"{'admission':10} {'blocks':>7} {'tok/s':>7} {'predicted':>10} {'error':>7} {'preempted':>10} {'predicted':>10}"
+    )
+    for row in table:
+        error = (row.measured_tok_s - row.predicted_tok_s) / row.measured_tok_s
+        figures = f"{row.kv_blocks:7,} {row.measured_tok_s:7,.0f} {row.predicted_tok_s:10,.0f} {error:+7.1%}"
+        print(f"{row.rule:10} {figures} {row.preemptions:10,} {row.predicted_preemptions:10,}")
+    for reserve, grow in zip(table[::2], table[1::2], strict=True):
+        print(f"{reserve.kv_blocks:,} blocks: grow {grow.measured_tok_s / reserve.measured_tok_s:.2f} times reserve")
+
+
+if __name__ == "__main__":
+    main()
