@@ -20,7 +20,7 @@ from xrunner.comm import direct, staged
 from xrunner.comm.direct import pairs
 from xrunner.comm.place import Place, ranks_needed
 from xrunner.comm.transport import CACHE, STATES
-from xrunner.core import engine
+from xrunner.core import joining
 from xrunner.core.engine import Engine
 
 
@@ -106,11 +106,11 @@ class Together:
 def chosen(monkeypatch, ranks):
     made = []
     monkeypatch.setattr(direct, "DirectTransport", lambda *given: made.append("direct"))
-    monkeypatch.setattr(engine, "StagedTransport", lambda *given: made.append("staged"))
+    monkeypatch.setattr(joining, "StagedTransport", lambda *given: made.append("staged"))
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
     gpu = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=0))
-    engine.make_transport(ranks, Place(schedule(spec, "rra", (1, 1)), 0), gpu)
+    joining.make_transport(ranks, Place(schedule(spec, "rra", (1, 1)), 0), gpu)
     return made[0]
 
 
