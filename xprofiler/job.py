@@ -18,6 +18,7 @@ from xprofiler import machine, store
 from xprofiler.cluster import found_cluster
 from xprofiler.measure import Progress, measure_job
 from xprofiler.points import FEW, FULL, Points
+from xrunner.comm import group_sum
 from xrunner.comm.ranks import Ranks
 
 
@@ -61,8 +62,10 @@ def keep(
 
 
 def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, points: Points, attention: str) -> Path:
-    facts = store.facts(device, points, attention=attention)
-    return store.path_for(spec, dtype, facts | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"})
+    facts = store.facts(device, points, attention=attention) | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
+    if not group_sum.wanted():
+        facts["symmetric memory"] = "off"
+    return store.path_for(spec, dtype, facts)
 
 
 def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[Job, ...]:

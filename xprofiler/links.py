@@ -14,6 +14,7 @@ import torch
 from exegpt.errors import InputError
 from exegpt.models.device import identity
 from xprofiler.timing import Timing, of_times, timed
+from xrunner.comm.group_sum import LIMIT_BYTES, GroupSum
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import summed
 
@@ -52,8 +53,6 @@ class HostLinks:
 class DirectLinks:
     """Tensors go from device to device by torch.distributed. All ranks construct it at once."""
 
-    how = "NCCL between GPUs"
-
     def __init__(self, ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device, backend: str = "nccl"):
         import torch.distributed as dist
 
@@ -62,6 +61,15 @@ class DirectLinks:
         join(ranks, backend)
         self._ranks, self._backend, self.device = ranks, backend, device
         self._pairs = {pair: dist.new_group(list(pair), backend=backend) for pair in pairs}
+        self._symmetric: list[int] = []
+        """Degrees at which small sums go by symmetric memory."""
+
+    @property
+    def how(self) -> str:
+        """What moves the tensors, with the sums of the degrees that `all_reduce` has been called for."""
+        small = f", all-reduces up to {LIMIT_BYTES // 2**20} MiB by symmetric memory at degrees"
+        degrees = ", ".join(map(str, self._symmetric))
+        return "NCCL between GPUs" + (f"{small} {degrees}" if degrees else "")
 
     def all_reduce(self, tp: int) -> Reduce | None:
         """The sum over this rank's group of `tp` neighbours on its node, None for a rank without a full group; all must
@@ -76,10 +84,9 @@ class DirectLinks:
                 group = dist.new_group(list(members), backend=self._backend)
                 mine = group if self._ranks.rank in members else mine
 
-        def reduce(x: torch.Tensor) -> torch.Tensor:
-            dist.all_reduce(x, group=mine)
-            return x
-
+        reduce = GroupSum(self._ranks, mine, self.device)
+        if reduce.symmetric:
+            self._symmetric.append(tp)
         return reduce if mine is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:

@@ -87,6 +87,7 @@ def measure_job(
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
     links = make_links(ranks, tuple(pairs(ranks).values()), device)
+    reduces = {tp: links.all_reduce(tp) for tp in degrees[1:]}
     facts = store.facts(device, points, attention=attention) | _job_facts(ranks, links)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
@@ -105,7 +106,7 @@ def measure_job(
         layers = None if ranks.size == 1 else cold_layers(spec, dtype, tp)
         return load_model(source, dtype, layers, shard, device=device, attention=attention)
 
-    measured = _measure(load, spec, dtype, degrees, recorder, ranks, links, facts, points)
+    measured = _measure(load, spec, dtype, reduces, recorder, ranks, links, facts, points)
     if ranks.size == 1:
         store.save(measured.profile, spec, facts)
     if ranks.rank == 0:
@@ -153,14 +154,14 @@ def _measure(
     load: Callable[[int], Model],
     spec: ModelSpec,
     dtype: str,
-    degrees: tuple[int, ...],
+    reduces: dict[int, Reduce | None],
     recorder: Recorder,
     ranks: Ranks,
     links: Links,
     facts: dict[str, str],
     points: Points,
 ) -> Measured:
-    """Time every point and compile the Profile."""
+    """Time every point and compile the Profile. `reduces`: the all-reduce of each tensor-parallel degree above 1."""
     for turn in range(points.passes):
         measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
@@ -168,8 +169,8 @@ def _measure(
     unsharded, overhead = _whole(model, recorder, points)
     tables = [unsharded]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
-    for tp in degrees[1:]:
-        decoder, encoder, reduced = _shard(load(tp), recorder, points, links, links.all_reduce(tp))
+    for tp, reduce in reduces.items():
+        decoder, encoder, reduced = _shard(load(tp), recorder, points, links, reduce)
         tables.append(replace(unsharded, tp=tp, decoder=decoder, encoder=encoder))
         intra = link(reduced, share=2 * (tp - 1) / tp)
     profile = Profile(

@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xprofiler import links
+from exegpt.builtin_models import builtin_model
+from xprofiler import job, links
 from xprofiler.cluster import found_cluster
+from xprofiler.points import FULL
+from xrunner.comm import direct
 from xrunner.comm.ranks import Agreed, Ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -54,6 +57,34 @@ def test_gpus_without_nccl_are_refused(gpus, monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(links.InputError, match=r"has no NCCL.*profile one GPU with one rank"):
         links.make_links(Two("GPU-b"), (), GPU)
+
+
+def test_the_transport_names_the_degrees_whose_small_sums_go_by_symmetric_memory(monkeypatch):
+    monkeypatch.setattr(direct, "join", lambda ranks, backend: None)
+    monkeypatch.setattr(dist, "new_group", lambda members, backend: members)
+    groups = []
+
+    def group_sum(ranks, group, device):
+        groups.append(group)
+        return SimpleNamespace(symmetric=len(group) != 4)
+
+    monkeypatch.setattr(links, "GroupSum", group_sum)
+    ranks = SimpleNamespace(rank=5, nodes=(tuple(range(8)),))
+    ways = links.DirectLinks(ranks, (), GPU)
+    assert ways.how == "NCCL between GPUs"
+    assert all(ways.all_reduce(tp) for tp in (2, 4, 8)) and groups == [[4, 5], [4, 5, 6, 7], list(range(8))]
+    assert ways.how == "NCCL between GPUs, all-reduces up to 1 MiB by symmetric memory at degrees 2, 8"
+
+
+def test_a_jobs_profile_without_symmetric_memory_is_kept_apart(monkeypatch):
+    def path():
+        return job._path(builtin_model("llama-3.1-8b"), "bf16", Two("GPU-b"), CPU, FULL, "triton")
+
+    paths = [path()]
+    for value in ("1", "0"):
+        monkeypatch.setenv("EXEGPT_SYMM_MEM", value)
+        paths.append(path())
+    assert paths[0] == paths[1] != paths[2]
 
 
 def test_calls_are_queued_at_once_and_timed_from_the_second_on(monkeypatch):

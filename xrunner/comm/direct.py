@@ -21,6 +21,7 @@ import torch.distributed as dist
 from exegpt.errors import InputError
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
+from xrunner.comm.group_sum import GroupSum
 from xrunner.comm.kv_transfer import routes
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
@@ -69,6 +70,7 @@ class DirectTransport(Transport):
             groups = {ranks_: dist.new_group(ranks_, backend=backend) for ranks_ in sorted({p.group for p in places})}
             self._group_communicator = groups[places[ranks.rank].group]
             self._connect(pairs(places, spec), places[ranks.rank], gpu.device)
+            self._sum = GroupSum(ranks, self._group_communicator, gpu.device)
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
@@ -107,9 +109,7 @@ class DirectTransport(Transport):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of [rows, hidden] over the group, queued like a kernel."""
         self._progress_all()
-        if dist.get_world_size(self._group_communicator) > 1:
-            dist.all_reduce(x, group=self._group_communicator)
-        return x
+        return self._sum(x)
 
     def progress(self) -> None:
         """Advance the sends in progress and drop the completed ones."""
