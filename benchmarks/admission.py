@@ -1,5 +1,5 @@
-"""Admission by *reserve* and by *grow* where outputs are unknown: `max_tokens` is four times what a request makes before
-its stop token. Measured and predicted, with a cache of a half and of an eighth of what the batch reserves.
+"""Admission by *reserve* and by *grow* where outputs are unknown: `max_tokens` is four times what a request makes
+before its stop token. Measured and predicted, with a cache of a half and of an eighth of what the batch reserves.
 
     python -m benchmarks.admission
 """
@@ -109,9 +109,8 @@ def main() -> None:
     table = rows(load_model(directory), setting, asked.requests, asked.runs, asked.seed)
     if asked.json:
         return print(json.dumps([vars(row) for row in table]))
-    print(
-        f"{'admission':10} {'blocks':>7} {'tok/s':>7} {'predicted':>10} {'error':>7} {'preempted':>10} {'predicted':>10}"
-    )
+    names = ("admission", "blocks", "tok/s", "predicted", "error", "preempted", "predicted")
+    print("{:10} {:>7} {:>7} {:>10} {:>7} {:>10} {:>10}".format(*names))
     for row in table:
         error = (row.measured_tok_s - row.predicted_tok_s) / row.measured_tok_s
         figures = f"{row.kv_blocks:7,} {row.measured_tok_s:7,.0f} {row.predicted_tok_s:10,.0f} {error:+7.1%}"
