@@ -91,11 +91,20 @@ class Ledger:
         self.waiting.remove(admitted)
         return admitted
 
+    def grow_decoding(self, most: int = ENDLESS) -> tuple[Sequence, ...]:
+        """The first so many decoding residents, each with a block for one more token: a step begins with them. See
+        `grow`.
+        """
+        self.preempted.clear()
+        decode = self.decoding if most >= len(self.decoding) else self.decoding[:most]
+        if not self.admission.grows:
+            return tuple(decode)
+        return tuple([sequence for sequence, _ in self.grow([(sequence, 1) for sequence in decode])])
+
     def grow(self, steps: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
         While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
         """
-        self.preempted.clear()
         if not self.admission.grows:
             return steps
         for place, (sequence, tokens) in enumerate(steps):

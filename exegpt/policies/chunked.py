@@ -1,7 +1,6 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
 from exegpt.batching import Ledger, Step
-from exegpt.batching.sequence import DECODE
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import StagePhase
 
@@ -15,17 +14,14 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
-        budget = self.max_num_batched_tokens
-        chunks = [(sequence, 1) for sequence in ledger.decoding[:budget]]
-        budget -= len(chunks)
+        decode = ledger.grow_decoding(self.max_num_batched_tokens)
+        budget, chunks = self.max_num_batched_tokens - len(decode), []
         for sequence in ledger.encoding:
             if budget <= 0:
                 break
             chunks.append((sequence, min(budget, sequence.to_prefill)))
             budget -= chunks[-1][1]
-        running = ledger.grow(chunks)
-        decode = tuple([sequence for sequence, _ in running if sequence.status is DECODE])
-        encode = running[len(decode) :]
+        encode = ledger.grow(chunks)
         while budget > 0 and ledger.residents < self.max_num_seqs:
             admitted = ledger.admit(1, now, budget)
             if not admitted:

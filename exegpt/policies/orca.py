@@ -16,7 +16,7 @@ class OrcaPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
-        decode = tuple([sequence for sequence, _ in ledger.grow([(sequence, 1) for sequence in ledger.decoding])])
+        decode = ledger.grow_decoding()
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode))
         admitted = ledger.admit(room, now) if room > 0 else []
         if admitted:
