@@ -133,6 +133,7 @@ class Ledger:
         """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later."""
         self._release([sequence])
         sequence.status, sequence.cached, sequence.recomputed = PREEMPTED, 0, sequence.generated
+        sequence.to_prefill = sequence.input_tokens + sequence.recomputed
         self.waiting.push(sequence)
         self.preempted.append(sequence)
         self.preemptions += 1
@@ -180,7 +181,8 @@ class Ledger:
         completed = False
         for sequence, count in step.encode:
             sequence.cached += count
-            if sequence.to_prefill <= 0:
+            sequence.to_prefill -= count
+            if not sequence.to_prefill:
                 completed = True
                 sequence.status = DECODE
                 self.decoding.append(sequence)

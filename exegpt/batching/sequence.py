@@ -42,6 +42,8 @@ class Sequence:
     ends: int = 0
     """Output tokens after which it ends unannounced, as by a stop token; 0: it makes `max_output`."""
     # filled by the ledger
+    to_prefill: int = 0
+    """Tokens of its prompt that aren't in the cache; after a preemption those of its output count among them."""
     status: Status = WAITING
     cached: int = 0
     """Tokens whose keys and values are in the cache."""
@@ -56,13 +58,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.ends = self.ends or self.max_output
+        self.to_prefill = self.input_tokens
 
     @property
     def finished(self) -> bool:
         """Whether its last token is made, or booked."""
         return self.status is FINISHED
-
-    @property
-    def to_prefill(self) -> int:
-        """Tokens of its prompt that aren't in the cache; after a preemption those of its output count among them."""
-        return self.input_tokens + self.recomputed - self.cached

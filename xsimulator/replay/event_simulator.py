@@ -83,7 +83,7 @@ def replay(
 
 
 def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:
-    return Sequence(index, request.input, cap, request.arrival_s, ends=request.output)
+    return Sequence(index, request.input, cap, request.arrival_s, request.output)
 
 
 def _sides(
