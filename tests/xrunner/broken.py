@@ -5,7 +5,7 @@ import os
 import sys
 
 from exegpt.cli import main
-from xrunner.core import engine
+from xrunner.core import capacity, joining
 from xrunner.rank import worker
 
 
@@ -22,11 +22,11 @@ def _raise_in_the_midst(after: int = 12) -> None:
 
 def _no_memory_left_for_buffers() -> None:
     free = itertools.chain([2**50], itertools.repeat(0))
-    engine.free_memory = lambda device: next(free)  # type: ignore[attr-defined]
+    capacity.free_memory = lambda device: next(free)  # type: ignore[attr-defined]
 
 
 def _another_version() -> None:
-    engine.__version__ = "0.0.1"  # type: ignore[attr-defined]
+    joining.__version__ = "0.0.1"  # type: ignore[attr-defined]
 
 
 FAULTS = {"midst": _raise_in_the_midst, "memory": _no_memory_left_for_buffers, "version": _another_version}

@@ -130,7 +130,7 @@ def test_nobody_asks_for_moments_while_a_graph_is_captured(directories, monkeypa
     else:
         transport = object.__new__(DirectTransport)
         first = Asked(gpu)
-        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), _group_communicator=None, gpu=gpu)
+        vars(transport).update(_leaving=deque([(first, None)]), _sending=deque(), gpu=gpu, _sum=lambda x: x)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 1)
     first.asked = 0
     transport.meanwhile = lambda: seen.append(gpu.capturing)
