@@ -116,9 +116,11 @@ class Ledger:
                     return steps[:place]
         return steps
 
-    def repeats(self, decode: tuple[Sequence, ...]) -> int:
-        """For how many iterations in a row the residents that decode have blocks."""
-        return iterations_until_shortage(self.pool, decode) if self.admission.grows else ENDLESS
+    def repeats(self, step: Step) -> int:
+        """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
+        if step.repeats == 1 or not self.admission.grows:
+            return step.repeats
+        return min(step.repeats, iterations_until_shortage(self.pool, step.decode))
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
         """Give a sequence the blocks for so many more cached tokens, if they are free."""

@@ -1,6 +1,6 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
-from exegpt.batching import Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import StagePhase
 
@@ -31,7 +31,7 @@ class ChunkedPolicy:
         if encode:
             return Step(tuple(encode), decode)
         room = budget > 0 and ledger.residents < self.max_num_seqs
-        return Step(decode=decode, repeats=ledger.repeats(decode), arrivals=room) if decode else None
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
 
 
 TRAITS = Traits(

@@ -1,6 +1,6 @@
 """Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
 
-from exegpt.batching import Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import Schedule, StagePhase
 
@@ -21,7 +21,7 @@ class OrcaPolicy:
         admitted = ledger.admit(room, now) if room > 0 else []
         if admitted:
             return Step(tuple((s, s.to_prefill) for s in admitted), decode)
-        return Step(decode=decode, repeats=ledger.repeats(decode), arrivals=room > 0) if decode else None
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
 
 
 def _nearest(schedule: Schedule) -> Nearest:

@@ -71,6 +71,7 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
 
 
 def how_to_start(schedule: Schedule, started: int) -> str:
+    """The sentence for a job that was started with another number of ranks than its schedule has devices."""
     need = ranks_needed(schedule)
     what = "one process was" if started == 1 else f"{started} ranks were"
     return (

@@ -90,7 +90,7 @@ class Lane:
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
             self.record.start(step, now)
-            ran = self.pipeline.run(step, now, 1 if self.step_by_step else step.repeats, until)
+            ran = self.pipeline.run(step, now, 1 if self.step_by_step else self.ledger.repeats(step), until)
             self.at = self.transfer.send(step, ran) if self.phase == "encode" else ran.next_s
             if self.phase == "decode":
                 self._running = step, ran

@@ -16,7 +16,7 @@ from xrunner.rank.warm_up import Extent
 
 SMALL = 7
 """Blocks: a quarter of what the requests reserve, and enough for the longest alone."""
-TODO = [*LENGTHS, *((20 + i, 40) for i in range(4))]
+LONGER = [*LENGTHS, *((20 + i, 40) for i in range(4))]
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -56,7 +56,7 @@ def tokens_of(results):
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "repetition_penalty": 1.2}])
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_preempted_requests_have_the_tokens_of_an_undisturbed_run(model, ledgers, policy, options):
-    todo = requests(TODO, **options)
+    todo = requests(LONGER, **options)
     want = tokens_of(Engine(model, plan(model, policy, 100)).run(todo).results)
     assert tokens_of(Engine(model, plan(model, policy, SMALL, admission="grow")).run(todo).results) == want
     assert ledgers[-1].preemptions > 3 and ledgers[-1].pool.available == SMALL
@@ -64,7 +64,7 @@ def test_preempted_requests_have_the_tokens_of_an_undisturbed_run(model, ledgers
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_streamed_tokens_survive_a_preemption(model, ledgers, policy):
-    todo = requests(TODO)
+    todo = requests(LONGER)
     want = tokens_of(Engine(model, plan(model, policy, 100)).run(todo).results)
     schedule = plan(model, policy, SMALL, admission="grow")
     engine = Engine(model, schedule)
@@ -76,7 +76,7 @@ def test_streamed_tokens_survive_a_preemption(model, ledgers, policy):
 
 def test_stop_tokens_end_preempted_requests_too(directories, ledgers):
     model = load_model(directories["llama"])
-    todo = requests(TODO, ignore_eos=False)
+    todo = requests(LONGER, ignore_eos=False)
     ending = dataclasses.replace(model, eos=frozenset(late_tokens(model, todo)))
     whole, want = (tokens_of(Engine(one, plan(model, "orca", 100)).run(todo).results) for one in (model, ending))
     assert sum(map(len, want.values())) < sum(map(len, whole.values()))
@@ -86,7 +86,7 @@ def test_stop_tokens_end_preempted_requests_too(directories, ledgers):
 
 def test_on_two_ranks(job, tmp_path, directories):
     """Two stages with tokens on their way when a sequence is preempted; two shards; two replicas; stop tokens."""
-    model, todo = load_model(directories["llama"]), requests(TODO)
+    model, todo = load_model(directories["llama"]), requests(LONGER)
     want = {result.id: list(result.output_ids) for result in Engine(model, plan(model, "orca", 100)).run(todo).results}
     growing = {"kv_blocks": SMALL, "admission": "grow"}
     plans = {
@@ -101,7 +101,7 @@ def test_on_two_ranks(job, tmp_path, directories):
 
 
 def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directories):
-    model, todo = load_model(directories["llama"]), requests(TODO, ignore_eos=False)
+    model, todo = load_model(directories["llama"]), requests(LONGER, ignore_eos=False)
     eos = late_tokens(model, todo)
     ending = dataclasses.replace(model, eos=frozenset(eos))
     want = {r.id: list(r.output_ids) for r in Engine(ending, plan(model, "orca", 100)).run(todo).results}
