@@ -75,6 +75,8 @@ class Driver:
         """What follows the lengths of this replica's requests."""
         self.look: Callable[[float], Change | None] = lambda now: None
         """The next change of schedule, once there is one."""
+        self.elsewhere: Callable[[str], object] = lambda request_id: None
+        """Called with the ids of aborted requests that this driver doesn't have."""
         self.changes: list[Change] = []
         self.left: list[int] = []
         """Places of the requests that are left to another engine."""
@@ -273,8 +275,11 @@ class Driver:
         alive = [*self.ledger.waiting, *self.ledger.resident]
         for one in [self.running[sequence.index] for sequence in alive if not sequence.finished]:
             if one.request.id in asked:
+                asked.remove(one.request.id)
                 self.ledger.cancel(one.sequence)
                 self._report(one, "cancelled", self.now())
+        for request_id in asked:
+            self.elsewhere(request_id)
 
     def _land(self) -> None:
         """Let the other ranks go, when nothing is on its way any more."""

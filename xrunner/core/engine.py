@@ -72,6 +72,8 @@ class Engine:
         self._replicas: Leader | Follower | None = None
         self._events: list[Event] = []
         self._added = 0
+        self._unfinished: set[str] = set()
+        """Ids of added requests whose results have not been returned."""
         self._closed = False
 
     @staticmethod
@@ -196,6 +198,7 @@ class Engine:
         if self.leads:
             leader = self._replicas = Leader(self.transport, others, self._events.append)
             driver = made(self.worker, self.schedule, self._aborted, leader.emit, stream, adjustment)
+            driver.elsewhere = leader.abort
             if reschedule:
                 adaptation = Adaptation(self.schedule, reschedule, leader.broadcast)
                 driver.look, driver.drift = adaptation.look, adaptation.drift
@@ -208,10 +211,13 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
-        turns. InputError for one that is too long for the model or the cache.
+        turns. InputError for one that is too long for the model or the cache, or has the id of one that hasn't ended.
         """
         check_request(request, self.model.spec)
         self._check_blocks(request)
+        if request.id in self._unfinished:
+            raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
+        self._unfinished.add(request.id)
         driver, leader = self._parts()
         index, replica = self._added, self._added % self.schedule.replicas
         self._added += 1
@@ -227,9 +233,6 @@ class Engine:
     def step(self) -> list[Event]:
         """Decide and order the next iteration, if there is one; what has come of those so far. On the leader."""
         driver, leader = self._parts()
-        if self.schedule.replicas > 1:
-            for request_id in list(self._aborted):
-                leader.abort(request_id)
         if not driver.turn():
             (leader if driver.idle else driver).wait()
         leader.listen()
@@ -274,6 +277,7 @@ class Engine:
         """The events so far, which are taken away: in place, since driver and leader append to the list."""
         events = self._events[:]
         self._events.clear()
+        self._unfinished.difference_update(event.id for event in events if isinstance(event, Result))
         return events
 
     def _parts(self) -> tuple[Driver, Leader]:

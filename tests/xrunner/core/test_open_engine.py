@@ -77,6 +77,28 @@ def test_what_the_cache_cannot_hold_is_refused_and_the_rest_goes_on(model):
     assert [type(event).__name__ for event in engine.drain()] == ["Token"] * 3 + ["Result"]
 
 
+def test_an_id_is_free_again_when_its_request_has_ended(model):
+    engine = opened(model)
+    (request,) = requests([(4, 3)])
+    engine.add(request)
+    with pytest.raises(InputError, match="'0' is given twice"):
+        engine.add(request)
+    assert engine.drain()[-1].id == "0"
+    engine.add(request)
+
+
+def test_an_abort_of_another_replicas_request_is_passed_on_whoever_takes_the_turn(model):
+    """From another thread it may come at any moment: none is lost between two looks."""
+    engine, passed = opened(model), []
+    engine._driver.elsewhere = passed.append
+    engine.add(requests([(4, 30)])[0])
+    engine.abort("elsewhere")
+    engine._driver.turn()  # as while it waits for others
+    engine.abort("0")
+    engine.step()
+    assert passed == ["elsewhere"] and engine.idle
+
+
 def test_a_closed_engine_says_so(model):
     engine = opened(model)
     engine.close()
