@@ -167,7 +167,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
         steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
         figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
-        rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
+        if c.steady.feasible and c.schedule.admission == "reserve":  # else the cache holds fewer than it reckons with
+            rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):
             one, two = predicted[phase], measured[phase]
