@@ -38,7 +38,7 @@ def attention(
     values    [blocks, kv_heads, block_size, head_size]
     tables    int32 [sequences, most blocks]: the blocks of each sequence in order, then anything valid
     offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], at least one
-    contexts  int32 [sequences]: tokens in the cache, the new ones included
+    contexts  int32 [sequences]: tokens in the cache, the new ones included; of another sequence's, in a cross-attention
     out       where to write the result, or None
     scale     what q · k is multiplied by; 1 / √head_size where None
     window    how many tokens a token sees, itself and those before it; all where None
@@ -124,7 +124,8 @@ def attention_reference(
         )
         scores = q[begin:end].float().transpose(0, 1) @ k.mT * scale
         places = torch.arange(context, device=q.device)
-        distance = places - places[context - (end - begin) :].unsqueeze(1)  # of every key from every query
+        queries = torch.arange(context - (end - begin), context, device=q.device)
+        distance = places - queries.unsqueeze(1)  # of every key from every query
         if bias is not None:
             reach = bias.shape[1] // 2
             scores = scores + bias[:, distance.clamp(-reach, reach) + reach]

@@ -1,8 +1,9 @@
 """Which sequences run now: pure bookkeeping, no tensors, no clock. The event simulator and the engine run on it."""
 
 from exegpt.batching.dispatch import deal
+from exegpt.batching.forecast import Forecast
 from exegpt.batching.kv_pool import BlockPool, KVPool
-from exegpt.batching.ledger import Ledger
+from exegpt.batching.ledger import Fits, Ledger
 from exegpt.batching.micro_batches import MicroBatch, MicroBatching
 from exegpt.batching.queue import Order, Queue
 from exegpt.batching.sequence import Sequence, Status
@@ -11,6 +12,8 @@ from exegpt.batching.step import ENDLESS, Step
 __all__ = [
     "ENDLESS",
     "BlockPool",
+    "Fits",
+    "Forecast",
     "KVPool",
     "Ledger",
     "MicroBatch",

@@ -39,29 +39,34 @@ class Reserve:
 
 
 class Grow:
-    """The blocks for the tokens that are known: the prompt's, and those that a preempted sequence had generated."""
+    """The blocks for the tokens that are known: the prompt's, and those that a preempted sequence had generated; in an
+    encoder-decoder the start token's too.
+    """
 
     grows = True
 
-    def __init__(self, pool: KVPool):
-        self._pool = pool
+    def __init__(self, pool: KVPool, encoder_decoder: bool):
+        self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:
         """Blocks that must be free when a sequence is admitted."""
-        return self._pool.blocks_for(sequence.input_tokens + sequence.recomputed)
+        return self._pool.blocks_for(self._known(sequence))
 
     def first_blocks(self, sequence: Sequence, chunk: int | None) -> int:
         """Blocks that it is given then: those of a first chunk of so many tokens; None: of all."""
-        known = sequence.input_tokens + sequence.recomputed
+        known = self._known(sequence)
         return self._pool.blocks_for(known if chunk is None else min(chunk, known))
+
+    def _known(self, sequence: Sequence) -> int:
+        return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
 
 
 def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence]) -> int:
     """How many decoding iterations in a row the free blocks suffice for, these sequences' first already having theirs;
-    at least 1.
+    at least 1. Finished ones of a static batch need no more.
     """
-    cached = [sequence.cached for sequence in sequences]
-    most = sum(len(sequence.blocks) for sequence in sequences) + pool.available
+    cached = [sequence.cached for sequence in sequences if not sequence.finished]
+    most = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + pool.available
     low, high = 1, 1 + pool.block_size * (1 + pool.available)
     while low < high:  # the blocks that k iterations need rise with k
         middle = (low + high + 1) // 2

@@ -4,7 +4,8 @@ It is shared by the event simulator, which advances it by predicted time, and th
 work, so both take the same decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 
 from exegpt.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
 from exegpt.batching.kv_pool import KVPool
@@ -13,12 +14,15 @@ from exegpt.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Seque
 from exegpt.batching.step import ENDLESS, Step
 from exegpt.errors import InputError
 
+Fits = Callable[[Sequence], bool]
+
 
 class Ledger:
     """Waiting and resident sequences over one KV pool.
 
     With `early_termination` a finished sequence is released at once; without, when every resident one has finished
-    (static batches). In an `encoder_decoder`, encoding gives no token.
+    (static batches). In an `encoder_decoder`, encoding gives no token. Where `disaggregated`, an encoded sequence is
+    decoded when its keys and values are there.
     """
 
     def __init__(
@@ -28,12 +32,14 @@ class Ledger:
         early_termination: bool = True,
         encoder_decoder: bool = False,
         admission: Admission = "reserve",
+        disaggregated: bool = False,
     ):
         self.pool = pool
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
+        self.disaggregated = disaggregated
         self.waiting = Queue(order)
-        self.admission = Grow(pool) if admission == "grow" else Reserve(pool, encoder_decoder)
+        self.admission = Grow(pool, encoder_decoder) if admission == "grow" else Reserve(pool, encoder_decoder)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
@@ -41,9 +47,11 @@ class Ledger:
         self.iterations = 0
         """Decoding iterations booked so far."""
         self.preempted: list[Sequence] = []
-        """Sequences that the step that is being decided has preempted, in order; it admits none then."""
+        """Sequences that the latest decision to decode has preempted, in order."""
         self.preemptions = 0
         """How many so far."""
+        self._arriving: list[Sequence] = []
+        """Sequences that have ended, but whose keys and values are still on their way into their blocks."""
 
     @property
     def resident(self) -> list[Sequence]:
@@ -67,63 +75,75 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
-    def admit(self, most: int, now: float, chunk: int | None = None) -> list[Sequence]:
-        """Make up to `most` waiting sequences resident, in order, as long as their blocks are free: none overtakes one
-        that doesn't fit yet. Those that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the
-        step has room for, if not all.
+    def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits = lambda _: True) -> list[Sequence]:
+        """Make up to `most` waiting sequences resident, in order, as long as their blocks are free, and the policy says
+        that each `fits`: none overtakes one that doesn't yet, nor a preempted one whose last token is on its way. Those
+        that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the step has room for, if not
+        all.
         """
         admitted: list[Sequence] = []
-        while len(admitted) < most and not self.preempted:
+        while len(admitted) < most:
             sequence = self.waiting.peek(now)
-            if sequence is None or not self._allocate(sequence, chunk):
+            if sequence is None or sequence.ready_s > now or not fits(sequence) or not self._allocate(sequence, chunk):
                 break
             self.waiting.pop()
             admitted.append(sequence)
         return admitted
 
-    def admit_these(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Make waiting sequences resident, in the order given, until one's blocks aren't free."""
+    def admit_these(self, sequences: Iterable[Sequence], now: float, fits: Fits = lambda _: True) -> list[Sequence]:
+        """Make waiting sequences resident, in the order given, until one's blocks aren't free, or it doesn't fit."""
         admitted: list[Sequence] = []
         for sequence in sequences:
-            if not self._allocate(sequence):
+            if sequence.ready_s > now or not fits(sequence) or not self._allocate(sequence):
                 break
             admitted.append(sequence)
         self.waiting.remove(admitted)
         return admitted
 
-    def grow_decoding(self, most: int = ENDLESS) -> tuple[Sequence, ...]:
-        """The first so many decoding residents, each with a block for one more token: a step begins with them. See
-        `grow`.
+    def grow_decoding(self, now: float, most: int = ENDLESS) -> tuple[Sequence, ...]:
+        """The first so many decoding residents whose keys and values are there, each with a block for the next token: a
+        step begins with them. See `grow`.
         """
         self.preempted.clear()
         decode = self.decoding if most >= len(self.decoding) else self.decoding[:most]
+        if self.disaggregated:
+            decode = [sequence for sequence in decode if sequence.ready_s <= now]
         if not self.admission.grows:
             return tuple(decode)
-        return tuple([sequence for sequence, _ in self.grow([(sequence, 1) for sequence in decode])])
+        return tuple([s for s, _ in self.grow([(s, 1 + s.behind) for s in decode], now)])
 
-    def grow(self, steps: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+    def grow(self, steps: list[tuple[Sequence, int]], now: float) -> list[tuple[Sequence, int]]:
         """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
         While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
         """
         if not self.admission.grows:
             return steps
         for place, (sequence, tokens) in enumerate(steps):
+            while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
+                self._preempt(self._last(now))
             if sequence.status is PREEMPTED:
                 return steps[:place]
-            while not self._extend(sequence, tokens):
-                self._preempt(self.encoding[-1] if self.encoding else self.decoding[-1])
-                if sequence.status is PREEMPTED:
-                    return steps[:place]
         return steps
+
+    def extend(self, step: Step, iterations: int) -> None:
+        """Give a step's decoding sequences the blocks for so many iterations in a row, which `repeats` allowed."""
+        if self.admission.grows and iterations > 1:
+            for sequence in step.decode:
+                if not self._extend(sequence, iterations):
+                    raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step) -> int:
         """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
         if step.repeats == 1 or not self.admission.grows:
             return step.repeats
+        if any(sequence.behind for sequence in step.decode):
+            return 1
         return min(step.repeats, iterations_until_shortage(self.pool, step.decode))
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
-        """Give a sequence the blocks for so many more cached tokens, if they are free."""
+        """Give a sequence the blocks for so many more cached tokens, if they are free; a finished row needs none."""
+        if sequence.status is FINISHED:
+            return True
         missing = self.pool.blocks_for(sequence.cached + tokens) - len(sequence.blocks)
         if missing > self.pool.available:
             return False
@@ -131,11 +151,23 @@ class Ledger:
             sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
         return True
 
+    def _last(self, now: float) -> Sequence:
+        """The resident to preempt: the last that isn't finished, and whose keys and values aren't on their way."""
+        residents = self.encoding or self.decoding
+        return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
+
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later."""
+        """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later. If only rows of
+        a static batch remain that have finished, that ends.
+        """
         self._release([sequence])
         sequence.status, sequence.cached, sequence.recomputed = PREEMPTED, 0, sequence.generated
-        sequence.to_prefill = sequence.input_tokens + sequence.recomputed
+        sequence.to_prefill = sequence.input_tokens
+        if self.encoder_decoder:
+            sequence.behind = sequence.recomputed
+        else:
+            sequence.to_prefill += sequence.recomputed
+        self._finish([])
         self.waiting.push(sequence)
         self.preempted.append(sequence)
         self.preemptions += 1
@@ -156,12 +188,11 @@ class Ledger:
         finished = self._encode(step) if step.encode else []
         if step.decode:
             self.iterations += iterations
-            if iterations > 1 and self.admission.grows:
-                self.grow([(sequence, iterations) for sequence in step.decode])
         for sequence in step.decode:
             if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
                 continue
-            sequence.cached += iterations
+            sequence.cached += iterations + sequence.behind
+            sequence.behind = 0
             sequence.generated += iterations
             if sequence.generated >= sequence.ends:
                 finished.append(sequence)
@@ -188,7 +219,7 @@ class Ledger:
                 completed = True
                 sequence.status = DECODE
                 self.decoding.append(sequence)
-                sequence.generated = 0 if self.encoder_decoder else sequence.recomputed + 1
+                sequence.generated = sequence.recomputed + (not self.encoder_decoder)
                 if sequence.generated >= sequence.ends:
                     finished.append(sequence)
         if completed:
@@ -205,11 +236,22 @@ class Ledger:
             self._release(sequences)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or resident; its blocks are free at once."""
+        """Forget a sequence, waiting or resident."""
         if sequence.blocks:
             self._release([sequence])
         else:
             self.waiting.remove([sequence])
+        sequence.status = FINISHED
+
+    def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Keys and values of encoded sequences are in their blocks: from now on they may be decoded; the blocks of
+        those that have ended meanwhile are free.
+        """
+        for sequence in sequences:
+            sequence.ready_s = now
+            if sequence in self._arriving:
+                self._arriving.remove(sequence)
+                self._free(sequence)
 
     @property
     def idle(self) -> bool:
@@ -218,7 +260,7 @@ class Ledger:
 
     def check(self) -> None:
         """Raise AssertionError unless every block is either free or held by exactly one resident sequence."""
-        held = [block for sequence in self.resident for block in sequence.blocks]
+        held = [block for sequence in (*self.resident, *self._arriving) for block in sequence.blocks]
         if len(set(held)) != len(held) or len(held) + self.pool.available != self.pool.total:
             raise AssertionError(f"{len(held)} held + {self.pool.available} free blocks are not {self.pool.total}")
 
@@ -227,5 +269,11 @@ class Ledger:
         self.encoding = [s for s in self.encoding if s not in gone]
         self.decoding = [s for s in self.decoding if s not in gone]
         for sequence in sequences:
-            self.pool.free(sequence.blocks)
-            sequence.blocks = []
+            if sequence.ready_s == inf:  # what is written to its blocks later must not be the next holder's
+                self._arriving.append(sequence)
+            else:
+                self._free(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.blocks)
+        sequence.blocks = []

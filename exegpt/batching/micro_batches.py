@@ -34,7 +34,7 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         """Tokens computed in one iteration."""
-        return sum([count for _, count in self.encode]) + len(self.decode)
+        return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,14 @@ class Sequence:
     """Output tokens made."""
     recomputed: int = 0
     """Output tokens that a preemption made part of the prompt: the prefill computes them again."""
+    behind: int = 0
+    """Output tokens that its next decoding iteration computes before one more: those of a preempted sequence whose
+    prompt an encoder has read again."""
     blocks: list[int] = field(default_factory=list)
     """KV blocks. A finished row of a static batch holds its own to the batch's end."""
     ready_s: float = 0.0
-    """When the decoding side has its keys and values, where prefill and decode are disaggregated."""
+    """When the decoding side has its keys and values, where prefill and decode are disaggregated; of a preempted one,
+    when its last token has come. Endless while that isn't known."""
 
     def __post_init__(self) -> None:
         self.ends = self.ends or self.max_output

@@ -32,4 +32,4 @@ class Step:
     @property
     def tokens(self) -> int:
         """Tokens computed."""
-        return sum(count for _, count in self.encode) + len(self.decode)
+        return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])

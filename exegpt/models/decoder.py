@@ -1,5 +1,6 @@
 """Model: a decoder-only transformer as its layers and what comes before and after them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,9 @@ from exegpt.models.batch import Batch, attend
 from exegpt.models.cache import KVCache
 from exegpt.models.device import CPU
 from exegpt.models.shard import WHOLE, Shard
+
+Between = Callable[[], object]
+"""What a rank does between two layers."""
 
 
 class Layer(Protocol):
@@ -85,15 +89,19 @@ class Model:
         return argmax(logits) if sampling is None else sample(logits, sampling)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None, between: Between = lambda: None
+    ) -> torch.Tensor:
         """One iteration: caches the batch's tokens and returns the states [rows, hidden] after the last of its layers.
 
         A stage without the embedding gets `x`, the states [rows, hidden] of the stage before, which are overwritten.
+        `between` is called after each layer, when a GPU may still compute it.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q = layer.before_attention(x, batch.positions, keys, values, batch.slots)
             x = layer.after_attention(x, attend(q, keys, values, batch.attention, window=layer.window))
+            between()
         return x
 
     @torch.inference_mode()

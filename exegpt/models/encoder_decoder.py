@@ -15,7 +15,7 @@ import torch
 from exegpt.kernels.kv_write import kv_write
 from exegpt.models.batch import AttentionBatch, Batch, attend
 from exegpt.models.cache import KVCache
-from exegpt.models.decoder import Model
+from exegpt.models.decoder import Between, Model
 from exegpt.models.t5 import T5Ends, T5Layer
 
 
@@ -36,19 +36,23 @@ class EncoderDecoder(Model):
         return max(1, len(self.layers))
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None, between: Between = lambda: None
+    ) -> torch.Tensor:
         """One iteration: caches what the prompts' cross-attention and the decoding tokens need, and returns the states
         [rows, hidden] after the last of its layers: of prompts, where that is the encoder's last, the encoder's output.
+        `between` as in `Model.forward`.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         prompts, decoding = batch.attention[0], batch.attention[-1]
         begin = prompts.end if prompts.starts is None else 0
         parts = []
         if begin:  # padding rows belong to the last part
-            parts.append(self._encode(x if decoding is prompts else x[:begin], prompts, batch.slots[:begin], cache))
+            states = x if decoding is prompts else x[:begin]
+            parts.append(self._encode(states, prompts, batch.slots[:begin], cache, between))
         if decoding.starts is not None:
             part = replace(decoding, begin=0, end=decoding.end - begin)
-            parts.append(self._decode(x[begin:], part, batch.slots[begin:], cache))
+            parts.append(self._decode(x[begin:], part, batch.slots[begin:], cache, between))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @torch.inference_mode()
@@ -60,7 +64,9 @@ class EncoderDecoder(Model):
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):
             kv_write(*decoder.cross_keys_values(encoded), keys, values, slots)
 
-    def _encode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def _encode(
+        self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache, between: Between
+    ) -> torch.Tensor:
         """Prompts x [rows, hidden] through the encoder: [rows, hidden]; cached after its last layer.
 
         Until then their slots in the first layer's cache hold the keys and values of the current encoder layer.
@@ -70,12 +76,15 @@ class EncoderDecoder(Model):
             q = layer.before_attention(x, slots, keys, values, slots)
             attended = attend(q, keys, values, (part,), scale=1.0, causal=False, bias=self.encoder_bias)
             x = layer.after_attention(x, attended)
+            between()
         if self.ends.encoder_norm is not None:
             x = self.ends.encoded(x)
             self.cache_encoded(x[: len(slots)], slots, cache)
         return x
 
-    def _decode(self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def _decode(
+        self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache, between: Between
+    ) -> torch.Tensor:
         """One token x [rows, hidden] of every decoding sequence through the decoder: [rows, hidden]."""
         assert part.starts is not None
         inputs = (replace(part, contexts=part.starts, starts=None),)
@@ -84,4 +93,5 @@ class EncoderDecoder(Model):
             attended = attend(q, keys, values, (part,), scale=1.0, bias=self.decoder_bias)
             cross = partial(attend, keys=keys, values=values, parts=inputs, scale=1.0, causal=False)
             x = layer.after_attention(x, attended, cross)
+            between()
         return x

@@ -31,8 +31,8 @@ def load_model(
 ) -> Model:
     """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
     or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
-    device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers unless `encoder_layers`
-    tells others. `attention` as in `Model`.
+    device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers (all without `layers`)
+    unless `encoder_layers` tells others. `attention` as in `Model`.
 
     InputError for what can't be run, cut or read.
     """
@@ -79,7 +79,8 @@ def _build(
             f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
         )
     if spec.encoder_layers:
-        encoding = range(spec.encoder_layers)[own.start : own.stop] if encoder_layers is None else encoder_layers
+        alike = range(spec.encoder_layers) if layers is None else range(spec.encoder_layers)[own.start : own.stop]
+        encoding = alike if encoder_layers is None else encoder_layers
         if encoding and not 0 <= encoding.start < encoding.stop <= spec.encoder_layers:
             raise InputError(
                 f"Model '{spec.name}' has encoder layers[0:{spec.encoder_layers}]: a stage can't hold "

@@ -90,11 +90,9 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
 def make_ledger(schedule: Schedule, order: Order) -> Ledger:
     """An empty ledger over the schedule's KV blocks. InputError where the policy can't grow."""
     traits, encoder_decoder = traits_of(schedule), schedule.model.spec.encoder_layers > 0
-    if schedule.admission == "grow" and (encoder_decoder or not traits.grows):
-        growing = ", ".join(one.name for one in TRAITS.values() if one.grows)
-        what = f"model '{schedule.model.spec.name}', an encoder-decoder" if encoder_decoder else f"policy {traits.name}"
-        raise InputError(
-            f"Admission 'grow' isn't there for {what}: use --admission reserve, or a decoder-only model with {growing}."
-        )
+    if schedule.admission == "grow" and not traits.grows:
+        growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
+        raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
     pool = BlockPool(schedule.kv_blocks, schedule.block_size)
-    return Ledger(pool, order, traits.early_termination, encoder_decoder, schedule.admission)
+    kind = {"early_termination": traits.early_termination, "disaggregated": traits.disaggregated}
+    return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)

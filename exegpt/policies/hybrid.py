@@ -25,6 +25,7 @@ TRAITS = Traits(
     nearest=static.nearest,
     compiled=0,
     early_termination=False,
+    grows=True,
     complexity=6,
     mark="h",
     colour="#2f8f83",

@@ -3,20 +3,21 @@
 import math
 
 from exegpt.batching import Ledger, Sequence, Step
-from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
+from exegpt.policies.adjustment import Adjustment
+from exegpt.policies.joining import Joining
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import Schedule, StagePhase
 
 
 class RRAPolicy:
     """`encode_batch` (B_E) sequences join before every `decode_iterations` (N_D) decoding iterations; finished ones
-    leave at once. With an `adjustment`, about as many, picked for their lengths.
+    leave at once.
     """
 
-    def __init__(self, encode_batch: int, decode_iterations: int, adjustment: Adjustment | None = None):
+    def __init__(self, encode_batch: int, decode_iterations: int, joining: Joining | None = None):
         self.encode_batch = encode_batch
         self.decode_iterations = decode_iterations
-        self.adjustment = adjustment
+        self.joining = joining or Joining()
         self._phase_ends = 0
         """The ledger's count of iterations at which this phase is over."""
 
@@ -26,17 +27,14 @@ class RRAPolicy:
             self._phase_ends = ledger.iterations + self.decode_iterations
             admitted = self._admit(ledger, now)
             if admitted:
-                return Step(encode=tuple((s, s.input_tokens) for s in admitted))
-        if not ledger.decoding:
-            return None
-        return Step(decode=tuple(ledger.decoding), repeats=self._phase_ends - ledger.iterations)
+                return Step(encode=tuple((s, s.to_prefill) for s in admitted))
+        decode = ledger.grow_decoding(now)
+        return Step(decode=decode, repeats=self._phase_ends - ledger.iterations) if decode else None
 
     def _admit(self, ledger: Ledger, now: float) -> list[Sequence]:
-        if self.adjustment is None:
-            return ledger.admit(self.encode_batch, now)
-        count = self.adjustment.count(ledger.residents)
-        candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)
-        return ledger.admit_these(self.adjustment.pick(candidates, count))
+        adjustment = self.joining.adjustment
+        count = adjustment.count(ledger.residents) if adjustment else self.encode_batch
+        return self.joining.admit(ledger, now, count)
 
 
 def _nearest(schedule: Schedule) -> Nearest:
@@ -45,6 +43,11 @@ def _nearest(schedule: Schedule) -> Nearest:
     share = (schedule.encode_batch or 1) * schedule.workload.input.mean / (schedule.decode_iterations or 1)
     lost = "prompts are spread over iterations instead of sharing one"
     return Nearest(residents, residents + math.ceil(share), (lost,))
+
+
+def _make(schedule: Schedule, adjustment: Adjustment | None) -> RRAPolicy:
+    iterations = schedule.decode_iterations or 1
+    return RRAPolicy(schedule.encode_batch or 0, iterations, Joining.of(schedule, adjustment, iterations))
 
 
 TRAITS = Traits(
@@ -56,11 +59,10 @@ TRAITS = Traits(
         "decode_iterations": "period",
         "encode_micro_batches": "encode-micro-batches",
     },
-    make=lambda schedule, adjustment: RRAPolicy(
-        schedule.encode_batch or 0, schedule.decode_iterations or 0, adjustment
-    ),
+    make=_make,
     nearest=_nearest,
     compiled=3,
+    grows=True,
     complexity=2,
     mark="R",
     colour="#c23b53",

@@ -14,9 +14,11 @@ class StaticPolicy:
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         if ledger.decoding:
+            ledger.grow_decoding(now)
+        if ledger.decoding:  # unless the last unfinished row was preempted
             return Step(decode=tuple(ledger.decoding), repeats=ENDLESS)
         admitted = ledger.admit(self.batch, now)
-        return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
+        return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
 
 
 def nearest(schedule: Schedule) -> Nearest:
@@ -34,6 +36,7 @@ TRAITS = Traits(
     nearest=nearest,
     compiled=0,
     early_termination=False,
+    grows=True,
     complexity=5,
     mark="s",
     colour="#5c8f3c",

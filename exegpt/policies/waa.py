@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from exegpt.batching import ENDLESS, Ledger, Step
-from exegpt.policies.adjustment import PEEKED_BATCHES, Adjustment
+from exegpt.policies.adjustment import Adjustment
+from exegpt.policies.joining import Joining
 from exegpt.policies.traits import Nearest, Traits
 from exegpt.schedule import Schedule, StagePhase
 
@@ -16,17 +17,25 @@ def most_underway(stages: int) -> int:
     return 2 * stages - 1
 
 
+def most_in_transfer(stages: int) -> int:
+    """Batches at most between their admission and their first decoding iteration, each with buffers on both sides:
+    those under way on `stages` encoding stages, one in transfer, and one that waits for it. Where the transfer is
+    slower than encoding, more would only fill memory.
+    """
+    return most_underway(stages) + 2
+
+
 class WAAPolicy:
     """Each side is asked on its own, whenever its first stage is free.
 
     The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; from then
     on they hold them. The decoding side gives a token to everybody whose keys and values have arrived (`ready_s`), so
-    an iteration's end is when encoded sequences join. With an `adjustment`, prompts are picked for their lengths.
+    an iteration's end is when encoded sequences join.
     """
 
-    def __init__(self, encode_batch: int, adjustment: Adjustment | None = None):
+    def __init__(self, encode_batch: int, joining: Joining | None = None):
         self.encode_batch = encode_batch
-        self.adjustment = adjustment
+        self.joining = joining or Joining()
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next batch to encode, or the next decoding iteration: a WAA schedule has no stages of both phases."""
@@ -34,16 +43,12 @@ class WAAPolicy:
 
     def next_encode(self, ledger: Ledger, now: float) -> Step | None:
         """The next batch to encode, or None while nobody waits or no blocks are free."""
-        if self.adjustment is None:
-            admitted = ledger.admit(self.encode_batch, now)
-        else:
-            candidates = ledger.waiting.first(self.encode_batch * PEEKED_BATCHES, now)
-            admitted = ledger.admit_these(self.adjustment.pick(candidates, self.encode_batch))
-        return Step(encode=tuple((s, s.input_tokens) for s in admitted)) if admitted else None
+        admitted = self.joining.admit(ledger, now, self.encode_batch)
+        return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
 
     def next_decode(self, ledger: Ledger, now: float) -> Step | None:
         """The next decoding iteration, or None while nobody can be decoded."""
-        decode = tuple([s for s in ledger.decoding if s.ready_s <= now])
+        decode = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
 
 
@@ -53,13 +58,20 @@ def _nearest(schedule: Schedule) -> Nearest:
     return Nearest(residents, budget, ("prompts are encoded beside decoding instead of on devices of their own",))
 
 
+def _make(schedule: Schedule, adjustment: Adjustment | None) -> WAAPolicy:
+    """Batches join one after the other, about one at each iteration: as far ahead as the last of those under way."""
+    ahead = most_in_transfer(sum(stage.phase == "encode" for stage in schedule.stages))
+    return WAAPolicy(schedule.encode_batch or 0, Joining.of(schedule, adjustment, ahead))
+
+
 WAA_C = Traits(
     name="waa-c",
     what="devices split between the phases by computing time (ExeGPT)",
     variables={"encode_batch": "prompts", "decode_batch": "target", "micro_batches": "micro-batches"},
-    make=lambda schedule, adjustment: WAAPolicy(schedule.encode_batch or 0, adjustment),
+    make=_make,
     nearest=_nearest,
     compiled=4,
+    grows=True,
     disaggregated=True,
     complexity=3,
     mark="W",

@@ -1,18 +1,25 @@
 """Admission by *grow*: blocks come as tokens do, and the last resident is preempted where none are left."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import BlockPool, Ledger, Sequence
+from exegpt.batching import BlockPool, Forecast, Ledger, Sequence
 from exegpt.batching.admission import iterations_until_shortage
 from exegpt.batching.sequence import DECODE, PREEMPTED, PREFILL, WAITING
+from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import make_ledger
 from exegpt.policies.chunked import ChunkedPolicy
+from exegpt.policies.joining import Joining
 from exegpt.policies.orca import OrcaPolicy
-from exegpt.workload import RequestLengths
+from exegpt.policies.rra import RRAPolicy
+from exegpt.policies.static import StaticPolicy
+from exegpt.policies.waa import WAAPolicy
+from exegpt.schedule import Stage
+from exegpt.workload import LengthDistribution, RequestLengths
 from tests.exegpt.nouns import profile, schedule
 from xsimulator.replay.event_simulator import replay
 
@@ -20,48 +27,112 @@ BLOCK = 4
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 20), st.integers(1, 20), st.sampled_from([0.0, 0.0, 3.0, 10.0])), min_size=1, max_size=12
 )
+STAGES = {
+    "pipeline": (Stage((0,), 1, "both", None, (0, 7)), Stage((1,), 1, "both", None, (7, 12))),
+    "waa-c": (Stage((0,), 1, "encode", None, (0, 12)), Stage((1,), 1, "decode", None, (0, 12))),
+}
+FORECAST = Forecast(LengthDistribution.from_samples([3, 5, 8, 13, 20]), 4)
+JOINING = Joining(10.0, forecast=FORECAST)
 POLICIES = st.one_of(
     st.builds(OrcaPolicy, st.integers(1, 8), st.integers(1, 4)),
     st.builds(ChunkedPolicy, st.integers(1, 8), st.integers(1, 30)),
+    st.builds(StaticPolicy, st.integers(1, 6)),
+    st.builds(RRAPolicy, st.integers(1, 6), st.integers(1, 6), st.just(JOINING)),
+    st.builds(WAAPolicy, st.integers(1, 6), st.just(JOINING)),
 )
 ACTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 11), st.sampled_from(["stop", "cancel"])), max_size=4)
 
 
-def ledger_of(blocks):
-    return Ledger(BlockPool(blocks, BLOCK), fcfs, admission="grow")
+def ledger_of(blocks, **kind):
+    return Ledger(BlockPool(blocks, BLOCK), fcfs, admission="grow", **kind)
+
+
+class Stages:
+    """A policy at work on a ledger: where it is disaggregated, keys and values arrive three moments later."""
+
+    def __init__(self, policy, blocks, encoder_decoder):
+        self.policy, self.now, self.ended = policy, 0.0, []
+        disaggregated = isinstance(policy, WAAPolicy)
+        early = not isinstance(policy, StaticPolicy)
+        self.ledger = ledger_of(
+            blocks, early_termination=early, encoder_decoder=encoder_decoder, disaggregated=disaggregated
+        )
+        self.phases = ("encode", "decode") if disaggregated else ("both",)
+        self.coming = []
+
+    def turn(self):
+        """One moment: what has come, then a step of every lane; whether there was one."""
+        for due, batch in [entry for entry in self.coming if entry[0] <= self.now]:
+            self.ledger.arrived(batch, self.now)
+            self.coming.remove((due, batch))
+        steps = [self.lane(phase) for phase in self.phases]
+        self.now += 1.0
+        return any(steps) or bool(self.coming)
+
+    def lane(self, phase):
+        step = self.policy.next_step(self.ledger, self.now, phase)
+        if step is None:
+            return False
+        assert step.encode or step.decode
+        counts = [(s, 1 + s.behind) for s in step.decode if not s.finished]
+        for sequence, count in (*step.encode, *counts):
+            assert len(sequence.blocks) * BLOCK >= sequence.cached + count, "every token has a slot"
+            assert sequence.cached + count <= sequence.input_tokens + sequence.max_output, "no token is beyond its end"
+        if phase == "encode":
+            batch = [sequence for sequence, _ in step.encode]
+            for sequence in batch:
+                sequence.ready_s = inf
+            self.coming.append((self.now + 3.0, batch))
+        self.ended += self.ledger.advance(step)
+        self.ledger.check()
+        return True
+
+
+def interleaved(policy, requests, blocks, actions, encoder_decoder):
+    """Requests through a policy, some stopped or cancelled at some moments; how many were preempted."""
+    stages = Stages(policy, blocks, encoder_decoder and not isinstance(policy, ChunkedPolicy))
+    ledger = stages.ledger
+    sequences = [Sequence(i, *request) for i, request in enumerate(requests)]
+    ledger.submit(sequences)
+    for moment in range(10_000):
+        if ledger.idle and not stages.coming:
+            break
+        for _, index, action in [entry for entry in actions if entry[0] == moment]:
+            victim = sequences[index % len(sequences)]
+            if not victim.finished and (action == "cancel" or victim.generated):
+                getattr(ledger, action)(victim)
+                ledger.check()
+                stages.ended.append(victim)
+        if not stages.turn():
+            stages.now = max(stages.now, ledger.waiting.next_arrival(stages.now) or 0.0)
+    assert ledger.idle and ledger.pool.available == blocks
+    assert sorted(sequence.index for sequence in stages.ended) == list(range(len(requests)))
+    for sequence, (_, output, _) in zip(sequences, requests, strict=True):
+        interrupted = any(i % len(sequences) == sequence.index for _, i, _ in actions)
+        assert interrupted or sequence.generated == output
+    return ledger.preemptions
 
 
 @settings(max_examples=300, deadline=None)
-@given(POLICIES, REQUESTS, st.integers(10, 16), ACTIONS)
-def test_nothing_is_lost_or_leaked_whoever_is_preempted_stopped_or_cancelled(policy, requests, blocks, actions):
-    """10 blocks hold the longest request alone."""
-    ledger = ledger_of(blocks)
-    sequences = [Sequence(i, *request) for i, request in enumerate(requests)]
-    ledger.submit(sequences)
-    now, ended = 0.0, []
-    for step_number in range(10_000):
-        if ledger.idle:
-            break
-        for _, index, action in [one for one in actions if one[0] == step_number]:
-            victim = sequences[index % len(sequences)]
-            if victim in ended or (action == "stop" and not victim.generated):
-                continue
-            getattr(ledger, action)(victim)
-            ended.append(victim)
-        step = policy.next_step(ledger, now)
-        if step is None:
-            now = max(now + 1.0, ledger.waiting.next_arrival(now) or 0.0)
-            continue
-        for sequence, count in (*step.encode, *((sequence, 1) for sequence in step.decode)):
-            assert len(sequence.blocks) * BLOCK >= sequence.cached + count, "every token has a slot"
-        ended += ledger.advance(step)
-        ledger.check()
-        now += 1.0
-    assert ledger.idle and ledger.pool.available == blocks
-    assert sorted(sequence.index for sequence in ended) == list(range(len(requests)))
-    for sequence, (_, output, _) in zip(sequences, requests, strict=True):
-        stopped = any(i % len(sequences) == sequence.index for _, i, _ in actions)
-        assert stopped or sequence.generated == output
+@given(POLICIES, REQUESTS, st.integers(11, 16), ACTIONS, st.booleans())
+def test_nothing_is_lost_or_leaked_whoever_is_preempted_stopped_or_cancelled(policy, requests, blocks, actions, both):
+    """11 blocks hold the longest request alone, with an encoder-decoder's start token."""
+    interleaved(policy, requests, blocks, actions, both)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(POLICIES, REQUESTS, st.integers(11, 16), ACTIONS, st.booleans())
+def test_nothing_is_lost_or_leaked_in_many_interleavings(policy, requests, blocks, actions, both):
+    interleaved(policy, requests, blocks, actions, both)
+
+
+MANY = [OrcaPolicy(8, 4), ChunkedPolicy(8, 30), StaticPolicy(6), RRAPolicy(6, 6), WAAPolicy(6)]
+
+
+@pytest.mark.parametrize("policy", MANY)
+def test_every_policy_preempts_where_blocks_are_few(policy):
+    assert interleaved(policy, [(8, 20, 0.0)] * 8, 11, [], False) > 2
 
 
 def test_the_last_resident_gives_way_and_comes_back_with_its_output():
@@ -124,12 +195,14 @@ def test_iterations_until_shortage_are_as_many_as_one_by_one(cached, spare, size
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["orca", "chunked"]),
+    st.sampled_from(["orca", "chunked", "static", "hybrid", "rra", "waa-c"]),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 40)), min_size=2, max_size=12),
     st.integers(8, 16),
+    st.booleans(),
 )
-def test_following_many_iterations_at_once_is_following_each(policy, rows, blocks):
-    plan = schedule(policy, kv_blocks=blocks, admission="grow")
+def test_following_many_iterations_at_once_is_following_each(policy, rows, blocks, pipeline):
+    two = {"cluster": parse_cluster("2xA40"), "stages": STAGES["waa-c" if policy == "waa-c" else "pipeline"]}
+    plan = schedule(policy, kv_blocks=blocks, admission="grow", **(two if pipeline or policy == "waa-c" else {}))
     requests = [RequestLengths(given, made, at / 1000) for given, made, at in rows]
     fast = replay(plan, profile(), requests, timeline=False)
     slow = replay(plan, profile(), requests, timeline=False, step_by_step=True)
@@ -144,12 +217,6 @@ def test_with_enough_blocks_both_rules_are_one():
         plans = (schedule(policy, kv_blocks=500, admission=rule) for rule in ("reserve", "grow"))
         reserve, grow = (replay(plan, profile(), requests, timeline=False) for plan in plans)
         assert reserve.served == grow.served
-
-
-@pytest.mark.parametrize("policy", ["static", "rra", "hybrid"])
-def test_policies_that_cannot_grow_say_so(policy):
-    with pytest.raises(InputError, match="Admission 'grow' isn't there for policy"):
-        make_ledger(schedule(policy, admission="grow"), fcfs)
 
 
 def test_outputs_that_end_sooner_than_they_may_reserve_what_they_may_need():

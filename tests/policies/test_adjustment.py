@@ -13,6 +13,7 @@ from exegpt.errors import InputError
 from exegpt.orders import fcfs
 from exegpt.policies import make_policy
 from exegpt.policies.adjustment import Adjustment
+from exegpt.policies.joining import Joining
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
 from exegpt.workload import task
@@ -80,7 +81,9 @@ def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, thr
     ledger = Ledger(BlockPool(blocks, 16), fcfs)
     waiting = [Sequence(i, n, m) for i, (n, m) in enumerate(pairs)]
     ledger.submit(waiting)
-    policy = RRAPolicy(encode_batch, 5, Adjustment(threshold, 150.0, encode_batch, 3 * encode_batch))
+    policy = RRAPolicy(
+        encode_batch, 5, Joining(adjustment=Adjustment(threshold, 150.0, encode_batch, 3 * encode_batch))
+    )
     for _ in range(100_000):
         if ledger.idle:
             break
@@ -95,7 +98,7 @@ def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, thr
 def test_waa_picks_too():
     ledger = Ledger(BlockPool(1000, 16), fcfs)
     ledger.submit(sequences([200, 200, 100, 30, 70, 10]))
-    step = WAAPolicy(3, adjustment(0.01, encode_batch=3)).next_encode(ledger, 0.0)
+    step = WAAPolicy(3, Joining(adjustment=adjustment(0.01, encode_batch=3))).next_encode(ledger, 0.0)
     assert [one.input_tokens for one, _ in step.encode] == [200, 100, 10]
     assert [one.input_tokens for one in ledger.waiting.first(9, 0.0)] == [200, 30, 70]
 

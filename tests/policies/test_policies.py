@@ -109,7 +109,7 @@ def shape(step):
 def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
     """Encoding takes two seconds and the transfer one; decoding goes on meanwhile, second by second."""
     policy = WAAPolicy(batch)
-    ledger = Ledger(BlockPool(12, 8), fcfs)
+    ledger = Ledger(BlockPool(12, 8), fcfs, disaggregated=True)
     sequences = [Sequence(i, prompt, output, arrival) for i, (prompt, output, arrival) in enumerate(requests)]
     ledger.submit(sequences)
     now = 0

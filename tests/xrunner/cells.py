@@ -150,7 +150,13 @@ def run_cells(directory: Path) -> None:
                 results = [document.to_dict(one) for one in report.results]
                 served = [document.to_dict(one) for one in report.served]
                 spans = [document.to_dict(span) for span in report.timeline.spans]
-                found = {"results": results, "served": served, "spans": spans, "seconds": report.seconds}
+                found = {
+                    "results": results,
+                    "served": served,
+                    "spans": spans,
+                    "seconds": report.seconds,
+                    "preemptions": report.preemptions,
+                }
                 (directory / f"{name}.json").write_text(json.dumps(found))
             engine.close()
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from xrunner.comm import kv_transfer
-from xrunner.core import disaggregated
+from xrunner.core.encoding_lane import EncodingLane
 
 from .cells import run_cells
 
@@ -15,21 +15,16 @@ LATE = 40
 """Looks before what has come is seen."""
 
 if __name__ == "__main__":
-    arrived, encode, looks, waited = (
-        kv_transfer.Receiving.arrived,
-        disaggregated.DisaggregatedDriver._encode,
-        itertools.count(),
-        [0],
-    )
+    arrived, run, looks, waited = kv_transfer.Receiving.arrived, EncodingLane.run, itertools.count(), [0]
 
     def late(self):
         return arrived(self) if next(looks) % LATE == 0 else []
 
-    def counted(self):
-        encode(self)
+    def counted(self, step, now):
+        run(self, step, now)
         waited.append(len(self._batches))
 
-    kv_transfer.Receiving.arrived, disaggregated.DisaggregatedDriver._encode = late, counted
+    kv_transfer.Receiving.arrived, EncodingLane.run = late, counted
     run_cells(Path(sys.argv[1]))
     if len(waited) > 1:
         (Path(sys.argv[1]) / "waited.txt").write_text(str(max(waited)))

@@ -29,8 +29,6 @@ class Gpu:
     def __init__(self, device: torch.device):
         self.device = made_current(device)
         self._copy_stream = torch.cuda.Stream(self.device)
-        self.capturing = False
-        """Whether a graph is being captured: no event may be queried meanwhile."""
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self.begin_graphs()
 
@@ -73,13 +71,9 @@ class Gpu:
             compute()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
-        self.capturing = True
-        try:
-            # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                compute()
-        finally:
-            self.capturing = False
+        # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            compute()
         return graph.replay
 
     def drop_graphs(self) -> None:

@@ -20,7 +20,6 @@ from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
 from exegpt.model import ModelSpec
 from exegpt.models import KVCache
 from exegpt.models.weights import torch_dtype
-from exegpt.policies.waa import most_underway
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
@@ -157,14 +156,6 @@ class Receiving(_Side):
                 scatter_blocks(buffer, parts, index)
             numbers.append(arrival.number)
         return numbers
-
-
-def most_in_transfer(stages: int) -> int:
-    """Batches at most between their admission and their first decoding iteration, each with buffers on both sides:
-    those under way on `stages` encoding stages, one in transfer, and one that waits for it. Where the transfer is
-    slower than encoding, more would only fill memory.
-    """
-    return most_underway(stages) + 2
 
 
 def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:

@@ -48,8 +48,6 @@ class Transport:
         self._sending: deque[tuple[Any, object]] = deque()
         self.capturable = self._group is None
         """Whether CUDA graphs can capture its all-reduces: none of them waits on the host."""
-        self.meanwhile: Callable[[], object] | None = None
-        """Called between the layers of an iteration, and while this rank waits."""
 
     def post(self, message: object, *to: int, tag: int = ORDER) -> None:
         """Send a small object to these ranks."""
@@ -82,20 +80,26 @@ class Transport:
         """Whether a receive is complete."""
         return bool(pending.Test())
 
-    def wait(self, poll: Callable[[], Any]) -> Any:
-        """Call `poll` until it returns neither None nor False, and return that."""
-        return wait(poll, self._progress_all)
+    def wait(self, poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
+        """Call `poll` until it returns neither None nor False, and return that; `between` is called between two."""
 
-    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> torch.Tensor:
-        """Receive the next tensor from `source` into this one, and return it."""
+        def advance() -> None:
+            self.progress()
+            between()
+
+        return wait(poll, advance)
+
+    def receive(
+        self, tensor: torch.Tensor, source: int, tag: int, between: Callable[[], object] = lambda: None
+    ) -> torch.Tensor:
+        """Receive the next tensor from `source` into this one, and return it; `between` as in `wait`."""
         pending = self.expect(tensor, source, tag)
-        self.wait(lambda: self.arrived(pending))
+        self.wait(lambda: self.arrived(pending), between)
         return tensor
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of [rows, hidden] over the group. Called twice per layer, so `meanwhile` is called here too."""
-        self._progress_all()
-        return x if self._group is None else summed(x, self._group, self._progress_all)
+        """The sum of [rows, hidden] over the group."""
+        return x if self._group is None else summed(x, self._group, self.progress)
 
     def progress(self) -> None:
         """Advance the sends in progress and drop the completed ones."""
@@ -103,13 +107,6 @@ class Transport:
             entry = self._sending.popleft()
             if not entry[0].Test():
                 self._sending.append(entry)
-
-    def _progress_all(self) -> None:
-        if self.gpu and self.gpu.capturing:
-            return  # querying an event would invalidate the capture
-        self.progress()
-        if self.meanwhile:
-            self.meanwhile()
 
     def close(self) -> None:
         """Complete all sends and drop all graphs. Nothing may be sent afterwards."""
@@ -121,11 +118,11 @@ class Transport:
             self._group = None
 
 
-def wait(poll: Callable[[], Any], meanwhile: Callable[[], object] = lambda: None) -> Any:
-    """Call `poll` until it returns neither None nor False, and return that; `meanwhile` is called between two polls."""
+def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
+    """Call `poll` until it returns neither None nor False, and return that; `between` is called between two."""
     began, (nap, longest) = time.perf_counter(), _NAPS_S
     while (result := poll()) is None or result is False:
-        meanwhile()
+        between()
         if time.perf_counter() - began < _AWAKE_S:
             os.sched_yield()
         else:
@@ -134,7 +131,7 @@ def wait(poll: Callable[[], Any], meanwhile: Callable[[], object] = lambda: None
     return result
 
 
-def summed(x: torch.Tensor, group: Any, meanwhile: Callable[[], object] = lambda: None) -> torch.Tensor:
+def summed(x: torch.Tensor, group: Any, between: Callable[[], object] = lambda: None) -> torch.Tensor:
     """The sum of a tensor over the ranks of a communicator, added in float32, as MPI lacks 16-bit floats. May overwrite
     x.
     """
@@ -142,7 +139,7 @@ def summed(x: torch.Tensor, group: Any, meanwhile: Callable[[], object] = lambda
 
     wide = x.float().contiguous()
     pending = group.Iallreduce(MPI.IN_PLACE, wide.numpy())
-    wait(pending.Test, meanwhile)
+    wait(pending.Test, between)
     return wide.to(x.dtype)
 
 

@@ -6,6 +6,7 @@ from exegpt.model import ModelSpec
 from exegpt.models import Model
 from exegpt.models.device import free_memory, identity
 from exegpt.models.weights import torch_dtype
+from exegpt.policies.waa import most_in_transfer
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from xrunner.comm import kv_transfer
@@ -39,7 +40,7 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
     """Bytes of what this rank gets from others, and sends at once at most."""
     spec, schedule = model.spec, place.schedule
     states = extent.tokens * spec.hidden * torch_dtype(model.dtype).itemsize
-    batches = 1 if place.line[0].phase == "both" else kv_transfer.most_in_transfer(len(place.encoder.line))
+    batches = 1 if place.line[0].phase == "both" else most_in_transfer(len(place.encoder.line))
     if spec.encoder_layers:
         sends_or_receives = place.encoded_by is not None or bool(place.encodes_for)
         return ((place.before is not None) + batches * sends_or_receives) * states

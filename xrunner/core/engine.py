@@ -10,7 +10,7 @@ from exegpt.batching import deal
 from exegpt.errors import InputError
 from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import CPU
-from exegpt.policies import make_policy, traits_of
+from exegpt.policies import make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from xrunner.comm.gpu import Gpu
@@ -19,10 +19,10 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import Transport
 from xrunner.core.adaptation import Adaptation, Reschedule
 from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
-from xrunner.core.disaggregated import DisaggregatedDriver
 from xrunner.core.driver import Driver
 from xrunner.core.events import Event
 from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
+from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
 from xrunner.core.report import RunReport
 from xrunner.core.requests import check_request
@@ -149,6 +149,8 @@ class Engine:
 
     def _release(self) -> Model | None:
         """The weights, of which the next engine may be the owner; None where they have gone. The cache is free then."""
+        if self._worker:
+            self._worker.between = lambda: None  # the driver's, which has the worker: a cycle would keep the cache
         model, self._model, self._worker, self._driver, self._replicas = self._model, None, None, None, None
         return model
 
@@ -172,8 +174,10 @@ class Engine:
         stream: bool = True,
         reschedule: Reschedule | None = None,
         adjustment: float | None = None,
+        record: bool = False,
     ) -> None:
-        """Be ready for requests within an extent; all ranks call it alike. With `stream`, events have every token.
+        """Be ready for requests within an extent; all ranks call it alike. With `stream`, events have every token. With
+        `record`, a timeline and the requests' times are kept, which grow with the run.
 
         With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine,
         requests that haven't begun are left to it (`changes.run_adapting`). `adjustment` as in `make_policy`.
@@ -183,31 +187,33 @@ class Engine:
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
-        worker.begin(self._clock)
+        worker.begin(self._clock, record)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
         worker.now = lambda: clock() - zero
         if self.place.rank == self.place.driver:
-            self._drive(stream, reschedule, adjustment)
+            self._drive(stream, reschedule, adjustment, record)
 
-    def _drive(self, stream: bool, reschedule: Reschedule | None, adjustment: float | None) -> None:
+    def _drive(self, stream: bool, reschedule: Reschedule | None, adjustment: float | None, record: bool) -> None:
         """Make this replica's driver and its way to those of the others."""
         size, replicas = devices(self.schedule), range(self.schedule.replicas)
         first, *others = (Place(self.schedule, size * replica).driver for replica in replicas)
-        made = DisaggregatedDriver if traits_of(self.schedule).disaggregated else Driver
         if self.leads:
-            leader = self._replicas = Leader(self.transport, others, self._events.append)
-            driver = made(self.worker, self.schedule, self._aborted, leader.emit, stream, adjustment)
+            self._replicas = leader = Leader(self.transport, others, self._events.append)
+            driver = self._driver = self._driver_of(leader.emit, stream, adjustment, record)
             driver.elsewhere = leader.abort
             if reschedule:
                 adaptation = Adaptation(self.schedule, reschedule, leader.broadcast)
-                driver.look, driver.drift = adaptation.look, adaptation.drift
+                driver.look, driver.outputs.drift = adaptation.look, adaptation.drift
         else:
             assert self.transport, "a rank alone leads"
-            follower = self._replicas = Follower(self.transport, first)
-            driver = made(self.worker, self.schedule, self._aborted, follower.emit, stream, adjustment)
+            self._replicas = follower = Follower(self.transport, first)
+            driver = self._driver = self._driver_of(follower.emit, stream, adjustment, record)
             driver.look = follower.look
-        self._driver = driver
+
+    def _driver_of(self, emit: Callable[[Event], None], stream: bool, adjustment: float | None, record: bool) -> Driver:
+        outputs = Outputs(self.worker.model.eos, emit, stream, record)
+        return Driver(self.worker, self.schedule, self._aborted, outputs, adjustment)
 
     def add(self, request: Request) -> None:
         """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
@@ -298,7 +304,7 @@ class Engine:
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        self.open(extent, False, reschedule, adjustment)
+        self.open(extent, False, reschedule, adjustment, record=True)
         results: list[Result] = []
         if self._driver:
             self._driver.add(share)  # before any step: in a list of all, replicas are dealt equal work

@@ -36,9 +36,10 @@ class RunReport:
     @staticmethod
     def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
         """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
-        own: tuple[Any, ...] = (worker.spans, [], [], 0)
+        spans_here = worker.spans or []
+        own: tuple[Any, ...] = (spans_here, [], [], 0)
         if driver:
-            own = (worker.spans, driver.served, driver.left, driver.ledger.preemptions)
+            own = (spans_here, driver.outputs.served, driver.left, driver.ledger.preemptions)
         parts = ranks.gather(own, Place(worker.place.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
         served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)

@@ -56,14 +56,13 @@ class Running:
         return request.temperature, request.top_k, request.top_p, request.repetition_penalty, request.own_seed
 
     @property
-    def to_encode(self) -> Array:
-        """The prompt, and after a preemption the output that is computed again with it: int64 [tokens]"""
-        again = self.sequence.recomputed
-        return np.concatenate([self.prompt, self.output[:again]]).astype(np.int64) if again else self.prompt
+    def known(self) -> int:
+        """How many tokens of prompt, start and output there are so far."""
+        return len(self.prompt) + len(self.start) + len(self.output)
 
     @property
     def lacks_output(self) -> bool:
-        """Whether tokens of the output that it computes again haven't come yet."""
+        """Whether tokens of the output that a preemption made part of the prompt haven't come yet."""
         return len(self.output) < self.sequence.recomputed
 
     def update_table(self) -> None:
@@ -79,11 +78,12 @@ class Running:
             return self.output[begin - len(self.prompt) :]
         return [*self.request.prompt_ids[begin:], *self.output]
 
-    @property
-    def short_of(self) -> bool:
-        """Whether the input token of its next iteration isn't known yet."""
-        place = self.sequence.cached - self.sequence.finished
-        return place >= len(self.prompt) + len(self.start) + len(self.output)
+    def tokens(self, begin: int, end: int) -> Array:
+        """The tokens at these positions: int64 [end - begin]"""
+        if end <= len(self.prompt):
+            return self.prompt[begin:end]
+        beyond = [self.token(position) for position in range(max(begin, len(self.prompt)), end)]
+        return np.concatenate([self.prompt[begin:], np.array(beyond, dtype=np.int64)])
 
     def token(self, position: int) -> int:
         """The token at a position of prompt, start and output."""
@@ -168,9 +168,9 @@ class DeviceBatch:
 
     @property
     def decoding_blocks(self) -> Array:
-        """The first block of each decoding sequence, in an encoder-decoder: int32 [sequences]"""
+        """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]"""
         _, _, tables, *other_arrays = self.attention[-1]
-        return tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None, 0]
+        return tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
 
     @property
     def arrays(self) -> list[Array]:
@@ -279,26 +279,40 @@ class Assembler:
 
     def _encoding(self, micro_batch: MicroBatch) -> _Part:
         encoding = [self._running[sequence.index] for sequence, _ in micro_batch.encode]
-        counts = np.array([count for _, count in micro_batch.encode])
-        begins = [sequence.cached for sequence, _ in micro_batch.encode]
-        contexts = (counts + begins).tolist()
-        for request in encoding:
+        part = self._ragged(encoding, micro_batch.encode)
+        last = [count == s.to_prefill and not self._running[s.index].start for s, count in micro_batch.encode]
+        receivers = [request for request, completes in zip(encoding, last, strict=True) if completes]
+        return replace(part, rows=part.rows[last], receivers=receivers)
+
+    def _catching_up(self, running: list[Running]) -> _Part:
+        """Decoding where an encoder-decoder's preempted sequences compute their outputs again."""
+        counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
+        part = self._ragged(running, counts)
+        starts = np.array([len(request.prompt) for request in running], dtype=np.int32)
+        return replace(part, attention=(*part.attention, starts))
+
+    def _ragged(self, running: list[Running], counts: Items[tuple[Sequence, int]]) -> _Part:
+        """The next tokens of sequences, as many as each computes."""
+        for request in running:
             request.update_table()
-        spans = list(zip(encoding, begins, contexts, strict=True))
+        begins = [sequence.cached - sequence.finished for sequence, _ in counts]
+        spans = [(request, b, b + n) for request, b, (_, n) in zip(running, begins, counts, strict=True)]
         positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
-        tables, offsets = _tables(encoding), np.array([0, *counts.cumsum()], dtype=np.int32)
-        complete = [end == len(request.to_encode) and not request.start for request, _, end in spans]
+        tables, offsets = _tables(running), np.array([0, *itertools.accumulate(n for _, n in counts)], dtype=np.int32)
+        places = np.repeat(np.arange(len(running)), np.diff(offsets))
         return _Part(
-            tokens=np.concatenate([request.to_encode[begin:end] for request, begin, end in spans]),
+            tokens=np.concatenate([request.tokens(begin, end) for request, begin, end in spans]),
             positions=positions,
-            slots=self._slots(np.repeat(np.arange(len(counts)), counts), positions, tables),
-            attention=(tables, offsets, np.array(contexts, dtype=np.int32)),
-            rows=(offsets[1:] - 1)[complete].astype(np.int64),
-            receivers=[request for request, done in zip(encoding, complete, strict=True) if done],
+            slots=self._slots(places, positions, tables),
+            attention=(tables, offsets, np.array([end for *_, end in spans], dtype=np.int32)),
+            rows=offsets[1:].astype(np.int64) - 1,
+            receivers=running,
         )
 
     def _decoding(self, micro_batch: MicroBatch) -> _Part:
         decoding, sequences = self._batches.get(micro_batch.index), tuple(micro_batch.decode)
+        if any(sequence.behind for sequence in sequences):
+            return self._catching_up([self._running[sequence.index] for sequence in sequences])
         blocks = [sequence.blocks for sequence in sequences]  # other lists once they have grown: see `Ledger.grow`
         if decoding is None or decoding.sequences != sequences or decoding.blocks != blocks:
             running = [self._running[sequence.index] for sequence in sequences]

@@ -56,7 +56,9 @@ class Extent:
         blocks = [pool.blocks_for(most_cached(prompt, output, start)) for prompt, output in sequences]
         traits = traits_of(schedule)
         resident = min(len(sequences), schedule.kv_blocks, traits.value(schedule, "residents") or len(sequences))
-        tokens = computed_rows(_most_tokens(schedule, [prompt for prompt, _ in sequences], resident))
+        # A preempted request's output is prefilled with its prompt.
+        prefilled = [prompt + (schedule.admission == "grow") * (output - 1) for prompt, output in sequences]
+        tokens = computed_rows(_most_tokens(schedule, prefilled, resident))
         prompts = min(len(sequences), traits.value(schedule, "prompts") or resident)
         return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 

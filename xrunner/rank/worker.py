@@ -1,6 +1,7 @@
 """Worker: runs one rank's layers on one device batch after the other."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +36,23 @@ class Worker:
         self.transport = transport
         self.now: Callable[[], float] = lambda: 0.0
         """Seconds since the run began, the same on every rank."""
-        self.spans: list[Span] = []
+        self.spans: list[Span] | None = []
+        """What it has computed; None: that isn't kept."""
+        self.between: Callable[[], object] = lambda: None
+        """What else this rank does between the layers of an iteration, and while it waits."""
         self.gpu = gpu
         self.compute = self._compute()
         self.sending, self.receiving = self._kv_transfer()
         self.encoded = self._encoded_in_pipeline()
 
-    def begin(self, now: Callable[[], float]) -> None:
-        """Start a run."""
-        self.now, self.spans = now, []
+    def begin(self, now: Callable[[], float], record: bool = True) -> None:
+        """Start a run, whose spans are kept if asked to `record`."""
+        self.now, self.spans = now, [] if record else None
+
+    def wait(self, poll: Callable[[], Any]) -> Any:
+        """Call `poll` until it returns neither None nor False, and return that."""
+        assert self.transport, "a rank alone has nothing to wait for"
+        return self.transport.wait(poll, self.between)
 
     def run(self, batch: DeviceBatch, start: float | None = None) -> torch.Tensor | None:
         """Compute a batch; its span begins at `start`, or when its states are there. Where this rank samples, returns
@@ -55,13 +64,12 @@ class Worker:
         start = self.now() if start is None or outputs else start
         if self.encoded:
             self.encoded.store(outputs)
-        x, out = self.compute(batch, x)
+        x, out = self.compute(batch, x, self._between_layers)
         end = self.now()
         self._pass_on(batch, x)
-        span = Span(
-            place.rank, place.stage, batch.phase, batch.micro_batch, start, end, batch.sequences, batch.computed
-        )
-        self.spans.append(span)
+        if self.spans is not None:
+            facts = batch.phase, batch.micro_batch, start, end, batch.sequences, batch.computed
+            self.spans.append(Span(place.rank, place.stage, *facts))
         return None if out is None else torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), out])
 
     def _pass_on(self, batch: DeviceBatch, x: torch.Tensor) -> None:
@@ -79,9 +87,9 @@ class Worker:
         """Run the driver's orders until END."""
         transport, place = self.transport, self.place
         assert transport, "a single rank has no driver to serve"
-        transport.meanwhile = self._report_arrived if self.receiving else None
+        self.between = self._report_arrived
         encodes = place.line[0].phase == "encode"
-        while (order := transport.wait(self._next)) != END:
+        while (order := self.wait(self._next)) != END:
             if isinstance(order, Arrival):
                 assert self.receiving
                 self.receiving.expect(order)
@@ -93,7 +101,7 @@ class Worker:
                 transport.post(FREE, place.driver, tag=NOTICE)  # ordered while this batch is in transfer
             if self.sending and order.transferred is not None:
                 self.sending.send(order.transferred)
-        transport.meanwhile = None
+        self.between = lambda: None
         self.drain()
 
     def drain(self) -> None:
@@ -102,10 +110,16 @@ class Worker:
             self.encoded.drain()
 
     def _next(self) -> DeviceBatch | Arrival | str | None:
-        self._report_arrived()
+        self.between()
         assert self.transport
         order: DeviceBatch | Arrival | str | None = self.transport.poll(self.place.driver)
         return order
+
+    def _between_layers(self) -> None:
+        with torch.inference_mode(False):  # what is received may be copied when no layer is computed
+            if self.transport:
+                self.transport.progress()
+            self.between()
 
     def _report_arrived(self) -> None:
         """Notify the driver of arrived keys and values."""
@@ -120,7 +134,7 @@ class Worker:
         arguments = self.model, self.cache, place.samples, self.gpu, graphs, place.before is not None
         if transport is None:
             return Compute(*arguments)
-        return Compute(*arguments, wait=lambda moment: transport.wait(moment.query))
+        return Compute(*arguments, wait=lambda moment, between: transport.wait(moment.query, between))
 
     def _kv_transfer(self) -> tuple[Sending | None, Receiving | EncodedReceiving | None]:
         """This rank's side of the KV transfer, where disaggregated."""
@@ -149,7 +163,7 @@ class Worker:
         assert self.transport
         kind = torch_dtype(self.model.dtype)
         x = torch.empty(len(batch.tokens), self.model.spec.hidden, dtype=kind, device=self.model.device)
-        return self.transport.receive(x, before, STATES)
+        return self.transport.receive(x, before, STATES, self.between)
 
 
 def read_result(result: torch.Tensor) -> tuple[float, list[int]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import MicroBatch, MicroBatching, Step
+from exegpt.batching import MicroBatch, MicroBatching, Sequence, Step
 from exegpt.batching.sequence import FINISHED
 from exegpt.interpolation import linear
 from exegpt.timeline import Span
@@ -104,6 +104,10 @@ class Pipeline:
         """When the last piece of work so far is done."""
         return float(self._free.max())
 
+    def last_token_s(self, sequence: Sequence) -> float:
+        """When the last token of a sequence's micro-batch came out."""
+        return float(self._token[self.micro_batching.index(sequence)])
+
     def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
         next step would be decided before `until`.
@@ -114,7 +118,7 @@ class Pipeline:
 
     def _run_encoding(self, micro_batches: list[MicroBatch], now: float) -> Ran:
         seconds = np.array([[self._seconds(micro_batch) for micro_batch in micro_batches]]).take(self._kind, axis=2)
-        ready = np.array([self._token[m.index] if m.decode else 0.0 for m in micro_batches])
+        ready = np.array([self._ready(micro_batch) for micro_batch in micro_batches])
         _, next_s, _ = self._book(micro_batches, seconds, ready, now, np.inf)
         encoded = {}
         for micro_batch, out in zip(micro_batches, ready.tolist(), strict=True):
@@ -126,6 +130,11 @@ class Pipeline:
                     self._token[self.micro_batching.index(sequence)] = out
         last = self._token.copy()
         return Ran(1, next_s, encoded, last, last)
+
+    def _ready(self, micro_batch: MicroBatch) -> float:
+        """When the tokens are out that a micro-batch with prompts takes."""
+        decoding = float(self._token[micro_batch.index]) if micro_batch.decode else 0.0
+        return max([decoding, *[s.ready_s for s, _ in micro_batch.encode]])
 
     def _seconds(self, micro_batch: MicroBatch) -> list[float]:
         """One iteration of a micro-batch on every kind of stage."""
@@ -139,8 +148,7 @@ class Pipeline:
         for micro_batch in micro_batches:
             live = [s for s in micro_batch.decode if s.status is not FINISHED]
             most = min([most, *[s.ends - s.generated for s in live]])
-            # A finished row of a static batch is computed again at its last position.
-            shapes.append((len(micro_batch.decode), sum([s.cached for s in micro_batch.decode]) + len(live), len(live)))
+            shapes.append((*_decoding(micro_batch), len(live)))
         if self._pace and until < np.inf:
             most = min(most, int((until - now) / self._pace) + 2)
         count = _COUNT[: min(most, _MOST)]
@@ -151,7 +159,7 @@ class Pipeline:
                 seconds[:, p, kind] = decode_seconds(sequences, contexts)
         if self._takes_over:
             for p, micro_batch in enumerate(micro_batches):
-                tokens = sum([s.input_tokens for s in micro_batch.decode if s.generated == 0])
+                tokens = sum([s.input_tokens for s in micro_batch.decode if s.generated == s.recomputed])
                 if tokens:
                     seconds[0, p] += [float(cost.cross_projection(tokens)) for cost in self._costs]
         seconds = seconds.take(self._kind, axis=2)  # contiguous, so that one compiled loop does for all
@@ -194,6 +202,17 @@ def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
         completed = sum([count >= s.to_prefill for s, count in micro_batch.encode])
         counts, cached = [count for _, count in micro_batch.encode], [s.cached for s, _ in micro_batch.encode]
         chunks = Chunks(counts, cached, completed)
-    decoding = len(micro_batch.decode)
-    tokens = sum([s.cached + (s.status is not FINISHED) for s in micro_batch.decode])
-    return chunks, decoding, tokens / decoding if decoding else 0.0
+    decoding, seen = _decoding(micro_batch)
+    return chunks, decoding, seen / decoding if decoding else 0.0
+
+
+def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
+    """Tokens that an iteration decodes, and how many all of them see together. A finished row of a static batch is
+    computed again at its last position.
+    """
+    tokens = seen = 0
+    for s in micro_batch.decode:
+        count = 1 + s.behind
+        tokens += count
+        seen += count * s.cached + (0 if s.status is FINISHED else count * (count + 1) // 2)
+    return tokens, seen

@@ -190,7 +190,7 @@ def test_ways_end_in_one_order_on_every_rank(monkeypatch):
     monkeypatch.setattr(dist, "destroy_process_group", ended.append)
     transport = object.__new__(direct.DirectTransport)
     transport._sending, transport._leaving, transport._group = deque(), deque(), None
-    transport.meanwhile, transport.gpu = None, SimpleNamespace(drop_graphs=lambda: ended.append("graphs"))
+    transport.gpu = SimpleNamespace(drop_graphs=lambda: ended.append("graphs"))
     sums, states, cache = (OfHash(number) for number in (1, 2, 0))  # a set has them in another order
     transport._group_communicator, transport._communicators = sums, {STATES: states, CACHE: cache}
     transport.close()

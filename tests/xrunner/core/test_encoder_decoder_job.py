@@ -5,34 +5,13 @@ import itertools
 from collections import Counter
 
 import pytest
-import torch
 
 from exegpt.batching import deal
 from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
 
-from .test_architectures import generate
 from .test_job import check_decisions, check_times, check_tokens, cut_at, matrix, run_cells, sides
 
-SIZES = {"num_layers": 5, "num_decoder_layers": 4, "d_model": 64, "num_heads": 4, "d_kv": 10, "d_ff": 72}
-SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distance": 40, "initializer_factor": 3.0}
-SPECIAL = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 POLICIES = ("static", "hybrid", "orca", "rra")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A T5's directory, and transformers' tokens and gaps for every request."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(3)
-    form = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    theirs = T5ForConditionalGeneration(T5Config(**SIZES, **SPECIAL, **form)).eval()
-    path = tmp_path_factory.mktemp("t5") / "t5"
-    theirs.save_pretrained(path)
-    theirs.generation_config.eos_token_id = None
-    tokens = {r.id: generate(theirs, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests()}
-    assert len({token for made, _ in tokens.values() for token in made}) > 20
-    return {"t5": path}, tokens
 
 
 def check(found, cells, theirs):
@@ -60,30 +39,30 @@ def check_work(found, plan):
             assert {s["phase"] for s in spans} == {stage.phase}
 
 
-def test_two_stages(job, tmp_path, made):
-    paths, theirs = made
+def test_two_stages(job, tmp_path, encoder_decoder):
+    paths, theirs = encoder_decoder
     cells = matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)])
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
-def test_disaggregated(job, tmp_path, made):
+def test_disaggregated(job, tmp_path, encoder_decoder):
     """With room for few residents, too, where encoding waits for blocks."""
-    paths, theirs = made
+    paths, theirs = encoder_decoder
     cells = sides(paths, 2, ["t5"], (1,))
     cells |= {f"full-{name}": cell for name, cell in sides(paths, 2, ["t5"], (3,), kv_blocks=9).items()}
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
-def test_stages_and_sides_of_different_degrees(job, tmp_path, made):
-    paths, theirs = made
+def test_stages_and_sides_of_different_degrees(job, tmp_path, encoder_decoder):
+    paths, theirs = encoder_decoder
     cells = matrix(paths, 4, ["t5"], ["orca", "rra"], [((2, 1, 1), 1), ((1, 1, 2), 1)])
     cells |= sides(paths, 4, ["t5"], (2,), [((1, 1), (2,), 1)])
     check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
 
 
-def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, made):
+def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, encoder_decoder):
     """Also such whose encoder's output is on its way then, and whose blocks others get."""
-    paths, theirs = made
+    paths, theirs = encoder_decoder
     cells = matrix(paths, 2, ["t5"], ["static", "orca"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (2,))
     cells = {name: (arch, dataclasses.replace(plan, kv_blocks=12)) for name, (arch, plan) in cells.items()}
     todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
@@ -100,8 +79,8 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, made):
             assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
 
 
-def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, made):
-    paths, theirs = made
+def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, encoder_decoder):
+    paths, theirs = encoder_decoder
     common = Counter(token for tokens, _ in theirs.values() for token in tokens).most_common(3)
     ends = [token for token, _ in common]
     want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
@@ -115,23 +94,23 @@ def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, made
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_whole_matrix(job, tmp_path, made, ranks, policy):
-    paths, theirs = made
+def test_the_whole_matrix(job, tmp_path, encoder_decoder, ranks, policy):
+    paths, theirs = encoder_decoder
     cells = matrix(paths, ranks, ["t5"], [policy], LAYOUTS[ranks] + [((1, 1, 2), 1)] * (ranks == 4))
     check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_all_disaggregated_layouts(job, tmp_path, made, ranks):
-    paths, theirs = made
+def test_all_disaggregated_layouts(job, tmp_path, encoder_decoder, ranks):
+    paths, theirs = encoder_decoder
     cells = sides(paths, ranks, ["t5"])
     check(run_cells(job, tmp_path, paths, ranks, cells, timeout=600), cells, theirs)
 
 
 @pytest.mark.slow
-def test_micro_batches_of_any_number(job, tmp_path, made):
-    paths, theirs = made
+def test_micro_batches_of_any_number(job, tmp_path, encoder_decoder):
+    paths, theirs = encoder_decoder
     cells = {}
     for parts, encode_count in itertools.product((1, 2, 3, 5), (None, 1, 4)):
         variables = {"micro_batches": parts, "encode_micro_batches": encode_count}

@@ -6,33 +6,19 @@ import json
 from collections import Counter
 
 import pytest
-import torch
 
 from exegpt.batching import deal
 from exegpt.cluster import local_cluster
 from exegpt.document import to_dict
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
+from exegpt.policies.waa import most_in_transfer
 from exegpt.workload import RequestLengths
-from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, generate, requests, schedule
+from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, requests, schedule
 from tests.xrunner.core import test_architectures as architectures
 from xprofiler.roofline import roofline_profile
-from xrunner.comm.kv_transfer import most_in_transfer
 from xrunner.core.engine import Engine
 from xsimulator.replay.event_simulator import replay
-
-
-@pytest.fixture(scope="module")
-def theirs(directories):
-    """transformers' tokens and gaps for every request of every architecture, and with an end of text."""
-    from transformers import AutoModelForCausalLM
-
-    found = {}
-    for arch, path in directories.items():
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        found[arch] = {request.id: generate(model, request) for request in requests()}
-    return found
 
 
 def name_of(arch, policy, degrees, replicas, more=""):

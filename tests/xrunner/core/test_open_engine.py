@@ -64,7 +64,7 @@ def test_the_engine_is_idle_between_requests_and_remembers_no_ended_one(model):
         while not engine.idle:
             ended += engine.step()
         assert [type(event).__name__ for event in ended] == ["Token", "Result"]
-    assert len(engine._driver.running) <= 260
+    assert len(engine._driver.outputs.running) <= 260
     engine.drain()
 
 

@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
+from exegpt.document import to_dict
 from exegpt.models import load_model
 from exegpt.policies import make_ledger
+from exegpt.workload import Workload
 from tests.xrunner import cells
-from tests.xrunner.cells import LENGTHS, requests
-from tests.xrunner.core.test_job import run_cells
+from tests.xrunner.cells import LENGTHS, POLICIES, requests
+from tests.xrunner.core.test_job import check_decisions, check_tokens, matrix, run_cells, sides
 from tests.xrunner.open_engine import feed
 from xrunner.core import driver
 from xrunner.core.engine import Engine
@@ -54,12 +56,22 @@ def tokens_of(results):
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "repetition_penalty": 1.2}])
-@pytest.mark.parametrize("policy", ["orca", "chunked"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_preempted_requests_have_the_tokens_of_an_undisturbed_run(model, ledgers, policy, options):
     todo = requests(LONGER, **options)
     want = tokens_of(Engine(model, plan(model, policy, 100)).run(todo).results)
     assert tokens_of(Engine(model, plan(model, policy, SMALL, admission="grow")).run(todo).results) == want
-    assert ledgers[-1].preemptions > 3 and ledgers[-1].pool.available == SMALL
+    assert ledgers[-1].preemptions > 1 and ledgers[-1].pool.available == SMALL
+
+
+@pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "rra"])
+def test_an_encoder_decoders_preempted_outputs_are_computed_again(encoder_decoder, ledgers, policy):
+    directories, want = encoder_decoder
+    model = load_model(directories["t5"])
+    schedule = plan(model, policy, SMALL, admission="grow")
+    done = Engine(model, schedule).run(requests())
+    check_tokens({"results": [to_dict(result) for result in done.results]}, want)
+    assert ledgers[-1].preemptions > 1 and ledgers[-1].pool.available == SMALL
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
@@ -84,20 +96,62 @@ def test_stop_tokens_end_preempted_requests_too(directories, ledgers):
     assert ledgers[-1].preemptions
 
 
-def test_on_two_ranks(job, tmp_path, directories):
-    """Two stages with tokens on their way when a sequence is preempted; two shards; two replicas; stop tokens."""
-    model, todo = load_model(directories["llama"]), requests(LONGER)
-    want = {result.id: list(result.output_ids) for result in Engine(model, plan(model, "orca", 100)).run(todo).results}
-    growing = {"kv_blocks": SMALL, "admission": "grow"}
-    plans = {
-        "stages": plan(model, "chunked", degrees=(1, 1), **growing),
-        "orca": plan(model, "orca", degrees=(1, 1), **growing),
-        "shards": plan(model, "orca", degrees=(2,), **growing),
-        "replicas": plan(model, "chunked", replicas=2, **growing),
-    }
-    given = {name: ("llama", one) for name, one in plans.items()}
-    for name, ran in run_cells(job, tmp_path, directories, 2, given, todo=todo).items():
-        assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name
+def small(cells):
+    """The same cells with few blocks, and a workload that lets RRA and WAA expect the shortest outputs."""
+    few = {"kv_blocks": SMALL, "admission": "grow", "workload": Workload.fixed(16, 1)}
+    return {name: (arch, dataclasses.replace(plan, **few)) for name, (arch, plan) in cells.items()}
+
+
+def check_preempted(found, cells, want):
+    for name in cells:
+        try:
+            check_tokens(found[name], want)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+        assert found[name]["preemptions"], name
+
+
+def test_every_policy_on_two_ranks(job, tmp_path, directories, theirs):
+    """Two stages with tokens on their way when a sequence is preempted; prompts and caches on ranks of their own."""
+    cells = matrix(directories, 2, ["llama"], layouts=[((1, 1), 1)]) | sides(directories, 2, ["llama"])
+    cells = small(cells | matrix(directories, 2, ["gpt2"], ["orca"], [((2,), 1), ((1,), 2)]))
+    found = run_cells(job, tmp_path, directories, 2, cells)
+    for arch in ("llama", "gpt2"):
+        check_preempted(found, {n: c for n, c in cells.items() if c[0] == arch}, theirs[arch])
+
+
+def test_every_policy_on_two_ranks_of_an_encoder_decoder(job, tmp_path, encoder_decoder):
+    directories, want = encoder_decoder
+    cells = matrix(directories, 2, ["t5"], ["static", "hybrid", "orca", "rra"], [((1, 1), 1)])
+    cells = small(cells | sides(directories, 2, ["t5"]))
+    check_preempted(run_cells(job, tmp_path, directories, 2, cells), cells, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_layouts(job, tmp_path, directories, theirs, ranks):
+    for arch in ("llama", "gpt2"):
+        cells = small(matrix(directories, ranks, [arch]) | sides(directories, ranks, [arch]))
+        found = run_cells(job, tmp_path, directories, ranks, cells, timeout=900)
+        for name in cells:
+            check_tokens(found[name], theirs[arch])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_layouts_of_an_encoder_decoder(job, tmp_path, encoder_decoder, ranks):
+    directories, want = encoder_decoder
+    cells = matrix(directories, ranks, ["t5"], ["static", "hybrid", "orca", "rra"]) | sides(directories, ranks, ["t5"])
+    found = run_cells(job, tmp_path, directories, ranks, small(cells), timeout=900)
+    for name in cells:
+        check_tokens(found[name], want)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_device_decides_as_the_replay(model, policy):
+    schedule = plan(model, policy, SMALL, admission="grow")
+    done = Engine(model, schedule).run(requests())
+    check_decisions({"spans": [to_dict(span) for span in done.timeline.spans]}, schedule)
 
 
 def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directories):
@@ -105,6 +159,7 @@ def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directo
     eos = late_tokens(model, todo)
     ending = dataclasses.replace(model, eos=frozenset(eos))
     want = {r.id: list(r.output_ids) for r in Engine(ending, plan(model, "orca", 100)).run(todo).results}
-    plans = {p: ("llama", plan(model, p, SMALL, (1, 1), admission="grow")) for p in ("orca", "chunked")}
+    plans = {p: ("llama", plan(model, p, SMALL, (1, 1), admission="grow")) for p in ("orca", "chunked", "rra")}
+    plans["waa"] = ("llama", cells.disaggregated(model.spec, (1,), (1,), kv_blocks=SMALL, admission="grow"))
     for name, ran in run_cells(job, tmp_path, directories, 2, plans, eos=eos, todo=todo).items():
         assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name

@@ -1,0 +1,142 @@
+"""The encoding side's lane, where encoding and decoding have stages of their own (WAA).
+
+The driver is the decoding side's first rank, and gives this lane work between two layers of its own and while it waits.
+A batch is encoded when the encoding side's first stage is free and no more batches are under way there than keep it
+busy, as in the replay, nor from there to here. It joins the decoding when its first tokens are here and every decoding
+rank has its keys and values.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+
+from exegpt.batching import Ledger, MicroBatching, Sequence, Step
+from exegpt.policies.waa import most_in_transfer, most_underway
+from exegpt.schedule import StagePhase
+from xrunner.comm.encoder_output import slots_in
+from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.transport import NOTICE, TOKENS
+from xrunner.core.outputs import Outputs
+from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.worker import END, FREE, Worker
+
+Array = np.ndarray
+
+
+@dataclass
+class _Batch:
+    """A batch from its order to its joining the decoding."""
+
+    number: int
+    sequences: list[Sequence]
+    receivers: list[Running]
+    result: torch.Tensor
+    pending: Any
+    """Its tokens."""
+    missing: int
+    """How many decoding ranks have yet to say that its keys and values are there."""
+    out: bool = False
+    """Whether its tokens have come."""
+
+
+class EncodingLane:
+    """Batches of prompts on their way through the encoding stages, and from there to the decoding ranks."""
+
+    phase: StagePhase = "encode"
+
+    def __init__(self, worker: Worker, outputs: Outputs, assemble: Assembler, ledger: Ledger):
+        assert worker.transport and worker.receiving, "two sides are two ranks at least"
+        self._worker, self._outputs, self._assemble, self._ledger = worker, outputs, assemble, ledger
+        self._transport, self._receiving = worker.transport, worker.receiving
+        self._encoder = worker.place.encoder
+        stages = len(self._encoder.line)
+        self._most, self._most_in_transfer = most_underway(stages), most_in_transfer(stages)
+        self._ordered = self._freed = self._outs = 0
+        """Batches so far: ordered; through the first stage; through the last."""
+        self._batches: deque[_Batch] = deque()
+        """Those that have yet to join, in the order in which they were ordered."""
+
+    @property
+    def free(self) -> bool:
+        """Whether its first stage is free, and the number of batches under way allows another."""
+        if self._freed < self._ordered or self._ordered - self._outs >= self._most:
+            return False
+        return len(self._batches) < self._most_in_transfer
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is on its way."""
+        return not self._batches and self._freed == self._ordered
+
+    def update(self) -> bool:
+        """Take notices and tokens; batches that are wholly here join the decoding. Whether anything has come."""
+        came = False
+        while (notice := self._transport.poll(tag=NOTICE)) is not None:
+            came = True
+            if notice == FREE:
+                self._freed += 1
+            else:
+                self._arrived(notice)
+        for number in self._receiving.arrived():
+            came = True
+            self._arrived(number)
+        for batch in self._batches:
+            if not batch.out and self._transport.arrived(batch.pending):
+                came = batch.out = True
+                self._outs += 1
+                self._outputs.give(batch.receivers, batch.result)
+        while self._batches and self._batches[0].out and not self._batches[0].missing:
+            self._ledger.arrived(self._batches.popleft().sequences, self._worker.now())
+        return came
+
+    def run(self, step: Step, now: float) -> None:
+        """Order a batch: to the encoding ranks what they compute, to the decoding ranks what will arrive."""
+        running = self._outputs.of(sequence for sequence, _ in step.encode)
+        sent, places = self._tables(running)
+        (micro_batch,) = MicroBatching(1).split(step)
+        batch, receivers = self._assemble(micro_batch)
+        for request in running:
+            request.table = None  # over here it has other blocks
+            request.entered = 0  # the decoding side has a sampling state of its own
+            request.sequence.ready_s = inf
+        self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
+        result = torch.empty(1 + len(receivers), dtype=torch.int64)
+        pending = self._transport.expect(result, self._encoder.sampler, TOKENS)
+        missing = 0 if places is None else 1 + len(self._worker.place.followers)
+        sequences = [request.sequence for request in running]
+        self._batches.append(_Batch(self._ordered, sequences, receivers, result, pending, missing))
+        if places is not None:
+            arrival = Arrival(self._ordered, places)
+            self._transport.post(arrival, *self._worker.place.followers)
+            self._receiving.expect(arrival)
+        self._ordered += 1
+
+    def close(self) -> None:
+        """Let the encoding ranks go."""
+        self._transport.post(END, *self._encoder.followers)
+
+    def _tables(self, running: list[Running]) -> tuple[Array | None, Array | None]:
+        """Give requests the block tables that the encoding side uses, where a batch has the cache for itself. Returns
+        the blocks that are sent from there, int64 [n], and the places that what is sent takes here, as in `Arrival`.
+        """
+        pool, taken, sent, places = self._ledger.pool, 0, [], []
+        for request in running:
+            sequence = request.sequence
+            count = pool.blocks_for(sequence.to_prefill)
+            request.table, request.tabled = np.arange(taken, taken + count, dtype=np.int32), None
+            if request.start:  # an encoder's output goes as it is
+                places.append(slots_in(sequence.blocks, sequence.input_tokens, pool.block_size))
+            elif sequence.max_output > sequence.recomputed + 1:
+                sent.append(request.table)
+                places.append(np.array(sequence.blocks[:count], dtype=np.int64))
+            taken += count
+        return np.concatenate(sent).astype(np.int64) if sent else None, np.concatenate(places) if places else None
+
+    def _arrived(self, number: int) -> None:
+        """A decoding rank has a batch's keys and values."""
+        batch = next(batch for batch in self._batches if batch.number == number)
+        batch.missing -= 1

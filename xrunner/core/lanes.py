@@ -1,0 +1,128 @@
+"""Lanes: lines of stages, each of which takes a step from the policy when its first stage is free; as in the replay
+(`xsimulator/replay/lanes.py`).
+
+    policy ──Step──► MicroBatching ──MicroBatch──► assembly ──DeviceBatch──► the first stage ──states──► the others
+    ──tokens──► the driver
+
+Every driver is the first rank of a lane of its own. Where encoding and decoding are disaggregated it has another, the
+encoding side's (`encoding_lane.py`).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from exegpt.batching import MicroBatch, MicroBatching, Step
+from exegpt.schedule import Schedule, StagePhase
+from xrunner.comm.transport import TOKENS
+from xrunner.core.outputs import Outputs
+from xrunner.rank.assembly import Assembler, DeviceBatch, Running
+from xrunner.rank.worker import END, Worker
+
+
+class Lane(Protocol):
+    """A line of stages at work."""
+
+    phase: StagePhase
+
+    @property
+    def free(self) -> bool:
+        """Whether it can take a step."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way."""
+
+    def run(self, step: Step, now: float) -> None:
+        """Order a step that was decided at `now`, before the ledger books it."""
+
+    def update(self) -> bool:
+        """Take what has come from its stages; whether anything has."""
+
+    def close(self) -> None:
+        """Let its other ranks go, when it is idle."""
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A micro-batch that is still on the stages."""
+
+    receivers: list[Running]
+    result: torch.Tensor
+    pending: Any
+
+
+class OwnLane:
+    """The line of which this rank is the first stage: to run a step is to do this rank's share of it.
+
+    The next step is decided when this rank is free; lengths are booked then, whether their tokens are there or not. A
+    micro-batch that decodes is held back until the tokens that it takes are there.
+    """
+
+    free = True
+
+    def __init__(self, worker: Worker, schedule: Schedule, outputs: Outputs, assemble: Assembler):
+        self.phase = worker.place.line[0].phase
+        self._worker, self._outputs, self._assemble = worker, outputs, assemble
+        self._flying: deque[_Flight] = deque()
+        self.follow(schedule)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Split steps as a schedule says, or into one micro-batch for each stage."""
+        count = schedule.micro_batches or len(self._worker.place.line)
+        self._micro_batching = MicroBatching(count, schedule.encode_micro_batches, schedule.replicas)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self._flying
+
+    def run(self, step: Step, now: float) -> None:
+        """Order a step that was decided at `now`, and do this rank's share of it."""
+        for number, micro_batch in enumerate(self._micro_batching.split(step)):
+            self._await_tokens(micro_batch)
+            # Alone, deciding is a part of the iteration, as it was when profiled; else waiting isn't.
+            start = self._worker.now() if number or self._worker.transport else now
+            self._order(*self._assemble(micro_batch), start)
+
+    def update(self) -> bool:
+        """Take the tokens that have come; whether there were any."""
+        count, transport = len(self._flying), self._worker.transport
+        while self._flying and transport and transport.arrived(self._flying[0].pending):
+            flight = self._flying.popleft()
+            self._outputs.give(flight.receivers, flight.result)
+        return len(self._flying) < count
+
+    def close(self) -> None:
+        """Let the other ranks go, when nothing is on its way."""
+        if self._worker.transport:
+            self._worker.transport.post(END, *self._worker.place.followers)
+        self._worker.drain()
+
+    def _await_tokens(self, micro_batch: MicroBatch) -> None:
+        """Wait until the tokens that a micro-batch takes are there."""
+        if not self._worker.transport:
+            return
+        counts = [(s, 1 + s.behind - s.finished) for s in micro_batch.decode]
+        ends = [(self._outputs.running[s.index], s.cached + n) for s, n in (*micro_batch.encode, *counts)]
+
+        def known() -> bool:
+            self.update()
+            return all(request.known >= end for request, end in ends)
+
+        self._worker.wait(known)
+
+    def _order(self, batch: DeviceBatch, receivers: list[Running], start: float) -> None:
+        """Send a micro-batch to all ranks of this line, and do this rank's share of it."""
+        transport, place = self._worker.transport, self._worker.place
+        if transport:
+            transport.post(batch, *place.followers)
+        result = self._worker.run(batch, start)
+        if result is not None:
+            self._outputs.give(receivers, result)
+        elif receivers:
+            assert transport
+            result = torch.empty(1 + len(receivers), dtype=torch.int64)
+            self._flying.append(_Flight(receivers, result, transport.expect(result, place.sampler, TOKENS)))

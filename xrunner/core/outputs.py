@@ -1,0 +1,116 @@
+"""Outputs: the requests of one driver, and the tokens that have been made for them.
+
+Tokens come later than the ledger books them. So a stop token may come when a later iteration of its sequence has been
+booked, or is on its way: what comes for a request that has ended is ignored.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from exegpt.batching import Sequence
+from exegpt.batching.sequence import PREEMPTED
+from exegpt.request import FinishReason, Request, Result
+from exegpt.served import Served
+from xrunner.core.drift import Drift
+from xrunner.core.events import Event, Token
+from xrunner.rank.assembly import Running
+from xrunner.rank.sampling_state import Slots
+from xrunner.rank.worker import read_result
+
+_KEPT = 256
+"""Ended requests that are remembered at least: forgetting goes over all."""
+
+
+class Outputs:
+    """`eos` are the stop tokens. `emit` gets every result, and with `stream` every token, as it comes. With `record`,
+    the times of finished requests are kept in `served`.
+    """
+
+    def __init__(self, eos: frozenset[int], emit: Callable[[Event], None], stream: bool, record: bool):
+        self.running: dict[int, Running] = {}
+        """Requests by their places; ended ones are forgotten sooner or later."""
+        self.served: list[Served] = []
+        self.drift: Drift | None = None
+        """What follows the lengths of these requests."""
+        self._eos, self._emit, self._stream, self._record = eos, emit, stream, record
+        self._slots = Slots()
+        self._stopped: list[Sequence] = []
+
+    def add(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
+        """A new request with its place, which no other has, and what its output begins with; its sequence."""
+        prompt = np.array(request.prompt_ids, dtype=np.int64)
+        sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
+        self.running[index] = Running(request, sequence, prompt, start=start)
+        return sequence
+
+    def of(self, sequences: Iterable[Sequence]) -> list[Running]:
+        """The requests of these sequences."""
+        return [self.running[sequence.index] for sequence in sequences]
+
+    def begin(self, request: Running, now: float) -> None:
+        """A request's encoding begins, unless it had begun."""
+        if request.start_s is None:
+            request.start_s = now
+            if request.request.repetition_penalty != 1:
+                request.slot = self._slots.allocate()
+            if self.drift:
+                self.drift.begin(request.sequence.index)
+
+    def give(self, receivers: list[Running], result: torch.Tensor) -> None:
+        """The tokens of a micro-batch to their requests; those that end by theirs are reported."""
+        moment, tokens = read_result(result)
+        for receiver, token in zip(receivers, tokens, strict=True):
+            if receiver.ended:
+                continue
+            receiver.output.append(token)
+            if self._stream:
+                self._emit(Token(receiver.request.id, len(receiver.output) - 1, token, moment))
+            if receiver.first_token_s is None:
+                receiver.first_token_s = moment
+            if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
+                receiver.sequence.ready_s = 0.0
+            if token in self._eos and not receiver.request.ignore_eos:
+                self._stopped.append(receiver.sequence)
+                self._finish(receiver, "stop", moment)
+            elif len(receiver.output) == receiver.request.max_tokens:
+                self._finish(receiver, "length", moment)
+
+    def cancel(self, request: Running, now: float) -> None:
+        """End a request that was aborted."""
+        self._end(request, "cancelled", now)
+
+    def take_stopped(self) -> list[Sequence]:
+        """Sequences stopped by a stop token since the last call."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def forget(self, alive: Iterable[Sequence], count: int) -> None:
+        """Drop all but the `count` requests of sequences that are `alive`, once the others are the most."""
+        if len(self.running) <= 2 * count + _KEPT:
+            return
+        kept = {sequence.index for sequence in alive}
+        for index in [index for index in self.running if index not in kept]:
+            del self.running[index]
+
+    def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:
+        start, first = running.start_s, running.first_token_s
+        assert start is not None and first is not None, "a finished request has begun"
+        if self._record:
+            request, sequence, tokens = running.request, running.sequence, len(running.output)
+            times = request.arrival_s, start, first, moment
+            self.served.append(Served(sequence.index, sequence.input_tokens, tokens, *times))
+        self._end(running, reason, moment)
+
+    def _end(self, running: Running, reason: FinishReason, moment: float) -> None:
+        running.ended = True
+        if running.slot is not None:
+            self._slots.free(running.slot)
+            running.slot = None
+        request, tokens = running.request, tuple(running.output)
+        if self.drift and running.start_s is not None:
+            made = None if reason == "cancelled" else len(tokens)
+            self.drift.end(running.sequence.index, len(request.prompt_ids), made)
+        times = request.arrival_s, running.start_s, running.first_token_s, moment
+        self._emit(Result(request.id, len(request.prompt_ids), tokens, reason, *times))
