@@ -36,7 +36,8 @@ from xscheduler.open_search import OpenSearch
 from xscheduler.open_tune import Rated, tune_at
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
-from xsimulator.steady.scenario import Scenario
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 
 BATCH, OTHER = 1.15, 1.25
 """Ratios of the grid's neighbouring values: of batches, and of the other variable."""
@@ -116,11 +117,10 @@ class Grid:
 
     def __init__(self, given: dict[str, Any], policies: Sequence[str]):
         self.meter = Meter(given["profile"], given["arrivals"], given["bounds"])
-        base = Scenario(
-            given["model"], given["cluster"], given["workload"], given["profile"], (), given["profile"].dtype,
-            "p99-length", "exact", True, watched=False,
-        )  # fmt: skip
-        self.question = Question(base, Limits(given["bounds"].latency_s), {}, open_system=True)
+        profile = given["profile"]
+        cost_model = CostModel(given["model"], given["cluster"], profile, profile.dtype, watched=False)
+        load = Load(given["workload"], given["model"].encoder_layers > 0)
+        self.question = Question(cost_model, load, Limits(given["bounds"].latency_s), {}, open_system=True)
         self.policies = policies
         self.points, self.best, self.schedule = 0, 0.0, None
 

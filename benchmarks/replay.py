@@ -20,10 +20,10 @@ from exegpt.trace import read_trace
 from exegpt.workload import Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
+from xsimulator.cost.replica import CostModel
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay.cells import DecodeSeconds
 from xsimulator.replay.event_simulator import replay
-from xsimulator.steady.scenario import Scenario
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 TRACE = DATA / "azure" / "AzureLLMInferenceTrace_conv.csv"
@@ -40,8 +40,7 @@ POLICIES: dict[str, dict[str, int]] = {
 def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
     """A schedule of each policy with the blocks that memory holds, and their profile."""
     profile, stages = roofline_profile(MODEL, CLUSTER), uniform_stages(MODEL, CLUSTER, 1)
-    scenario = Scenario(MODEL, CLUSTER, workload, profile, stages, "fp16")
-    blocks = scenario.room(2048)
+    blocks = CostModel(MODEL, CLUSTER, profile, "fp16").replica(stages).room(2048)
     first = Schedule(
         version=Schedule.VERSION,
         policy="static",

@@ -24,15 +24,17 @@ from benchmarks.spaces import LARGE, SMALL, random_space
 from exegpt.builtin_models import builtin_model
 from exegpt.cli.inputs import find_setting
 from exegpt.cluster import parse_cluster
+from exegpt.model import ModelSpec
 from exegpt.profile import LayerTables, Profile, Table
-from exegpt.workload import task
+from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import SearchResult, search
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
-from xsimulator.steady.scenario import Scenario
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 
 ROOFLINES = (  # model, cluster, task, the engine's overhead per iteration in seconds, what is fixed
     ("opt-13b", "4xA40", "S", 0.0, {"replicas": 1, "tp_degree": 4}),
@@ -100,7 +102,8 @@ def random_spaces(count: int) -> dict[str, Any]:
 class Tabulated:
     """The spaces of some policies, each point simulated once for all searches and bounds."""
 
-    base: Scenario
+    cost_model: CostModel
+    load: Load
     policies: tuple[str, ...]
     fixed: dict[str, int]
     shortened: bool
@@ -109,7 +112,7 @@ class Tabulated:
 
     def under(self, bound_s: float) -> list[Space]:
         """Fresh spaces with a bound on the latency, and the ceilings that go with it."""
-        question = Question(self.base, Limits(latency_s=bound_s), self.fixed)
+        question = Question(self.cost_model, self.load, Limits(latency_s=bound_s), self.fixed)
         made = [space for policy in self.policies for space in all_spaces(spaces(policy, question))]
         return [self._tabulated(number, space) for number, space in enumerate(made)]
 
@@ -178,21 +181,25 @@ def non_monotone(made: Sequence[Space], tolerance: float) -> float:
     return broken / pairs
 
 
+def _load(model: ModelSpec, workload: Workload) -> Load:
+    return Load(workload, model.encoder_layers > 0)
+
+
 def cases(directory: Path, profile: str | None) -> list[tuple[str, Tabulated]]:
     """Scenarios from rooflines, and from the profile of a model directory on this machine where there is one."""
     made = []
     for name, text, workload, overhead_s, fixed in ROOFLINES:
         model, cluster = builtin_model(name), parse_cluster(text)
         tables = roofline_profile(model, cluster, overhead_s=overhead_s)
-        base = Scenario(model, cluster, task(workload), tables, (), "fp16", watched=False)
-        made.append((f"{name} {text} {workload}", Tabulated(base, POLICIES, dict(fixed), True)))
+        asked = CostModel(model, cluster, tables, "fp16", watched=False), _load(model, task(workload))
+        made.append((f"{name} {text} {workload}", Tabulated(*asked, POLICIES, dict(fixed), True)))
     if not directory.is_dir():
         print(f"skipped: there is no model '{directory}' with measured layers; exegpt demo makes one", file=sys.stderr)
         return made
     for workload in ("S", "T"):
         s = find_setting(str(directory), "local", workload, profile, device="cpu")
-        base = Scenario(s.model, s.cluster, s.workload, s.profile, (), s.kv_dtype, watched=False)
-        made.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(base, POLICIES, {}, True)))
+        asked = CostModel(s.model, s.cluster, s.profile, s.kv_dtype, watched=False), _load(s.model, s.workload)
+        made.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(*asked, POLICIES, {}, True)))
     return made
 
 
@@ -204,8 +211,8 @@ def paper_cases(points: int, only: str | None) -> Iterator[tuple[str, Tabulated]
         for workload in tasks.split() if only in (None, name) else ():
             for policy in PAPER_POLICIES:
                 for noise, tables in (("", stock), (f" +-{NOISE:.0%}", noisy(stock, NOISE))):
-                    base = Scenario(model, cluster, task(workload), tables, (), "fp16", watched=False)
-                    made = Tabulated(base, (policy,), {"replicas": 1}, False)
+                    cost_model = CostModel(model, cluster, tables, "fp16", watched=False)
+                    made = Tabulated(cost_model, _load(model, task(workload)), (policy,), {"replicas": 1}, False)
                     if 0 < sum(space.size for space in made.under(float("inf"))) <= points:
                         yield f"{name} {text} {workload} {policy}{noise}", made
 

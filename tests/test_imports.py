@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xsimulator": NOUNS | {"xsimulator.steady", "xsimulator.replay"},
     "xsimulator.cost": {"exegpt"},
     "xsimulator.steady": NOUNS | {"xsimulator.cost"},
-    "xsimulator.replay": NOUNS | {"xsimulator.cost", "xsimulator.steady"},
+    "xsimulator.replay": NOUNS | {"xsimulator.cost"},
     "xscheduler": NOUNS | SIMULATOR,
     "xrunner": set(),
     "xrunner.comm": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE},

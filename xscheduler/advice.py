@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text, duration_text, format_duration
 from exegpt.estimate import Estimate
 from exegpt.policies import traits_of
 from exegpt.quantity import figure_text, more_text, percent_text
 from exegpt.schedule import Schedule
-from exegpt.workload import LengthDistribution
 from xscheduler.space import Space
 from xscheduler.tuned import Tuned
+from xsimulator.steady.residents import expected_longest
 
 Answer = tuple[Schedule, Estimate]
 
@@ -84,12 +82,6 @@ def _ways(best: Answer, other: Answer) -> list[str]:
             lengths = f"{figure_text(longest)} tokens where the mean is {figure_text(output.mean)}"
             reasons.append(f"a batch is kept to its longest output, {lengths}")
     return reasons
-
-
-def expected_longest(output: LengthDistribution, batch: int) -> float:
-    """The expected longest output of a batch, in tokens."""
-    below = output.p.cumsum() ** batch
-    return float(output.s @ np.diff(below, prepend=0.0))
 
 
 WIDTHS = {

@@ -1,11 +1,13 @@
 """Candidates: one policy's space on one allocation, and the Estimate and the Schedule of a point of it."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from exegpt.estimate import Estimate
 from exegpt.policies import TRAITS, checked
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
+from xscheduler.ceilings import Bounds
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
@@ -26,11 +28,16 @@ class Candidates(Space):
     quickest_s: float = 0.0
     """No point has a lower latency."""
 
-    @property
+    @functools.cached_property
     def where(self) -> Scenario:
         """The scenario, which many spaces share and some searches never ask for."""
         assert self.scenario is not None
         return self.scenario()
+
+    @functools.cached_property
+    def steady(self) -> estimates.Steady:
+        """The policy's steady state there."""
+        return estimates.steady(self.policy, self.where)
 
     def controls(self, values: Values) -> dict[str, int | None]:
         """All control variables of a point by their names in a Schedule."""
@@ -38,12 +45,12 @@ class Candidates(Space):
 
     def outcome(self, values: Values) -> Outcome:
         """The evaluation of a point."""
-        return estimates.outcome(self.where, self.policy, self.controls(values))
+        return self.steady(self.controls(values))
 
     def estimate(self, values: Values) -> Estimate:
-        """A point's whole Estimate, in a scenario made anew: which tables it asked beyond their grid is its own."""
-        fresh = replace(self.where, watched=True, _cache={})
-        return estimate_of(fresh, estimates.outcome(fresh, self.policy, self.controls(values)))
+        """A point's whole Estimate, with the tables that it asked beyond their grid."""
+        watched = self.where.watched()
+        return estimate_of(watched, estimates.outcome(watched, self.policy, self.controls(values)))
 
 
 @dataclass(eq=False)
@@ -52,14 +59,6 @@ class CandidateFamily(Family):
 
     quickest_s: float = 0.0
     """No point of them has a lower latency."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What no point of a space exceeds: output tokens per second, and from below seconds of latency."""
-
-    ceiling: float
-    quickest_s: float
 
 
 def candidates(
@@ -77,9 +76,9 @@ def candidates(
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
-        beyond = resident(space, values) / widest if widest else 0.0
+        beyond = result.decode_batch / widest if widest else 0.0
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
-        tokens = where.replicas * where.workload.output.mean
+        tokens = where.replicas * where.load.workload.output.mean
         return Evaluation(result.throughput * tokens, figures, result.crest * tokens, result.falls)
 
     space = Candidates(
@@ -96,21 +95,16 @@ def candidates(
     return space
 
 
-def resident(space: Candidates, values: Values) -> int:
-    """Sequences decoded at once at a point, by one replica."""
-    decode_batch = estimates.steady(space.policy).decode_batch
-    return decode_batch(space.where, space.controls(values)) if decode_batch else values[0]
-
-
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """The Schedule of a point."""
     where, controls, traits = space.where, space.controls(values), TRAITS[space.policy]
+    replica, cost_model, outcome = where.replica, where.replica.cost_model, space.outcome(values)
     if traits.adjustable:
-        controls["decode_batch"] = resident(space, values)
+        controls["decode_batch"] = outcome.decode_batch
 
     def partial(side: str) -> tuple[int, int]:
         """T_P: the degree, and the devices in groups."""
-        grouped = [s for s in where.stages if s.phase in ("both", side) and s.tp > 1]
+        grouped = [s for s in replica.stages if s.phase in ("both", side) and s.tp > 1]
         return (grouped[0].tp if grouped else 1), sum(s.tp for s in grouped)
 
     controls["tp_degree"], controls["tp_gpus"] = partial("decode")
@@ -119,14 +113,14 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     made = Schedule(
         version=Schedule.VERSION,
         policy=space.policy,
-        model=ModelReference(where.model, where.model.fingerprint),
-        cluster=where.cluster,
-        workload=where.workload.without_requests,
-        profile=ProfileReference(where.profile.source, where.profile.fingerprint),
-        stages=where.stages,
-        kv_blocks=space.outcome(values).demand.blocks,
-        dtype=where.profile.dtype,
-        kv_dtype=where.kv_dtype,
+        model=ModelReference(cost_model.model, cost_model.model.fingerprint),
+        cluster=cost_model.cluster,
+        workload=where.load.workload.without_requests,
+        profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
+        stages=replica.stages,
+        kv_blocks=outcome.demand.blocks,
+        dtype=cost_model.profile.dtype,
+        kv_dtype=cost_model.kv_dtype,
         latency_bound_s=limits.latency_s,
         bound=where.bound,
         replicas=where.replicas,

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
+from xsimulator.steady.load import Load
+from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -22,6 +25,14 @@ _PROMPTS = np.array([256.0, 2048.0])
 _TOKENS = 2.0**19
 """Tokens of prompts and of decoding sequences together, more than any iteration has."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What no point of a space exceeds: output tokens per second, and from below seconds of latency."""
+
+    ceiling: float
+    quickest_s: float
 
 
 @dataclass(frozen=True)
@@ -48,14 +59,12 @@ class EncodeReach:
     """Prompts per second, one at a time: it never sends fewer."""
 
 
-def encode_reach(scenario: Scenario) -> EncodeReach:
-    """Of a scenario that has an encoding side alone."""
-    fits = scenario.room(1.0) >= 1
-    side = scenario.encode
-    single_prompt = side.each(lambda group: group.encode(1.0, scenario.workload.input))
-    return EncodeReach(
-        fits / encode_seconds(side, scenario), float(single_prompt.sum()), 1.0 / float(single_prompt.max())
-    )
+def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
+    """Of a replica's encoding side alone."""
+    fits, side = replica.room(1.0) >= 1, replica.encode
+    single_prompt = side.each(lambda group: prompts.encode(group, 1.0))
+    rate = fits / encode_seconds(side, prompts)
+    return EncodeReach(rate, float(single_prompt.sum()), 1.0 / float(single_prompt.max()))
 
 
 def iteration_at(reach: Reach, iterations: float, rate: float) -> float:
@@ -68,44 +77,37 @@ def iteration_at(reach: Reach, iterations: float, rate: float) -> float:
     return float(reach.iteration[below[-1] if len(below) else 0])
 
 
-def encode_seconds(side: Side, scenario: Scenario) -> float:
+def encode_seconds(side: Side, prompts: Prompts) -> float:
     """Seconds per prompt on the slowest stage, in large batches."""
-    distribution = scenario.workload.input
-    slowest = side.each(lambda group: group.encode(_PROMPTS, distribution)).max(axis=-1)
+    slowest = side.each(lambda group: prompts.encode(group, _PROMPTS)).max(axis=-1)
     return float((slowest / _PROMPTS).min())
-
-
-def encode_latency(side: Side, scenario: Scenario) -> float:
-    """Seconds in which one prompt comes through."""
-    return float(side.each(lambda group: group.encode(1.0, scenario.workload.input)).sum())
 
 
 def quickest(scenario: Scenario, reach: Reach, longest: float) -> float:
     """Seconds below which no query of `longest` iterations comes through."""
-    return (encode_latency(scenario.encode, scenario) + longest * float(reach.iteration[0])) / MARGIN
+    prompts = scenario.load.prompts
+    encode_latency = float(scenario.replica.encode.each(lambda group: prompts.encode(group, 1.0)).sum())
+    return (encode_latency + longest * float(reach.iteration[0])) / MARGIN
 
 
-def reach(side: Side, scenario: Scenario, residents: float) -> Reach:
-    """Decoding with up to so many residents."""
+def reach(side: Side, context: float, residents: float) -> Reach:
+    """Decoding with up to so many residents of this mean context."""
     batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
     share = np.maximum(batch / len(side.stages), 1.0)
-    context = scenario.resident_context
     cells = side.decode(share, context)
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
 
-def residents_that_fit(scenario: Scenario) -> float:
+def residents_that_fit(replica: ReplicaCost, load: Load) -> float:
     """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
     alone are too large.
     """
-    room = scenario.room(1.0)
-    return room / scenario.biased_reservation.mean
+    return replica.room(1.0) / load.resident_reservation.mean
 
 
 def batch_that_fits(scenario: Scenario) -> int:
     """The largest batch whose sequences' blocks fit on average: no larger one fits with its 99.9th percentile."""
-    room = scenario.room(1.0)
-    return max(1, int(room / scenario.reservation(None).mean) + 1)
+    return max(1, int(scenario.replica.room(1.0) / scenario.load.reservation(None).mean) + 1)
 
 
 def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:
@@ -127,6 +129,6 @@ def decode_rate(reach: Reach, iterations: float, longest: float, budget: float |
     return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
 
 
-def token_seconds(scenario: Scenario) -> Array:
+def token_seconds(side: Side) -> Array:
     """[stages]: seconds of one token's products where weights are read for thousands of tokens at once."""
-    return scenario.decode.each(lambda group: group.mixed(_TOKENS, 1.0, 0.0, 1.0)) / _TOKENS
+    return side.each(lambda group: group.mixed(_TOKENS, 1.0, 0.0, 1.0)) / _TOKENS

@@ -69,7 +69,7 @@ class OpenSearch:
     meter: Meter
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
-    _schedules: dict[tuple[int, Point], Schedule] = field(default_factory=dict)
+    _schedules: dict[tuple[Candidates, Point], Schedule] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
@@ -211,10 +211,9 @@ class OpenSearch:
 
     def schedule(self, space: Candidates, point: Point) -> Schedule:
         """The Schedule of a point, made once."""
-        key = (id(space), point)
-        if key not in self._schedules:
-            self._schedules[key] = schedule_of(space, space.values(point), self.question.limits)
-        return self._schedules[key]
+        if (space, point) not in self._schedules:
+            self._schedules[space, point] = schedule_of(space, space.values(point), self.question.limits)
+        return self._schedules[space, point]
 
     def _steady(self, space: Candidates, point: Point) -> float:
         """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""
@@ -222,7 +221,7 @@ class OpenSearch:
         return self._rate(max(evaluated.throughput, evaluated.crest))
 
     def _rate(self, tokens_s: float) -> float:
-        return tokens_s / self.question.base.workload.output.mean
+        return tokens_s / self.question.load.workload.output.mean
 
     def _fits(self, space: Candidates, point: Point) -> bool:
         """Whether a point keeps to every constraint that isn't a time's, and an engine takes it."""

@@ -21,7 +21,8 @@ from xscheduler.search import Method, Search
 from xscheduler.ties import preferred
 from xscheduler.tune import Members, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.steady.scenario import Scenario
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 
 FEW = 500
 """Fewer requests are too few for a 99th percentile."""
@@ -93,10 +94,9 @@ def tune_at(
     check_asked(policies, fixed or {})
     started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
     limits = Limits(_slowest(bounds, workload))
-    base = Scenario(
-        model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, "exact", True, watched=False
-    )
-    question = Question(base, limits, fixed or {}, open_system=True)
+    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    load = Load(workload, model.encoder_layers > 0)
+    question = Question(cost_model, load, limits, fixed or {}, bound, open_system=True)
     with uncollected():
         spaces_of = {policy: spaces(policy, question) for policy in policies}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
@@ -177,7 +177,7 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
     waiting, seen = list(leads), set()
     while waiting:
         lead = waiting.pop(0)
-        if (key := (id(lead.space), lead.point)) in seen:
+        if (key := (lead.space, lead.point)) in seen:
             continue
         seen.add(key)
         above = best[1].low * (1 + PRECISION) if best else 0.0

@@ -9,7 +9,8 @@ from dataclasses import replace
 from exegpt.workload import LengthDistribution
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
-from xscheduler.candidates import Bounds, CandidateFamily, Candidates, candidates
+from xscheduler.candidates import CandidateFamily, Candidates, candidates
+from xscheduler.ceilings import Bounds
 from xscheduler.question import Question
 from xscheduler.space import Variable
 from xsimulator.steady.scenario import Scenario
@@ -64,13 +65,13 @@ def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple
 
 
 def _rra(policy: str, question: Question) -> Iterator[Candidates]:
-    workload = question.base.workload
+    workload = question.load.workload
     counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
     for layout in _pipelines(question, uniform=False):
         scenario = question.both(layout)
-        bounds = _bounds(question, scenario, layout, interleaved=True)
-        batches, smooth = _batches(question, scenario), scenario.profile.source != "measured"
-        for values in _by_drain(counts, len(scenario.stages)):
+        bounds = question.phased_bounds(layout, interleaved=True)
+        batches, smooth = _batches(question, scenario), question.cost_model.profile.source != "measured"
+        for values in _by_drain(counts, len(layout.degrees)):
             variables = (batches, Variable("decode_iterations", values, smooth))
             for encode_count in _encode_micro_batches(question, layout):
                 where = functools.partial(question.both, layout)
@@ -91,7 +92,7 @@ def _pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
     """The layouts of all replica sizes on which the weights fit."""
     for devices in question.replica_sizes():
         for layout in question.layouts(devices, uniform):
-            if ceilings.residents_that_fit(question.both(layout)) >= 1:
+            if ceilings.residents_that_fit(question.both(layout).replica, question.load) >= 1:
                 yield layout
 
 
@@ -100,35 +101,6 @@ def _encode_micro_batches(question: Question, layout: Layout) -> tuple[int, ...]
     if "encode_micro_batches" in question.fixed:
         return (question.fixed["encode_micro_batches"],)
     return tuple(stages * times for times in question.encode_micro_batches) if stages > 1 else (1,)
-
-
-def _bounds(question: Question, scenario: Scenario, layout: Layout, interleaved: bool = False) -> Bounds:
-    """For policies whose steps either encode or decode; `interleaved` where they encode within queries' lives (RRA)."""
-
-    def make() -> Bounds:
-        side, (mean, longest) = scenario.decode, question.needs
-        reach = ceilings.reach(side, scenario, ceilings.residents_that_fit(scenario))
-        encode = ceilings.encode_seconds(side, scenario)
-        between = encode if interleaved else 0.0
-        rate = ceilings.decode_rate(reach, mean, longest, question.limits.latency_s, between)
-        ceiling = question.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
-        return Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
-
-    return question.once(("phased", interleaved, layout), make)
-
-
-def _mixed_bounds(question: Question, scenario: Scenario, layout: Layout) -> Bounds:
-    """For policies that encode beside decoding and read weights once for both."""
-
-    def make() -> Bounds:
-        mean, longest = question.needs
-        reach = ceilings.reach(scenario.decode, scenario, ceilings.residents_that_fit(scenario))
-        rate = ceilings.decode_rate(reach, mean, longest, question.limits.latency_s)
-        work = float(ceilings.token_seconds(scenario).max()) * (scenario.workload.input.mean + mean)
-        ceiling = question.tokens_s(min(rate, 1.0 / work), layout.devices)
-        return Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
-
-    return question.once(("mixed", layout), make)
 
 
 def _line(
@@ -148,7 +120,7 @@ def _grid(
 def _static(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
-        yield _line(policy, question, layout, _batches(question, scenario), _bounds(question, scenario, layout))
+        yield _line(policy, question, layout, _batches(question, scenario), question.phased_bounds(layout))
 
 
 def _hybrid(policy: str, question: Question) -> Iterator[Candidates]:
@@ -156,7 +128,7 @@ def _hybrid(policy: str, question: Question) -> Iterator[Candidates]:
         scenario, stages = question.both(layout), len(layout.degrees)
         for encode_count in _encode_micro_batches(question, layout):
             for parts in _enumerated(question, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
-                bounds = _bounds(question, scenario, layout)
+                bounds = question.phased_bounds(layout)
                 counts = {"encode_micro_batches": encode_count, "micro_batches": parts}
                 yield _line(policy, question, layout, _batches(question, scenario), bounds, **counts)
 
@@ -165,7 +137,7 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
         batches = _batches(question, scenario, "max_num_seqs")
-        bounds = _mixed_bounds(question, scenario, layout)
+        bounds = question.mixed_bounds(layout)
         if question.open_system:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
             yield _grid(policy, question, layout, (batches, prefills_too), bounds)
@@ -175,11 +147,11 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
 
 
 def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
-    if question.base.encoder_decoder:
+    if question.load.encoder_decoder:
         return  # an encoder reads its whole input at once
     for layout in _pipelines(question, uniform=True):
         scenario = question.both(layout)
-        batches, bounds = _batches(question, scenario, "max_num_seqs"), _mixed_bounds(question, scenario, layout)
+        batches, bounds = _batches(question, scenario, "max_num_seqs"), question.mixed_bounds(layout)
         if question.open_system:
             budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS)
             budgets_too = Variable("max_num_batched_tokens", budgets)
@@ -192,9 +164,9 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
 
 def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -> tuple[int, ...]:
     """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
-    need = scenario.biased_reservation.mean
+    need = scenario.load.resident_reservation.mean
     asked = _enumerated(question, "max_num_batched_tokens", budgets)
-    return tuple(budget for budget in asked if budget == asked[0] or scenario.room(float(budget)) >= need)
+    return tuple(budget for budget in asked if budget == asked[0] or scenario.replica.room(float(budget)) >= need)
 
 
 def _waa(by_memory: bool, policy: str, question: Question) -> Iterator[CandidateFamily]:
@@ -213,11 +185,12 @@ def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
     Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
     theirs. On many devices neighbouring splits hardly differ: then some are left out.
     """
-    base, near = question.base, max(1, devices // 8)
+    cost_model, near = question.cost_model, max(1, devices // 8)
     if by_memory:
-        usable = base.cluster.device.memory_bytes * base.cluster.memory_fraction
-        layers = base.model.encoder_layers or base.model.layers
-        weights = layers * base.model.layer_bytes(1, base.profile.dtype, encoder=base.encoder_decoder)
+        model, cluster = cost_model.model, cost_model.cluster
+        usable = cluster.device.memory_bytes * cluster.memory_fraction
+        layers = model.encoder_layers or model.layers
+        weights = layers * model.layer_bytes(1, cost_model.profile.dtype, encoder=model.encoder_layers > 0)
         share = weights / usable
     else:
         speed = question.speeds[min(question.speeds)]

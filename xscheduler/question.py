@@ -1,12 +1,11 @@
 """Question: what schedules are searched for and what they must keep to, with what all spaces of a search share."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal
 
 from exegpt.policies import TRAITS
-from exegpt.schedule import Stage
+from exegpt.schedule import Bound, Stage
 from xscheduler import ceilings
 from xscheduler.allocation import (
     Layout,
@@ -19,6 +18,9 @@ from xscheduler.allocation import (
     uniform_layouts,
 )
 from xscheduler.space import Constraint
+from xsimulator.cost.memo import memoized
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
 from xsimulator.steady.scenario import Scenario
 
@@ -26,8 +28,6 @@ ENCODE_MICRO_BATCHES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
 VARIABLES = {"tp_degree", "tp_gpus", "replicas"}.union(*(traits.searched for traits in TRAITS.values()))
 """What can be fixed by hand."""
-
-Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True)
@@ -77,29 +77,29 @@ class Limits:
         return tuple(figures)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Question:
     """What schedules are searched for, with what all of their spaces share."""
 
-    base: Scenario
-    """Everything but stages and replicas."""
+    cost_model: CostModel
+    load: Load
     limits: Limits
     fixed: dict[str, int]
+    bound: Bound = "p99-length"
+    variation: bool = True
+    """Whether latencies allow for the variation of encoding times."""
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES
     partial: bool = True
     """Whether only a part of the devices may stand in tensor-parallel groups."""
     open_system: bool = False
     """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
-    _scenarios: dict[object, Scenario] = field(default_factory=dict, repr=False)
-    _sides: dict[object, tuple[Stage, ...]] = field(default_factory=dict, repr=False)
-    _figures: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @property
     def widest(self) -> tuple[str, int | None]:
         """The most sequences that one replica decodes at once, None: any number; and what says so: `resident`, what was
         asked, or `measured`, the largest batch that a measured profile saw.
         """
-        profile, most = self.base.profile, self.limits.resident
+        profile, most = self.cost_model.profile, self.limits.resident
         if profile.source != "measured":
             return "resident", most
         seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
@@ -108,17 +108,16 @@ class Question:
     @functools.cached_property
     def speeds(self) -> Speeds:
         """How quick layers are at each tensor-parallel degree."""
-        return layer_speeds(self.base.workload, self.base.profile)
+        return layer_speeds(self.load.workload, self.cost_model.profile)
 
     def replica_sizes(self) -> tuple[int, ...]:
         """Devices that a replica may have."""
-        cluster_devices = self.base.cluster.devices
-        asked = self.fixed.get("replicas")
-        return tuple(n for n in replica_sizes(self.base.cluster) if asked is None or cluster_devices // n == asked)
+        cluster, asked = self.cost_model.cluster, self.fixed.get("replicas")
+        return tuple(n for n in replica_sizes(cluster) if asked is None or cluster.devices // n == asked)
 
     def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
         """Layouts of so many devices, as far as tensor parallelism isn't fixed by hand (WAA: on its decoding side)."""
-        cluster, model = self.base.cluster, self.base.model
+        cluster, model = self.cost_model.cluster, self.cost_model.model
         make = uniform_layouts if uniform or not self.partial else partial_layouts
         layouts = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
         if side == "encode":
@@ -131,69 +130,78 @@ class Question:
             and (gpus is None or layout.degree == 1 or layout.gpus == gpus)
         )
 
+    def _scenario(self, stages: tuple[Stage, ...], devices: int) -> Scenario:
+        """Of as many replicas of these stages, on so many devices each, as the cluster has room for."""
+        replicas = self.cost_model.cluster.devices // devices
+        return Scenario(self.cost_model.replica(stages), self.load, self.bound, self.variation, replicas)
+
+    @memoized
     def both(self, layout: Layout) -> Scenario:
-        """The scenario of a layout whose stages encode and decode; made once."""
-        if layout not in self._scenarios:
-            stages = both_stages(self.base.model, self.speeds, layout)
-            replicas = self.base.cluster.devices // layout.devices
-            self._scenarios[layout] = replace(self.base, stages=stages, replicas=replicas)
-        return self._scenarios[layout]
+        """The scenario of a layout whose stages encode and decode."""
+        return self._scenario(both_stages(self.cost_model.model, self.speeds, layout), layout.devices)
 
+    @memoized
     def side(self, layout: Layout, phase: Literal["encode", "decode"], offset: int = 0) -> tuple[Stage, ...]:
-        """The stages of one of WAA's sides; made once."""
-        key = (layout, phase, offset)
-        if key not in self._sides:
-            self._sides[key] = side_stages(self.base.model, self.speeds, layout, phase, offset)
-        return self._sides[key]
+        """The stages of one of WAA's sides."""
+        return side_stages(self.cost_model.model, self.speeds, layout, phase, offset)
 
+    @memoized
     def split(self, encode: Layout, decode: Layout) -> Scenario:
-        """The scenario of WAA's two sides; made once."""
-        key = (encode, decode)
-        if key not in self._scenarios:
-            stages = self.side(encode, "encode") + self.side(decode, "decode", encode.devices)
-            replicas = self.base.cluster.devices // (encode.devices + decode.devices)
-            self._scenarios[key] = replace(self.base, stages=stages, replicas=replicas)
-        return self._scenarios[key]
+        """The scenario of WAA's two sides."""
+        stages = self.side(encode, "encode") + self.side(decode, "decode", encode.devices)
+        return self._scenario(stages, encode.devices + decode.devices)
 
     @property
     def needs(self) -> tuple[float, float]:
         """Decoding iterations of a query: on average, and of the length that the latency bound is about."""
-        need, p = self.base.iterations
-        workload = self.base.workload
-        length = workload.p99_output if self.base.bound == "p99-length" else workload.output.quantile(0.99)
-        return float(need @ p), length - (1.0 if self.base.first_by_encoding else 0.0)
+        workload = self.load.workload
+        length = workload.p99_output if self.bound == "p99-length" else workload.output.quantile(0.99)
+        return self.load.mean_iterations, length - (1.0 if self.load.first_by_encoding else 0.0)
 
+    @memoized
     def encoders(self, devices: int) -> dict[Layout, ceilings.EncodeReach]:
         """The layouts of WAA's encoding side on which the weights fit, and what each can do at best."""
+        layouts = self.layouts(devices, uniform=False, side="encode")
+        sides = {layout: self.cost_model.replica(self.side(layout, "encode")) for layout in layouts}
+        reach = {layout: ceilings.encode_reach(side, self.load.prompts) for layout, side in sides.items()}
+        return {layout: encoder_reach for layout, encoder_reach in reach.items() if encoder_reach.rate}
 
-        def make() -> dict[Layout, ceilings.EncodeReach]:
-            layouts = self.layouts(devices, uniform=False, side="encode")
-            reach = {
-                layout: ceilings.encode_reach(replace(self.base, stages=self.side(layout, "encode")))
-                for layout in layouts
-            }
-            return {layout: encoder_reach for layout, encoder_reach in reach.items() if encoder_reach.rate}
-
-        return self.once(("encoders", devices), make)
-
+    @memoized
     def decoder(self, layout: Layout) -> ceilings.Reach | None:
         """What a layout of WAA's decoding side can do at best; None where its weights don't fit."""
+        side = self.cost_model.replica(self.side(layout, "decode"))
+        fit = ceilings.residents_that_fit(side, self.load)
+        return ceilings.reach(side.decode, self.load.resident_context, fit) if fit >= 1 else None
 
-        def make() -> ceilings.Reach | None:
-            scenario = replace(self.base, stages=self.side(layout, "decode"))
-            fit = ceilings.residents_that_fit(scenario)
-            return ceilings.reach(scenario.decode, scenario, fit) if fit >= 1 else None
+    @memoized
+    def _reach(self, layout: Layout) -> ceilings.Reach:
+        """What a layout whose stages encode and decode can do at best."""
+        replica = self.both(layout).replica
+        fit = ceilings.residents_that_fit(replica, self.load)
+        return ceilings.reach(replica.decode, self.load.resident_context, fit)
 
-        return self.once(("decoder", layout), make)
+    @memoized
+    def phased_bounds(self, layout: Layout, interleaved: bool = False) -> ceilings.Bounds:
+        """For policies whose steps either encode or decode; `interleaved` where they encode within queries' lives
+        (RRA).
+        """
+        scenario, reach, (mean, longest) = self.both(layout), self._reach(layout), self.needs
+        encode = ceilings.encode_seconds(scenario.replica.decode, self.load.prompts)
+        rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s, encode if interleaved else 0.0)
+        ceiling = self.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
+        return ceilings.Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
+
+    @memoized
+    def mixed_bounds(self, layout: Layout) -> ceilings.Bounds:
+        """For policies that encode beside decoding and read weights once for both."""
+        scenario, reach, (mean, longest) = self.both(layout), self._reach(layout), self.needs
+        rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
+        work = float(ceilings.token_seconds(scenario.replica.decode).max()) * (self.load.prompts.mean + mean)
+        ceiling = self.tokens_s(min(rate, 1.0 / work), layout.devices)
+        return ceilings.Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 
     def tokens_s(self, rate: float, devices: int) -> float:
         """Output tokens per second of the whole cluster where replicas of so many devices do `rate` sequences/s each,
         with the ceilings' margin.
         """
-        return rate * ceilings.MARGIN * (self.base.cluster.devices // devices) * self.base.workload.output.mean
-
-    def once(self, key: object, make: Callable[[], Figure]) -> Figure:
-        """A figure that many spaces share."""
-        if key not in self._figures:
-            self._figures[key] = make()
-        return self._figures[key]  # type: ignore[no-any-return]
+        return rate * ceilings.MARGIN * (self.cost_model.cluster.devices // devices) * self.load.workload.output.mean

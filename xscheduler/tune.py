@@ -24,8 +24,9 @@ from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
-from xsimulator.steady.scenario import Scenario
 
 SLACK = 5e-4
 """The share of the throughput that a smaller batch may cost."""
@@ -76,10 +77,9 @@ def tune(
     """
     check_asked(policies, fixed or {})
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
-    base = Scenario(
-        model, cluster, workload, profile, (), kv_dtype or profile.dtype, bound, steady_state, variation, watched=False
-    )
-    question = Question(base, limits, fixed or {}, encode_micro_batches, partial)
+    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    load = Load(workload, model.encoder_layers > 0, steady_state)
+    question = Question(cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial)
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
@@ -112,7 +112,7 @@ def tune(
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Without the garbage collector, which would look through a search's many small objects for cycles again and again;
-    there are none.
+    there are few.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -164,8 +164,7 @@ def _smallest_budget(members: Members, space: Candidates, point: Point) -> tuple
         and len(candidate.variables[0].values) > point[0]
     ]
     for candidate in sorted(smaller, key=lambda other: other.constants["max_num_batched_tokens"]):
-        alike = candidate.where.stages == space.where.stages and candidate.where.replicas == space.where.replicas
-        if alike and candidate.at(point).throughput >= enough and candidate.meets(point):
+        if candidate.where is space.where and candidate.at(point).throughput >= enough and candidate.meets(point):
             return candidate, point
     return space, point
 
@@ -248,13 +247,13 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
-    if not members and question.base.encoder_decoder and TRAITS[policy].splits_prompts:
+    if not members and question.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
-    if not members and TRAITS[policy].disaggregated and question.base.cluster.devices == 1:
+    if not members and TRAITS[policy].disaggregated and question.cost_model.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
     if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
-        return f"no allocation of its {question.base.cluster.devices} devices has what was asked for ({asked})"
+        return f"no allocation of its {question.cost_model.cluster.devices} devices has what was asked for ({asked})"
     if not members:
         return _too_large(policy, question)
     closest = min(members, key=lambda member: member.quickest_s)
@@ -278,11 +277,10 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
 
 def _too_large(policy: str, question: Question) -> str:
     """The weights beside the memory, in GiB."""
-    base = question.base
-    model, cluster, dtype = base.model, base.cluster, base.profile.dtype
+    model, cluster, dtype = question.cost_model.model, question.cost_model.cluster, question.cost_model.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
     memory = cluster.devices * cluster.device.memory_bytes * cluster.memory_fraction / 2**30
-    twice = ", here held twice," if TRAITS[policy].disaggregated and not base.encoder_decoder else ""
+    twice = ", here held twice," if TRAITS[policy].disaggregated and not model.encoder_layers else ""
     return (
         f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
         f"{figure_text(memory, 4)} GiB of {cluster.name} that may be used"

@@ -1,7 +1,8 @@
 """The one door: a schedule's steady-state Estimate and the Timeline of a typical period, whatever its policy."""
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from exegpt.errors import InputError
@@ -12,10 +13,16 @@ from exegpt.schedule import Schedule
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
 from xsimulator.replay.event_simulator import replay
-from xsimulator.steady import chunked, orca, rra, static, waa
+from xsimulator.steady import chunked, orca, rra, static
 from xsimulator.steady.outcome import Outcome, estimate_of
 from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.waa import WAA
+
+Controls = Mapping[str, Any]
+"""A policy's control variables by their names in a Schedule."""
+Steady = Callable[[Controls], Outcome]
+"""A policy's steady state in one scenario, by its control variables."""
 
 
 def estimate(
@@ -34,54 +41,57 @@ def estimate(
     return estimate_of(scenario, outcome(scenario, schedule.policy, vars(schedule)))
 
 
-Controls = Mapping[str, int | None]
-"""A policy's control variables by their names in a Schedule."""
+def _waa(scenario: Scenario) -> Steady:
+    sides = functools.cache(functools.partial(WAA, scenario))
+    return lambda own: sides(own["micro_batches"]).outcome(own["encode_batch"])
 
 
-@dataclass(frozen=True)
-class Steady:
-    """A policy's steady state in closed form."""
-
-    outcome: Callable[[Scenario, Mapping[str, Any]], Outcome]
-    decode_batch: Callable[[Scenario, Mapping[str, Any]], int] | None = None
-    """Its target B_D, where it has one."""
+def _static(scenario: Scenario) -> Steady:
+    return lambda own: static.outcome(scenario, own["encode_batch"], own.get("encode_micro_batches"))
 
 
-_WAA = Steady(
-    lambda where, own: waa.outcome(where, own["encode_batch"], own["micro_batches"]),
-    lambda where, own: waa.decode_batch(where, own["encode_batch"], own["micro_batches"]),
-)
-STEADY = {
-    "static": Steady(lambda where, own: static.outcome(where, own["encode_batch"], own.get("encode_micro_batches"))),
-    "hybrid": Steady(
-        lambda where, own: static.outcome(
-            where, own["encode_batch"], own.get("encode_micro_batches"), own["micro_batches"]
-        )
-    ),
-    "orca": Steady(lambda where, own: orca.outcome(where, own["max_num_seqs"], own["prefills_per_step"])),
-    "chunked": Steady(lambda where, own: chunked.outcome(where, own["max_num_seqs"], own["max_num_batched_tokens"])),
-    "rra": Steady(
-        lambda where, own: rra.outcome(
-            where, own["encode_batch"], own["decode_iterations"], own.get("encode_micro_batches")
-        ),
-        lambda where, own: rra.decode_batch(where, own["encode_batch"], own["decode_iterations"]),
-    ),
-    "waa-c": _WAA,
-    "waa-m": _WAA,
+def _hybrid(scenario: Scenario) -> Steady:
+    return lambda own: static.outcome(
+        scenario, own["encode_batch"], own.get("encode_micro_batches"), own["micro_batches"]
+    )
+
+
+def _orca(scenario: Scenario) -> Steady:
+    return lambda own: orca.outcome(scenario, own["max_num_seqs"], own["prefills_per_step"])
+
+
+def _chunked(scenario: Scenario) -> Steady:
+    return lambda own: chunked.outcome(scenario, own["max_num_seqs"], own["max_num_batched_tokens"])
+
+
+def _rra(scenario: Scenario) -> Steady:
+    return lambda own: rra.outcome(
+        scenario, own["encode_batch"], own["decode_iterations"], own.get("encode_micro_batches")
+    )
+
+
+STEADY: dict[str, Callable[[Scenario], Steady]] = {
+    "static": _static,
+    "hybrid": _hybrid,
+    "orca": _orca,
+    "chunked": _chunked,
+    "rra": _rra,
+    "waa-c": _waa,
+    "waa-m": _waa,
 }
 """By the policy's name."""
 
 
-def steady(policy: str) -> Steady:
-    """A policy's steady state; InputError where nobody has written it down."""
+def steady(policy: str, scenario: Scenario) -> Steady:
+    """A policy's steady state in a scenario; InputError where nobody has written it down."""
     if policy not in STEADY:
         raise InputError(f"Policy '{policy}' has no steady state in closed form: replay it.")
-    return STEADY[policy]
+    return STEADY[policy](scenario)
 
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
     """What one replica's steady state comes to under a policy's control variables."""
-    return steady(policy).outcome(scenario, controls)
+    return steady(policy, scenario)(controls)
 
 
 def timeline(schedule: Schedule, profile: Profile, workload: Workload | None = None, requests: int = 64) -> Timeline:

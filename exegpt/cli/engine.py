@@ -131,13 +131,13 @@ def engine_schedule(
 
 def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
     """Blocks of BLOCK_SIZE tokens that memory holds beside iterations of so many tokens; InputError for none."""
-    from xsimulator.steady.scenario import Scenario
+    from xsimulator.cost.replica import CostModel
 
     model, cluster = setting.model, setting.cluster
-    scenario = Scenario(model, cluster, setting.workload, setting.profile, stages, setting.kv_dtype)
-    room = scenario.room(tokens)
-    if scenario.room(1) < 1:
-        weights = max(stage.weights for stage in scenario.memory(1))
+    replica = CostModel(model, cluster, setting.profile, setting.kv_dtype).replica(stages)
+    room = replica.room(tokens)
+    if replica.room(1) < 1:
+        weights = max(stage.weights for stage in replica.memory(1))
         usable = cluster.device.memory_bytes * cluster.memory_fraction
         raise InputError(
             f"The weights of '{model.name}' in {setting.profile.dtype} take {figure_text(weights / 2**30, 4)} GiB of a "
@@ -205,7 +205,7 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
             lack = f"the steady state fills {needed():,} KV blocks and the schedule has {given:,}"
             notes.append(f"{lack}: requests will wait for them, which --replay shows")
         return schedule, tuple(notes)
-    room = scenario.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
+    room = scenario.replica.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
     if given > room:
         notes.append(f"{given:,} KV blocks are more than the {room:,} that memory holds by this estimate")
     if needed() <= given:

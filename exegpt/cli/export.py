@@ -109,7 +109,7 @@ def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
 
 def _crowded(schedule: Schedule, tokens: int) -> list[str]:
     """A sentence where the schedule leaves less memory than the engine takes for itself."""
-    from xsimulator.steady.memory import stage_memory
+    from xsimulator.cost.memory import stage_memory
 
     model, cluster, last = schedule.model.spec, schedule.cluster, len(schedule.stages) - 1
     memory = [

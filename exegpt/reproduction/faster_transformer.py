@@ -13,7 +13,6 @@ from exegpt.reproduction.setup import Setup
 from exegpt.schedule import BLOCK_SIZE
 from xscheduler.allocation import uniform_stages
 from xsimulator.steady import static
-from xsimulator.steady.scenario import Scenario
 
 STEP = 4
 """Batch sizes are its multiples."""
@@ -38,14 +37,14 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
     Raises InputError where not even the smallest fits.
     """
     stages = uniform_stages(setup.model, setup.cluster, setup.cluster.devices_per_node)
-    scenario = Scenario(*setup.nouns, stages, setup.profile.dtype, form="paper", variation=False)
+    scenario = setup.scenario(stages, form="paper")
     workload = setup.workload
     blocks = -(-(workload.input.max + workload.output.max) // BLOCK_SIZE)
     batches: list[StaticBatch] = []
     while True:
         batch = STEP * (len(batches) + 1)
         outcome = static.outcome(scenario, batch)
-        if scenario.room(outcome.demand.tokens) < batch * blocks:
+        if scenario.replica.room(outcome.demand.tokens) < batch * blocks:
             break
         latency = float(outcome.lifetime(np.array([float(workload.output.max)])).seconds[0])
         batches.append(StaticBatch(batch, latency, outcome.throughput))

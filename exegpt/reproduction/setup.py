@@ -10,10 +10,15 @@ from exegpt.engine import find_engine
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.report.schedule_text import schedule_text
+from exegpt.schedule import Stage
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xscheduler.tuned import Tuned
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
+from xsimulator.steady.residents import Form
+from xsimulator.steady.scenario import Scenario
 
 MEMORY_FRACTION = 1.0
 """The paper names its devices' memory (48 and 80 GB) and nothing that its engines would leave of it."""
@@ -39,8 +44,15 @@ class Setup:
 
     @property
     def nouns(self) -> tuple[ModelSpec, ClusterSpec, Workload, Profile]:
-        """What a Scenario and `tune` begin with."""
+        """What `tune` begins with."""
         return self.model, self.cluster, self.workload, self.profile
+
+    def scenario(self, stages: tuple[Stage, ...], form: Form = "exact", watched: bool = True) -> Scenario:
+        """Of one replica's stages, without an allowance for variation."""
+        cost_model = CostModel(self.model, self.cluster, self.profile, self.profile.dtype, watched)
+        return Scenario(
+            cost_model.replica(stages), Load(self.workload, self.model.encoder_layers > 0, form), variation=False
+        )
 
 
 def setup(model: str, cluster: str, task_name: str) -> Setup:

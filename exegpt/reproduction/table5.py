@@ -115,7 +115,7 @@ def grids(where: Setup, policy: str) -> Iterator[Array]:
 def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) -> Array:
     grid = np.full((len(ENCODE_BATCHES), len(values), 2), np.nan)
     for column, value in enumerate(values):
-        if third == "micro_batches" and value > len(scenario.decode.stages):
+        if third == "micro_batches" and value > len(scenario.replica.decode.stages):
             continue  # neither shortens an iteration nor fills the pipeline further
         for row, batch in enumerate(ENCODE_BATCHES):
             result = outcome(scenario, policy, {"encode_batch": batch, third: value})
@@ -143,7 +143,7 @@ def encoding_devices(where: Setup, degree: int) -> int:
 
 
 def _scenario(where: Setup, stages: tuple[Stage, ...]) -> Scenario:
-    return Scenario(*where.nouns, stages, where.profile.dtype, variation=False, watched=False)
+    return where.scenario(stages, watched=False)
 
 
 def monotone(table: Table5, tolerance: float) -> tuple[float, float]:

@@ -14,9 +14,10 @@ from exegpt.report.sections import Section
 from exegpt.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation, paper_mode, reached, setup, today
 from xscheduler.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
-from xsimulator.steady import rra, waa_encoding
+from xsimulator.steady import rra
 from xsimulator.steady.outcome import latencies
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.waa import WAA
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def scenario(where: Setup, policy: str) -> Scenario:
         speeds, pair = layer_speeds(where.workload, where.profile), Layout(2, 2, 2)
         sides = (side_stages(where.model, speeds, pair, phase, at) for phase, at in (("encode", 0), ("decode", 2)))  # type: ignore[arg-type]
         stages = tuple(stage for side in sides for stage in side)
-    return Scenario(*where.nouns, stages, where.profile.dtype, form="paper", variation=False)
+    return where.scenario(stages, form="paper")
 
 
 def simulate(where: Setup, row: Published) -> Simulated:
@@ -94,7 +95,8 @@ def simulate(where: Setup, row: Published) -> Simulated:
     else:
         longest = float(where.workload.p99_output)
         first, last = result.lifetime(np.array([1.0, longest])).seconds
-        encode_s, decode_s = waa_encoding.encoding(at, batch).period, float(last - first) / (longest - 1)
+        encode_s = WAA(at, row.controls["micro_batches"]).encoding(batch).period
+        decode_s = float(last - first) / (longest - 1)
     return Simulated(latencies(at, result)[0], result.throughput, encode_s, decode_s)
 
 

@@ -4,7 +4,6 @@ import functools
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from exegpt.schedule import Stage
 from exegpt.workload import Workload, task
 from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
-from xscheduler.advice import decoding, expected_longest, looser_bound, other_cluster, twice, use_of, why_behind
+from xscheduler.advice import decoding, looser_bound, other_cluster, twice, use_of, why_behind
 from xscheduler.tune import tune
 from xsimulator import estimate as simulate
 from xsimulator.replay.event_simulator import replay
@@ -96,13 +95,6 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
     assert "kept to its longest" not in why_behind(
         (schedule("rra"), estimate()), (schedule("static", **alike), estimate())
     )
-
-
-@pytest.mark.parametrize("batch", [1, 4, 40])
-def test_the_longest_output_of_a_batch_is_what_drawing_finds(batch):
-    distribution = task("T").output
-    drawn = distribution.sample(20_000 * batch, np.random.default_rng(1)).reshape(-1, batch).max(axis=1)
-    assert expected_longest(distribution, batch) == pytest.approx(drawn.mean(), rel=0.01)
 
 
 def test_every_policy_is_placed_beside_the_best():

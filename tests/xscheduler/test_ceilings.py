@@ -12,8 +12,9 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latencies, memory_share
-from xsimulator.steady.scenario import Scenario
 
 SCENARIOS = [
     ("opt-13b", "4xA40", task("S"), 0.0, None),
@@ -44,8 +45,9 @@ def thinned(values, most=7):
 def spaces_of(model, cluster, workload, overhead_s, limits, policy, partial=True):
     model, cluster = builtin_model(model), parse_cluster(cluster)
     profile = roofline_profile(model, cluster, overhead_s=overhead_s)
-    base = Scenario(model, cluster, workload, profile, (), "fp16", variation=False, watched=False)
-    return spaces(policy, Question(base, limits, {}, partial=partial))
+    cost_model = CostModel(model, cluster, profile, "fp16", watched=False)
+    load = Load(workload, model.encoder_layers > 0)
+    return spaces(policy, Question(cost_model, load, limits, {}, variation=False, partial=partial))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -8,14 +8,15 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler import candidates, policy_spaces
+from xscheduler import policy_spaces
 from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import per_token, ttft_p99
-from xsimulator.steady.scenario import Scenario
 
 SCENARIOS = {
     "opt-13b": ("opt-13b", "2x2xA40", task("S")),
@@ -43,9 +44,10 @@ def profiles():
 def members(name, policy, profiles, limits):
     model, cluster, workload = SCENARIOS[name]
     model, cluster = builtin_model(model), parse_cluster(cluster)
-    base = Scenario(model, cluster, workload, profiles[name], (), "fp16", variation=False, watched=False)
+    cost_model = CostModel(model, cluster, profiles[name], "fp16", watched=False)
+    load = Load(workload, model.encoder_layers > 0)
     fixed = {"decode_iterations": 7} if policy == "rra" and name != "llama-3.1-8b" else {}
-    return spaces(policy, Question(base, limits, fixed))
+    return spaces(policy, Question(cost_model, load, limits, fixed, variation=False))
 
 
 def some_point(name, policy, profiles):
@@ -65,7 +67,7 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
         "latency": Limits(latency_s=float(Limits().latency(where, outcome))),
         "ttft": Limits(ttft_s=ttft_p99(where, outcome)),
         "tpot": Limits(tpot_s=per_token(where, outcome)[1]),
-        "resident": Limits(resident=candidates.resident(space, values)),
+        "resident": Limits(resident=outcome.decode_batch),
     }[bounded]
     all_of_them, own = (members(name, policy, profiles, limits) for _ in range(2))
     points = sum(space.size for space in all_spaces(members(name, policy, profiles, limits)))

@@ -17,7 +17,8 @@ from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import iteration_counts, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
-from xsimulator.steady.scenario import Scenario
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady.load import Load
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")
@@ -42,8 +43,8 @@ def test_no_n_d_that_matters_is_left_out(most, share):
 def rra_spaces(tp, profile, limit, name, most=24):
     """RRA's space of a task on four A40, cut to an exhaustive search's patience."""
     fixed = {"replicas": 1, "tp_degree": tp, "tp_gpus": 4}
-    base = Scenario(OPT, A40, task(name), profile, (), "fp16")
-    found = spaces("rra", Question(base, Limits(latency_s=limit), fixed, encode_micro_batches=(1,)))
+    question = Question(CostModel(OPT, A40, profile, "fp16"), Load(task(name), False), Limits(latency_s=limit), fixed)
+    found = spaces("rra", replace(question, encode_micro_batches=(1,)))
     for space in found:
         space.variables = tuple(replace(v, values=tuple(n for n in v.values if n <= most)) for v in space.variables)
     return found

@@ -18,9 +18,8 @@ from xscheduler.allocation import uniform_stages
 from xsimulator import estimate, timeline
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import orca, rra
-from xsimulator.steady.residents import decode_iterations_of
+from xsimulator.steady.residents import decode_iterations_of, expected_longest
 from xsimulator.steady.scenario import Scenario
-from xsimulator.steady.static import expected_longest
 
 OPT = builtin_model("opt-13b")
 A40 = parse_cluster("4xA40")
@@ -131,7 +130,7 @@ def test_a_certain_workload_is_arithmetic():
     workload = Workload.fixed(40, 9)  # D = 8 = two phases of 4
     made = schedule("rra", workload=workload, **rra_variables(3, 4))
     scenario = Scenario.of(made, profile(), None, "exact", True)
-    (cost,) = scenario.costs
+    (cost,) = scenario.replica.stage_costs
     contexts = [40 + (u + (u + 4)) / 2 for u in (1, 2, 3, 4)]
     period = float(cost.encode_fixed(3, 40)) + sum(float(cost.decode(6, context)) for context in contexts)
     found = estimate(made, profile())

@@ -7,15 +7,14 @@ encoded input once.
 """
 
 import functools
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from exegpt.profile import DegreeTables, LayerTables, Table
-from exegpt.workload import LengthDistribution
-from xsimulator.cost.normal import even_normal
 
 Array = NDArray[np.float64]
 
@@ -33,6 +32,13 @@ class PartSeconds:
     engine: Any
     """The engine's overhead, on every stage."""
 
+    def map(self, seconds_of: Callable[..., Any], *others: "PartSeconds") -> "PartSeconds":
+        """`seconds_of` each part, with the same part of the others."""
+        return PartSeconds(**{name: seconds_of(*(getattr(one, name) for one in (self, *others))) for name in PARTS})
+
+
+PARTS = tuple(part.name for part in fields(PartSeconds))
+
 
 @dataclass(eq=False)
 class Group:
@@ -44,7 +50,11 @@ class Group:
     """Whether to record the tables that are queried outside their grid."""
     extrapolated: set[str] = field(default_factory=set)
     """Their names so far."""
-    _known: dict[object, Any] = field(default_factory=dict)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether prompts and output tokens go through different layers."""
+        return self.tables.encoder is not None
 
     def _look_up(self, name: str, table: Table, *at: ArrayLike) -> Array:
         if self.watched and name not in self.extrapolated and not table.covers(*at):
@@ -60,7 +70,7 @@ class Group:
         `attention` are the seconds of one layer's attention for the prompts and for the decoding sequences.
         """
         sequences = np.add(prompts, decoding)
-        tables, rows = self.tables, np.asarray(sequences if self.tables.encoder is None else decoding)
+        tables, rows = self.tables, np.asarray(decoding if self.encoder_decoder else sequences)
         layer, encoder_layer = self._layers(prompt_tokens, decoding, attention)
         head: Any = 0.0
         if rows.any():
@@ -87,53 +97,19 @@ class Group:
         table = self.tables.decoder.cross_projection
         return np.zeros(np.shape(tokens)) if table is None else self._look_up("cross_projection", table, tokens)
 
-    def _prompt_tables(self) -> LayerTables:
-        return self.tables.encoder or self.tables.decoder
+    def prompt_attention(self, batch: ArrayLike, length: ArrayLike) -> Array:
+        """Seconds of one layer's attention for `batch` whole prompts of one length."""
+        layer: LayerTables = self.tables.encoder or self.tables.decoder
+        return self._look_up("encode_attention", layer.encode_attention, batch, length)
 
-    def prompt_attention(self, batch: ArrayLike, distribution: LengthDistribution) -> Array:
-        """Expected seconds of one layer's attention for `batch` whole prompts with lengths of this distribution."""
-        s, p = self._thinned(distribution, 64)
-        table = self._prompt_tables().encode_attention
-        seconds: Array = self._look_up("encode_attention", table, np.asarray(batch)[..., None], s) @ p
-        return seconds
-
-    def encode(self, batch: ArrayLike, distribution: LengthDistribution) -> PartSeconds:
-        """Expected seconds to encode `batch` whole prompts with lengths of this distribution; the batch's shape.
-
-        Part times bend where computing takes over from reading the weights, so their mean is not the time at the mean:
-        they are averaged over the distribution of the batch's tokens.
-        """
-        n = np.asarray(batch, dtype=np.float64)
-        s, p = self._thinned(distribution, 24)
-        each = n[..., None]
-        seconds = self.part_seconds(
-            each * distribution.mean + np.sqrt(each) * (s - distribution.mean), each, 0.0, (0.0, 0.0)
-        )
-        mean = PartSeconds(*(_expected(part, p) for part in vars(seconds).values()))
-        return _with_attention(mean, self.tables.encoder is not None, self.prompt_attention(n, distribution))
-
-    def encode_parts(self, batch: float, distribution: LengthDistribution, parts: int) -> PartSeconds:
-        """Expected seconds to encode `parts` micro-batches of `batch` prompts each, shortest first, [parts].
-
-        The longest of them holds up a pipeline: they lie at the quantiles of their total's normal distribution.
-        """
-        key = ("encode_parts", batch, parts, id(distribution))
-        if key not in self._known:
-            self._known[key] = self._encode_parts(batch, distribution, parts)
-        return self._known[key]  # type: ignore[no-any-return]
-
-    def _encode_parts(self, batch: float, distribution: LengthDistribution, parts: int) -> PartSeconds:
-        expected = self.encode(batch, distribution)
-        at = even_normal(parts)
-        spread = self.encode_fixed(
-            batch, np.maximum(distribution.mean + at * distribution.std / batch**0.5, distribution.s[0])
-        )
-        pairs = zip(vars(expected).values(), vars(spread).values(), strict=True)
-        return PartSeconds(*(_scaled(part, float(np.asarray(mean)), parts) for mean, part in pairs))
+    def with_attention(self, parts: PartSeconds, attention: ArrayLike) -> PartSeconds:
+        """The parts of an iteration with the seconds of one layer's attention for its prompts."""
+        name = "encoder_layer" if self.encoder_decoder else "layer"
+        return replace(parts, **{name: getattr(parts, name) + attention})
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> PartSeconds:
         """Seconds to encode `batch` prompts of one length."""
-        attention = self._look_up("encode_attention", self._prompt_tables().encode_attention, batch, length)
+        attention = self.prompt_attention(batch, length)
         return self.part_seconds(np.multiply(batch, length), batch, 0.0, (attention, 0.0))
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> PartSeconds:
@@ -173,56 +149,3 @@ class Group:
         some = np.asarray(decoding) > 0
         decoded = some * self._decode_attention(np.maximum(decoding, 1.0), context)
         return self.part_seconds(prompt_tokens, prompts, decoding, (attention, decoded))
-
-    def _thinned(self, distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
-        key = ("thinned", most, id(distribution))
-        if key not in self._known:
-            # The distribution is kept too, so that its id isn't reused.
-            self._known[key] = (*thinned(distribution, most), distribution)
-        s, p, _ = self._known[key]
-        return s, p
-
-
-def _expected(part: ArrayLike, p: Array) -> Array:
-    """The mean over the last axis; unchanged without that axis."""
-    values = np.asarray(part, dtype=np.float64)
-    if not values.ndim:
-        return values
-    mean: Array = values[..., 0] if values.shape[-1] == 1 else values @ p
-    return mean
-
-
-def _scaled(part: ArrayLike, mean: float, parts: int) -> Array:
-    """The micro-batches' seconds, scaled to the expected mean."""
-    values = np.broadcast_to(np.asarray(part, dtype=np.float64), (parts,))
-    mean_of_parts = float(values.mean())
-    return values * (mean / mean_of_parts) if mean_of_parts else np.full(parts, mean)
-
-
-def _with_attention(seconds: PartSeconds, encoder_decoder: bool, attention: Array) -> PartSeconds:
-    layer, encoder_layer = np.asarray(seconds.layer), np.asarray(seconds.encoder_layer)
-    if encoder_decoder:
-        return PartSeconds(layer, encoder_layer + attention, seconds.embedding, seconds.head, seconds.engine)
-    return PartSeconds(layer + attention, encoder_layer, seconds.embedding, seconds.head, seconds.engine)
-
-
-def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
-    """The distribution on at most `most` lengths: neighbours merged at their mean."""
-    s: Array = distribution.s
-    p: Array = distribution.p
-    if len(s) <= most:
-        return s, p
-    starts = np.arange(most) * len(s) // most
-    weight = np.add.reduceat(p, starts)
-    kept = weight > 0
-    return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
-
-
-def token_totals(batch: ArrayLike, distribution: LengthDistribution) -> tuple[Array, Array]:
-    """Tokens of `batch` prompts together: values [..., k] and their probabilities [k].
-
-    The distribution itself for one prompt, and for more the same shape with the sum's mean and deviation.
-    """
-    n = np.asarray(batch, dtype=np.float64)[..., None]
-    s, p = thinned(distribution, 24)
-    return n * distribution.mean + np.sqrt(n) * (s - distribution.mean), p

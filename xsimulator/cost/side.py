@@ -5,15 +5,16 @@ has, beside the attention: what a `Group` tells of its parts, added up beforehan
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from exegpt.profile import Table
 from exegpt.schedule import Stage
-from exegpt.workload import LengthDistribution
-from xsimulator.cost.group import Group, PartSeconds
+from xsimulator.cost.group import PARTS, Group, PartSeconds
 from xsimulator.cost.recurrences import decode_seconds
 from xsimulator.cost.stage import StageCost
 
@@ -43,12 +44,25 @@ class DecodeTable:
         return DecodeTable(np.array(places, dtype=np.intp), holds[:, 0].copy(), points, parts @ holds.T, attention)
 
 
+@dataclass(frozen=True)
+class Links:
+    """How hidden states go from one stage to the next."""
+
+    devices_per_node: int
+    token_bytes: float
+    """Of one token's hidden states."""
+    within_node: Table
+    """Seconds by bytes."""
+    between_nodes: Table
+
+
 @dataclass(frozen=True, eq=False)
 class Side:
     """The stages that one phase runs through, in order, and what iterations cost on each."""
 
     stages: tuple[Stage, ...]
     costs: tuple[StageCost, ...]
+    links: Links
 
     @functools.cached_property
     def _of_groups(self) -> tuple[tuple[Group, list[int], list[StageCost]], ...]:
@@ -59,13 +73,19 @@ class Side:
         return tuple((group, places, [self.costs[i] for i in places]) for group, places in places_of.items())
 
     @functools.cached_property
-    def _holds(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[Array | None, ...]], ...]:
-        """Every group, where its stages stand, and how much of each part of its work they hold."""
+    def _holds(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[tuple[str, Array], ...]], ...]:
+        """Every group, where its stages stand, and how much they hold of each part of its work, as far as any does."""
         held_by_group = []
         for group, places, costs in self._of_groups:
-            rows = [(c.layers, c.encoder_layers, c.first, c.last, 1.0) for c in costs]
-            holds = (np.array(part, dtype=np.float64) for part in zip(*rows, strict=True))
-            held_by_group.append((group, np.array(places), tuple(part if part.any() else None for part in holds)))
+            amounts: dict[str, list[float]] = {
+                "layer": [cost.layers for cost in costs],
+                "encoder_layer": [cost.encoder_layers for cost in costs],
+                "embedding": [cost.first for cost in costs],
+                "head": [cost.last for cost in costs],
+                "engine": [1.0] * len(costs),
+            }
+            held = tuple((part, np.array(amounts[part], dtype=np.float64)) for part in PARTS if any(amounts[part]))
+            held_by_group.append((group, np.array(places), held))
         return tuple(held_by_group)
 
     @functools.cached_property
@@ -76,8 +96,8 @@ class Side:
         """Seconds on every stage, [..., stages]: its share of the `part_seconds` of its group."""
         columns = []
         for group, _, holds in self._holds:
-            scaled = zip(vars(part_seconds(group)).values(), holds, strict=True)
-            columns.append(sum(np.asarray(part)[..., None] * held for part, held in scaled if held is not None))
+            parts = part_seconds(group)
+            columns.append(sum(np.asarray(getattr(parts, part))[..., None] * held for part, held in holds))
         if len(columns) == 1:
             return np.asarray(columns[0], dtype=np.float64)
         seconds = np.empty((*np.shape(columns[0])[:-1], len(self.stages)))
@@ -99,24 +119,39 @@ class Side:
             decode_seconds(t.places, t.layers, t.sequences, t.rest, *t.attention, n, c, seconds)
         return seconds
 
-    def encode_deviation(self, batch: float, distribution: LengthDistribution) -> float:
-        """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
-        if (batch, id(distribution)) not in self._deviations:
-            self._deviations[batch, id(distribution)] = self._encode_deviation(batch, distribution)
-        return self._deviations[batch, id(distribution)]
-
-    @functools.cached_property
-    def _deviations(self) -> dict[tuple[float, int], float]:
-        return {}
-
-    def _encode_deviation(self, batch: float, distribution: LengthDistribution) -> float:
-        lengths = distribution.mean * np.array([0.95, 1.05])
-        shorter, longer = self.each(lambda group: group.encode_fixed(batch, lengths))
-        slope = float((longer - shorter).max()) / (0.1 * distribution.mean * batch)
-        return float(slope * batch**0.5 * distribution.std)
-
     def cross_projection(self, tokens: float) -> Array:
         """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
         if not self.costs[0].encoder_decoder:
             return np.zeros(len(self.costs))
         return np.array([float(cost.cross_projection(tokens)) for cost in self.costs])
+
+    def hops(self, tokens: float) -> Array:
+        """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage; 0 for the first."""
+        sent, (near, far) = tokens * self.links.token_bytes, self._hops
+        seconds: Array = np.zeros(len(self.stages))
+        if near is not None:
+            seconds += near * self.links.within_node.at(sent)
+        if far is not None:
+            seconds += far * self.links.between_nodes.at(sent)
+        return seconds
+
+    def hops_together(self, tokens: float) -> float:
+        """Seconds of all hops together."""
+        sent, (near, far) = tokens * self.links.token_bytes, self._hop_counts
+        seconds = near * self.links.within_node.at(sent) if near else 0.0
+        return seconds + (far * self.links.between_nodes.at(sent) if far else 0.0)
+
+    @functools.cached_property
+    def _hops(self) -> tuple[Array | None, Array | None]:
+        """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one; None: no hop."""
+        node = [[rank // self.links.devices_per_node for rank in stage.devices] for stage in self.stages]
+        crosses = np.array([0.0, *(float(a[-1] != b[0]) for a, b in itertools.pairwise(node))])
+        first = np.array([0.0, *([1.0] * (len(node) - 1))])
+        near = first * (1 - crosses)
+        return near if near.any() else None, crosses if crosses.any() else None
+
+    @functools.cached_property
+    def _hop_counts(self) -> tuple[float, float]:
+        """Hops within a node, and between nodes."""
+        near, far = self._hops
+        return 0.0 if near is None else float(near.sum()), 0.0 if far is None else float(far.sum())

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from exegpt.profile import DegreeTables, Table
 from exegpt.schedule import Stage
-from exegpt.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.iteration_attention import iteration_attention
 
@@ -53,17 +52,13 @@ class StageCost:
     @property
     def encoder_decoder(self) -> bool:
         """Whether prompts and output tokens go through different layers."""
-        return self.tables.encoder is not None
+        return self.group.encoder_decoder
 
     def of(self, parts: PartSeconds) -> Array:
         """This stage's seconds, from the parts of its group."""
         layers = self.layers * parts.layer + self.encoder_layers * parts.encoder_layer
         seconds: Array = np.asarray(layers + self.first * parts.embedding + self.last * parts.head + parts.engine)
         return seconds
-
-    def encode(self, batch: ArrayLike, distribution: LengthDistribution) -> Array:
-        """Expected seconds to encode `batch` whole prompts with lengths of this distribution."""
-        return self.of(self.group.encode(batch, distribution))
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
         """Seconds to encode `batch` prompts of one length."""

@@ -14,9 +14,9 @@ from exegpt.batching.sequence import FINISHED
 from exegpt.interpolation import linear
 from exegpt.timeline import Span
 from xsimulator.cost.recurrences import follow
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import Chunks, StageCost
-from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ class Pipeline:
 
     def __init__(
         self,
-        scenario: Scenario,
+        replica_cost: ReplicaCost,
         side: Side,
         micro_batching: MicroBatching,
         keep_spans: bool = False,
@@ -77,7 +77,7 @@ class Pipeline:
     ):
         stages = len(side.stages)
         self.stages = side.stages
-        self._first_device = replica * (1 + max(rank for stage in scenario.stages for rank in stage.devices))
+        self._first_device = replica * (1 + max(rank for stage in replica_cost.stages for rank in stage.devices))
         self.micro_batching = micro_batching
         self.spans: list[Span] | None = [] if keep_spans else None
         self.busy = np.zeros(stages)
@@ -86,14 +86,13 @@ class Pipeline:
         """[stages]: when each one is free."""
         self._token = np.zeros(micro_batching.count)
         """[micro-batches]: when each one's last token came out."""
-        self._scenario, self._side = scenario, side
-        kinds = {id(cost): cost for cost in side.costs}
-        self._costs = list(kinds.values())
+        self._side = side
+        self._costs = list(dict.fromkeys(side.costs))
         """The costs that differ: equal stages share one."""
         self._decode_seconds = [DecodeSeconds(cost) for cost in self._costs]
-        self._kind = np.array([list(kinds).index(id(cost)) for cost in side.costs])
+        self._kind = np.array([self._costs.index(cost) for cost in side.costs])
         """[stages]: which of them each one has."""
-        self._takes_over = scenario.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
+        self._takes_over = replica_cost.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
         """Whether prompts come from another side's encoders, and this one makes their keys and values."""
         self._hops: dict[int, Array] = {}
         self._pace = 0.0
@@ -191,7 +190,7 @@ class Pipeline:
     def _hop(self, tokens: int) -> Array:
         """[stages]: seconds to each stage from the one before."""
         if tokens not in self._hops:
-            self._hops[tokens] = self._scenario.hops(self._side, tokens)
+            self._hops[tokens] = self._side.hops(tokens)
         return self._hops[tokens]
 
 

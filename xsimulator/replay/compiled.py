@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
-from exegpt.model import activation_bytes
 from exegpt.policies import checked, traits_of
 from exegpt.profile import LayerTables, Profile, Table
 from exegpt.schedule import Schedule
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import event_loop
-from xsimulator.steady.kv_transfer import kv_transfer_seconds, transfer_link
-from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
 
@@ -76,7 +74,7 @@ class Replicas:
 
     def __init__(self, profile: Profile):
         self._profile = profile
-        self._scenarios: dict[object, Scenario] = {}
+        self._replica_costs: dict[object, ReplicaCost] = {}
         self._packed: dict[object, Array] = {}
 
     def serve(self, schedule: Schedule, requests: Requests, watch: Watch | None = None) -> Times | None:
@@ -84,8 +82,8 @@ class Replicas:
 
         Raises InputError for a request that the KV cache could not hold.
         """
-        scenario = self._scenario(schedule)
-        _check_blocks(schedule, requests, scenario.encoder_decoder)
+        replica_cost = self._replica_cost(schedule)
+        _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
         count = len(requests.arrivals)
         times, busy = np.empty((count, 3)), np.zeros(len(schedule.stages))
@@ -94,8 +92,8 @@ class Replicas:
             requests.inputs,
             requests.outputs,
             requests.flags,
-            self._sides(schedule, scenario),
-            _settings(schedule, scenario.encoder_decoder),
+            self._sides(schedule, replica_cost),
+            _settings(schedule, replica_cost.encoder_decoder),
             watch.limits,
             watch.allowed,
             watch.missed,
@@ -105,23 +103,23 @@ class Replicas:
         started, first, finished = np.ascontiguousarray(times.T)
         return Times(started, first, finished, busy) if done else None
 
-    def _scenario(self, schedule: Schedule) -> Scenario:
+    def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype)
-        if key not in self._scenarios:
-            self._scenarios[key] = Scenario.of(schedule, self._profile, None, "exact", True)
-        return self._scenarios[key]
+        if key not in self._replica_costs:
+            self._replica_costs[key] = ReplicaCost.of(schedule, self._profile)
+        return self._replica_costs[key]
 
-    def _sides(self, schedule: Schedule, scenario: Scenario) -> Array:
+    def _sides(self, schedule: Schedule, replica_cost: ReplicaCost) -> Array:
         """The stages of the side, or of both sides, with how steps are cut for them."""
-        micro_batches = schedule.micro_batches or len(scenario.decode.stages)
-        key = (id(scenario), micro_batches, schedule.encode_micro_batches)
+        micro_batches = schedule.micro_batches or len(replica_cost.decode.stages)
+        key = (replica_cost, micro_batches, schedule.encode_micro_batches)
         if key not in self._packed:
-            disaggregated = scenario.encode is not scenario.decode
-            takes_over = disaggregated and scenario.encoder_decoder
+            disaggregated = replica_cost.disaggregated
+            takes_over = disaggregated and replica_cost.encoder_decoder
             head = [micro_batches, schedule.encode_micro_batches or 0, takes_over]
-            sides = [_side(scenario, scenario.encode, [1, 0, 0])] if disaggregated else []
-            sides.append(_side(scenario, scenario.decode, head))
-            transfer = _kv_transfer(scenario) if disaggregated else _table(None)
+            sides = [_side(replica_cost.encode, [1, 0, 0])] if disaggregated else []
+            sides.append(_side(replica_cost.decode, head))
+            transfer = _kv_transfer(replica_cost) if disaggregated else _table(None)
             self._packed[key] = np.concatenate([*sides, transfer])
         return self._packed[key]
 
@@ -150,11 +148,11 @@ def _settings(schedule: Schedule, encoder_decoder: bool) -> Array:
     return np.array(numbers, dtype=np.float64)
 
 
-def _side(scenario: Scenario, side: Side, head: list[int]) -> Array:
-    kinds = {id(cost): cost for cost in side.costs}
-    places = [list(kinds).index(id(cost)) for cost in side.costs]
+def _side(side: Side, head: list[int]) -> Array:
+    kinds = list(dict.fromkeys(side.costs))
+    places = [kinds.index(cost) for cost in side.costs]
     numbers = [len(side.stages), *head, len(kinds), *places]
-    return np.concatenate([np.array(numbers, dtype=np.float64), *map(_kind, kinds.values()), *_hops(scenario, side)])
+    return np.concatenate([np.array(numbers, dtype=np.float64), *map(_kind, kinds), *_hops(side)])
 
 
 def _kind(cost: StageCost) -> Array:
@@ -176,20 +174,19 @@ def _table(table: Table | None) -> Array:
     return np.array([len(sizes), *sizes, *(x for points in table.points for x in points), *table.values])
 
 
-def _hops(scenario: Scenario, side: Side) -> list[Array]:
+def _hops(side: Side) -> list[Array]:
     """Seconds to each stage from the one before by tokens: linear between the points of the profile's two tables."""
-    tables = (scenario.profile.send, scenario.profile.send_between_nodes)
-    sent = scenario.model.hidden * activation_bytes(scenario.profile.dtype)
+    tables, sent = (side.links.within_node, side.links.between_nodes), side.links.token_bytes
     tokens = np.unique([point / sent for table in tables for point in table.points[0]])
-    seconds = np.array([scenario.hops(side, float(n)) for n in tokens])
+    seconds = np.array([side.hops(float(n)) for n in tokens])
     return [_along(tokens, column) for column in seconds.T]
 
 
-def _kv_transfer(scenario: Scenario) -> Array:
+def _kv_transfer(replica_cost: ReplicaCost) -> Array:
     """Seconds from an encoding side to the decoding one by tokens."""
-    each, table = transfer_link(scenario)
+    each, table = replica_cost.kv_transfer_link
     tokens = np.array(table.points[0]) / each
-    return _along(tokens, np.array([kv_transfer_seconds(scenario, float(n)) for n in tokens]))
+    return _along(tokens, np.array([replica_cost.kv_transfer_seconds(float(n)) for n in tokens]))
 
 
 def _along(points: Array, values: Array) -> Array:

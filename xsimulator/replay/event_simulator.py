@@ -22,10 +22,10 @@ from exegpt.schedule import Schedule, StagePhase
 from exegpt.served import Served, summarise
 from exegpt.timeline import Timeline
 from exegpt.workload import RequestLengths
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline
 from xsimulator.replay.lanes import KVTransfer, Lane
 from xsimulator.replay.record import Record
-from xsimulator.steady.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ def replay(
     requests allow, where they end sooner, unannounced. Raises InputError for one that the KV cache could not hold.
     """
     most = caps or [request.output for request in requests]
-    scenario = Scenario.of(schedule, profile, None, "exact", True)
-    micro_batches = schedule.micro_batches or len(scenario.decode.stages)
+    replica_cost = ReplicaCost.of(schedule, profile)
+    micro_batches = schedule.micro_batches or len(replica_cost.decode.stages)
     micro_batching = MicroBatching(micro_batches, schedule.encode_micro_batches, schedule.replicas)
-    record = Record(len(requests), micro_batching.index, scenario.encoder_decoder)
+    record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
     pipelines: list[Pipeline] = []
     busy: list[float] = []
     preemptions = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
         policy, ledger = make_policy(schedule, adjustment), make_ledger(schedule, fcfs)
         ledger.submit(_sequence(i, requests[i], most[i]) for i in own)
-        sides = _sides(scenario, micro_batching, timeline, r)
-        transfer = KVTransfer(scenario)
+        sides = _sides(replica_cost, micro_batching, timeline, r)
+        transfer = KVTransfer(replica_cost)
         _follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
         pipelines += sides.values()
         busy += _by_rank(schedule, sides.values())
@@ -87,13 +87,14 @@ def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:
 
 
 def _sides(
-    scenario: Scenario, micro_batching: MicroBatching, keep_spans: bool, replica: int
+    replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, replica: int
 ) -> dict[StagePhase, Pipeline]:
     """A replica's pipelines by their phases."""
-    decode = Pipeline(scenario, scenario.decode, micro_batching, keep_spans, replica)
-    if scenario.encode is scenario.decode:
+    decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, replica)
+    if not replica_cost.disaggregated:
         return {"both": decode}
-    return {"encode": Pipeline(scenario, scenario.encode, MicroBatching(1), keep_spans, replica), "decode": decode}
+    encode = Pipeline(replica_cost, replica_cost.encode, MicroBatching(1), keep_spans, replica)
+    return {"encode": encode, "decode": decode}
 
 
 def _follow(lanes: Items[Lane]) -> None:

@@ -12,10 +12,9 @@ from exegpt.batching import Ledger, Step
 from exegpt.policies import Policy
 from exegpt.policies.waa import most_underway
 from exegpt.schedule import StagePhase
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record
-from xsimulator.steady.kv_transfer import kv_transfer_seconds
-from xsimulator.steady.scenario import Scenario
 
 
 class KVTransfer:
@@ -25,17 +24,17 @@ class KVTransfer:
     No more than one batch waits before every encoding stage but the first: more would only hold blocks.
     """
 
-    def __init__(self, scenario: Scenario):
-        self._scenario = scenario
+    def __init__(self, replica_cost: ReplicaCost):
+        self._replica_cost = replica_cost
         self._arrived = 0.0
         """When the last batch had reached the decoding lane."""
-        most = most_underway(len(scenario.encode.stages))
+        most = most_underway(len(replica_cost.encode.stages))
         self._outs = deque([0.0] * most, maxlen=most)
         """When the last batches left the encoding lane, as many as may be under way on it."""
 
     def send(self, step: Step, ran: Ran) -> float:
         """Set when an encoded batch is ready to decode; returns when the next one may be encoded."""
-        out, seconds = max(ran.encoded.values()), kv_transfer_seconds(self._scenario, step.tokens)
+        out, seconds = max(ran.encoded.values()), self._replica_cost.kv_transfer_seconds(step.tokens)
         self._arrived = max(out + seconds, self._arrived + seconds / 2)
         for sequence, _ in step.encode:
             sequence.ready_s = self._arrived

@@ -57,9 +57,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) 
     """Queries enter at the rate λ that slots (R / (E[D] + iterations of a prompt)) and budget (tokens a query needs in
     all) both allow; iterations with and without prompts are distinguished.
     """
-    need, p = scenario.iterations
-    iterations = float(need @ p)
-    distribution = scenario.workload.input
+    iterations, distribution = scenario.load.mean_iterations, scenario.load.workload.input
     budget = float(max_num_batched_tokens)
     rate = min(max_num_seqs / (iterations + 1.0), budget / (distribution.mean + iterations))
     chunks, count = np.zeros(0), 1.0

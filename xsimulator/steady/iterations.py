@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
-from xsimulator.cost.group import Group, PartSeconds, token_totals
+from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import iteration_times
+from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -57,21 +58,20 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
     """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` chunks of `tokens` tokens
     together beside `decoding` sequences: the arguments' shape and [stages].
     """
-    context = scenario.resident_context
-    distribution = scenario.workload.input
+    context, inputs = scenario.load.resident_context, scenario.load.prompts
     most = float(np.maximum(prompts.max(), 1.0))
 
     def of(group: Group) -> PartSeconds:
-        each = group.prompt_attention(np.array([1.0, most]), distribution) / np.array([1.0, most]) / distribution.mean
+        each = inputs.attention(group, np.array([1.0, most])) / np.array([1.0, most]) / inputs.mean
         attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
         return group.mixed(tokens, prompts, decoding, context, attention)
 
-    return scenario.decode.each(of)
+    return scenario.replica.decode.each(of)
 
 
 def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
     """Iterations one after the other."""
-    totals, p = token_totals(mixture.prompts, mixture.chunk)
+    totals, p = Prompts(mixture.chunk).tokens(mixture.prompts)
     weight = np.outer(mixture.weight, p).ravel()
     tokens = _within(totals, (mixture.prompts * mixture.chunk.mean)[:, None], mixture.most_tokens).ravel()
     prompts, decoding = np.repeat(mixture.prompts, len(p)), np.repeat(mixture.decoding, len(p))
@@ -90,7 +90,7 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
     and lengths are drawn evenly from their distributions, always the same way.
     """
-    parts = len(scenario.stages)
+    parts = len(scenario.replica.stages)
     count = min(MOST, max(FEWEST, CELLS // parts))
     u, v, w = _draws(count, parts)
     kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
@@ -102,7 +102,7 @@ def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
     tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
     decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
     cells = seconds_of(scenario, prompts, tokens, decoding)
-    hop = scenario.hops(scenario.decode, float(tokens.mean() + decoding.mean()))
+    hop = scenario.replica.decode.hops(float(tokens.mean() + decoding.mean()))
     begin, end = iteration_times(cells, hop)
     settled = slice(count // 8, None)
     out = end[:, :, -1]
@@ -150,11 +150,11 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
 
 def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Outcome:
     """The steady state in which `rate` queries enter an iteration."""
-    rounds = (one_stage if len(scenario.stages) == 1 else pipelined)(scenario, mixture)
+    rounds = (one_stage if len(scenario.replica.stages) == 1 else pipelined)(scenario, mixture)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
-    if len(scenario.stages) == 1:
+    if len(scenario.replica.stages) == 1:
         first = mixture.prefill_iterations * rounds.first
-    shift = 1.0 if scenario.first_by_encoding else 0.0
+    shift = 1.0 if scenario.load.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
@@ -169,6 +169,7 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
         demand=Demand(
             blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())
         ),
+        decode_batch=max_num_seqs,
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
     )
@@ -176,4 +177,4 @@ def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_s
 
 def blocks(scenario: Scenario, max_num_seqs: int) -> int:
     """KV blocks that so many residents hold, its 99.9th percentile."""
-    return scenario.biased_reservation.quantile(max_num_seqs, max_num_seqs)
+    return scenario.load.resident_reservation.quantile(max_num_seqs, max_num_seqs)

@@ -43,8 +43,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Ou
     """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
     an iteration, and iterations are averaged over how many do.
     """
-    need, p = scenario.iterations
-    stay = float(need @ p) + 1.0
+    stay = scenario.load.mean_iterations + 1.0
     rate = min(float(prefills_per_step), max_num_seqs / stay)
     most = min(prefills_per_step, max_num_seqs)
     distribution = admissions(rate, most)
@@ -53,7 +52,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Ou
         weight=distribution,
         prompts=prompts,
         decoding=np.maximum(rate * stay - prompts, 0.0),
-        chunk=scenario.workload.input,
+        chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
     return from_iterations(scenario, mixture, rate, max_num_seqs)

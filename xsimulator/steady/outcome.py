@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Binding, Estimate
+from xsimulator.cost.memory import StageMemory
 from xsimulator.cost.normal import even_normal
-from xsimulator.steady.memory import StageMemory
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -51,6 +51,8 @@ class Outcome:
     first_token: tuple[float, float]
     """Mean and deviation of the time to first token."""
     demand: Demand
+    decode_batch: int
+    """The most sequences decoded at once, but for chance: B_D where the policy has it."""
     busy: Array
     """[stages]: busy fractions."""
     binding: Binding
@@ -65,15 +67,18 @@ class Outcome:
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
     """Every stage's memory and the blocks that it must hold."""
     encoding = outcome.encode_demand
-    stages = scenario.memory(outcome.demand.tokens, encoding.tokens if encoding else None)
-    blocks = [encoding.blocks if encoding and s.phase == "encode" else outcome.demand.blocks for s in scenario.stages]
+    stages = scenario.replica.memory(outcome.demand.tokens, encoding.tokens if encoding else None)
+    blocks = [
+        encoding.blocks if encoding and stage.phase == "encode" else outcome.demand.blocks
+        for stage in scenario.replica.stages
+    ]
     return tuple(zip(stages, blocks, strict=True))
 
 
 def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     """The fullest device's use over what may be used."""
     demand, encoding = outcome.demand, outcome.encode_demand
-    kinds = scenario.memory_kinds(demand.tokens, encoding.tokens if encoding else None)
+    kinds = scenario.replica.memory_kinds(demand.tokens, encoding.tokens if encoding else None)
     encode_blocks = {"encode": encoding.blocks} if encoding else {}
     return max(stage.bytes(encode_blocks.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
 
@@ -103,7 +108,7 @@ def ttft_p99(scenario: Scenario, outcome: Outcome) -> float:
 
 def per_token(scenario: Scenario, outcome: Outcome) -> tuple[float | None, float | None]:
     """Mean and 99th percentile over queries of more than one token of the time per token after the first."""
-    output = scenario.workload.output
+    output = scenario.load.workload.output
     many = output.s > 1
     if not many.any():
         return None, None
@@ -136,11 +141,11 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
     )
     bounded, median, p99, tail = _latencies(scenario, outcome)
     tpot, tpot_p99 = per_token(scenario, outcome)
-    ranks = [i for i, stage in enumerate(scenario.stages) for _ in stage.devices] * scenario.replicas
+    ranks = [i for i, stage in enumerate(scenario.replica.stages) for _ in stage.devices] * scenario.replicas
     throughput = outcome.throughput * scenario.replicas
     return Estimate(
         throughput_seq_s=throughput,
-        throughput_tok_s=throughput * scenario.workload.output.mean,
+        throughput_tok_s=throughput * scenario.load.workload.output.mean,
         latency_s=bounded,
         latency_tail_s=tail,
         latency_p50_s=median,
@@ -154,5 +159,5 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         binding=outcome.binding,
         feasible=not violations,
         violations=violations,
-        extrapolated=tuple(sorted(scenario.extrapolated)),
+        extrapolated=tuple(sorted(scenario.replica.extrapolated)),
     )

@@ -103,3 +103,9 @@ def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> 
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     first = float(need @ p)
     return workload.input.mean + (float(need**2 @ p) / first + 1) / 2 if first else workload.input.mean
+
+
+def expected_longest(distribution: LengthDistribution, batch: int) -> float:
+    """Expected greatest of `batch` independent lengths."""
+    below = np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch
+    return float(distribution.s @ np.diff(below))

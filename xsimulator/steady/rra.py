@@ -35,13 +35,13 @@ def phase(
 
     An iteration is skipped without sequences; for a `tagged` query, which is resident itself, it always runs.
     """
-    side, distribution = scenario.decode, scenario.workload.input
-    steady = scenario.steady(decode_iterations)
+    side, prompts = scenario.replica.decode, scenario.load.prompts
+    steady = scenario.load.steady(decode_iterations)
     encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that the micro-batch isn't empty
-    encode = side.each(lambda group: group.encode_parts(encode_batch / encode_count, distribution, encode_count))
+    encode = side.each(lambda group: prompts.micro_batches(group, encode_batch / encode_count, encode_count))
     decode = side.decode(batches, steady.context)
     if not tagged:
         decode = runs[:, None] * decode
@@ -50,8 +50,8 @@ def phase(
         decode,
         micro_batches=parts,
         hops=(
-            scenario.hops(side, encode_batch / encode_count * distribution.mean),
-            scenario.hops(side, float(batches.max())),
+            side.hops(encode_batch / encode_count * prompts.mean),
+            side.hops(float(batches.max())),
         ),
         sequences=encode_batch,
     )
@@ -60,12 +60,12 @@ def phase(
 
 def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
     """How many micro-batches `encode_batch` prompts are encoded in: never more than there are prompts."""
-    return min(asked or len(scenario.encode.stages), encode_batch)
+    return min(asked or len(scenario.replica.encode.stages), encode_batch)
 
 
 def decode_parts(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
     """How many micro-batches the decoding batch is split into: one for every stage, as long as there are sequences."""
-    return min(len(scenario.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
+    return min(len(scenario.replica.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
 
 
 def outcome(
@@ -76,13 +76,13 @@ def outcome(
     """
     steady_phase = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
     times = tagged = steady_phase.times
-    steady, distribution = scenario.steady(decode_iterations), scenario.workload.input
+    load, steady = scenario.load, scenario.load.steady(decode_iterations)
     encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     if steady.any_active(encode_batch / parts)[-1] <= 0.999:
         tagged = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
-    deviation = scenario.encode.encode_deviation(encode_batch, distribution)
-    shift = 1.0 if scenario.first_by_encoding else 0.0
+    deviation = load.prompts.deviation(scenario.replica.encode, encode_batch)
+    shift = 1.0 if load.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
@@ -98,8 +98,9 @@ def outcome(
         first_token=(first, float(np.hypot(deviation, spread))),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
-            encode_batch * max(distribution.mean / encode_count, steady.batch_ratio / parts),
+            encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
         ),
+        decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
@@ -107,10 +108,10 @@ def outcome(
 
 def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
     """KV blocks that the residents of all phases hold, its 99.9th percentile."""
-    most = encode_batch * float(np.ceil(scenario.workload.output.max / decode_iterations))
-    return scenario.reservation(decode_iterations).quantile(encode_batch, most)
+    most = encode_batch * float(np.ceil(scenario.load.workload.output.max / decode_iterations))
+    return scenario.load.reservation(decode_iterations).quantile(encode_batch, most)
 
 
 def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
     """B_D, rounded: sequences being decoded at the start of a phase."""
-    return max(1, round(encode_batch * scenario.steady(decode_iterations).batch_ratio))
+    return max(1, round(encode_batch * scenario.load.steady(decode_iterations).batch_ratio))

@@ -7,18 +7,11 @@ of them for encoding, against bubbles, and fewer for decoding.
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.workload import LengthDistribution
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
-
-
-def expected_longest(distribution: LengthDistribution, batch: int) -> float:
-    """Expected greatest of `batch` independent lengths."""
-    below = np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch
-    return float(distribution.s @ np.diff(below))
 
 
 def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
@@ -27,21 +20,12 @@ def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tupl
 
     Finished rows are computed along, at their last position.
     """
-    side, distribution = scenario.decode, scenario.workload.input
-    contexts = scenario.once("static contexts", lambda: _contexts(scenario))
-    encode = side.each(lambda group: group.encode_parts(batch / encode_count, distribution, encode_count))
-    decode = side.decode(batch / parts, contexts)
-    hops = scenario.hops(side, batch / encode_count * distribution.mean), scenario.hops(side, batch / parts)
+    side, prompts = scenario.replica.decode, scenario.load.prompts
+    encode = side.each(lambda group: prompts.micro_batches(group, batch / encode_count, encode_count))
+    decode = side.decode(batch / parts, scenario.load.static_contexts)
+    hops = side.hops(batch / encode_count * prompts.mean), side.hops(batch / parts)
     times = phase_times(encode, decode, parts, hops, repeats=False)
     return times, encode.sum(axis=0), decode.sum(axis=0) * parts
-
-
-def _contexts(scenario: Scenario) -> Array:
-    """[iterations]: mean context of a batch's rows."""
-    need, p = scenario.iterations
-    iterations = max(1, int(need.max()))
-    contexts: Array = scenario.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-    return contexts
 
 
 def outcome(
@@ -50,26 +34,27 @@ def outcome(
     """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
     own last token. Without counts, there are as many micro-batches as stages.
     """
-    encode_count, parts = (min(n or len(scenario.decode.stages), batch) for n in (encode_micro_batches, micro_batches))
+    side, load = scenario.replica.decode, scenario.load
+    encode_count, parts = (min(n or len(side.stages), batch) for n in (encode_micro_batches, micro_batches))
     times, encoding, decoding = phase(scenario, batch, encode_count, parts)
-    shift = 1.0 if scenario.first_by_encoding else 0.0
+    shift = 1.0 if load.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
-    distribution = scenario.workload.input
-    deviation = scenario.encode.encode_deviation(batch, distribution)
+    deviation = load.prompts.deviation(side, batch)
 
     def lifetime(lengths: Array) -> Lifetime:
         seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
         return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
 
     first, spread = times.first_encoded if shift else times.first_decoded
-    longest = scenario.once(("longest", batch), lambda: expected_longest(scenario.workload.output, batch)) - shift
+    longest = load.expected_longest(batch) - shift
     duration = float(np.interp(longest, np.arange(len(ends)), ends))
     decoding = decoding * longest / max(len(ends) - 1, 1)
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
-        demand=Demand(blocks(scenario, batch), batch * max(distribution.mean / encode_count, 1 / parts)),
+        demand=Demand(blocks(scenario, batch), batch * max(load.prompts.mean / encode_count, 1 / parts)),
+        decode_batch=batch,
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )
@@ -77,4 +62,4 @@ def outcome(
 
 def blocks(scenario: Scenario, batch: int) -> int:
     """KV blocks that a batch holds, its 99.9th percentile."""
-    return scenario.reservation(None).quantile(batch, batch)
+    return scenario.load.reservation(None).quantile(batch, batch)

@@ -3,37 +3,35 @@
 The encoding side transfers B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
 them between two iterations. With k iterations from one KV transfer to the next the decoding side sees exactly RRA's
 decoding phase with N_D = k, so its batch is a sawtooth, and the k at which those iterations last T_E is the fixed point
-of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch. Where KV transfers come faster than
-iterations, m of them join at each, and B_D = m · B_E · E[D].
+of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch (`decoding_cycle.py`). Where KV transfers come
+faster than iterations, m of them join at each, and B_D = m · B_E · E[D].
 
-Where memory doesn't hold the fixed point's residents (its 99.9th percentile), the encoding side waits: room is kept
-for a query when its encoding begins, so that waiting comes before its latency counts.
+Where memory doesn't hold the fixed point's residents (its 99.9th percentile), the decoding side is saturated and the
+encoding side waits: room is kept for a query when its encoding begins, so that waiting comes before its latency counts.
+Whoever finishes makes room for the next, a closed queueing network of as many residents as memory holds.
 """
 
+import bisect
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.schedule import BLOCK_SIZE
-from xsimulator.steady.memory import Reservation
+from xsimulator.cost.memo import memoized
+from xsimulator.steady.blocks import Reservation
+from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, iteration
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.prompts import Encoding
 from xsimulator.steady.scenario import Scenario
-from xsimulator.steady.waa_decoding import Cycle, Decoding, fixed_point
-from xsimulator.steady.waa_encoding import Encoding, encoding
-from xsimulator.steady.waa_full import crowd, room_for
 
 Array = NDArray[np.float64]
 
-
-def blocks(scenario: Scenario, encode_batch: int, stride: float, underway: float) -> int:
-    """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
-    moment that a batch's encoding begins, by the `underway` batches that are being encoded and transferred.
-    """
-    held = scenario.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
-    phases = np.ceil(scenario.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
-    together = held + scenario.reservation(None).times(underway)
-    return together.quantile(encode_batch, encode_batch * float(phases))
+BATCHES: list[int] = np.unique(np.rint(2.0 ** np.arange(0, 14, 0.5))).astype(int).tolist()
+"""Between which the encoding side is taken to be linear."""
+_ROUNDS = 60
+"""After which at the latest a saturated decoding side's rate and residents agree."""
 
 
 @dataclass(frozen=True)
@@ -58,111 +56,234 @@ class Flow:
     """Whether larger B_E give no more."""
 
 
-def flow(scenario: Scenario, encode_batch: int, micro_batches: int) -> Flow:
-    """The steady state: full batches every T_E. Where the decoding side can't keep up with them, or memory doesn't hold
-    who is then resident even for batches of one, a full memory; larger batches than memory holds need more than there
-    is.
-    """
-    encoder = encoding(scenario, encode_batch)
-    decoder = fixed_point(scenario, encode_batch, micro_batches, encoder.period)
-    resident, need = _demand(scenario, encode_batch, encoder, decoder)
-    room = room_for(scenario, resident, micro_batches)
-    rate = encode_batch / max(encoder.period, decoder.period)
-    waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
-    runs = room >= scenario.reservation(None).longest and scenario.iterations[0].any()
-    if runs and (waits or (need > room and _crowds_anyway(scenario, micro_batches))):
-        return crowded(scenario, encode_batch, micro_batches, room)
-    busy = np.concatenate([encoder.busy, decoder.busy]) / max(encoder.period, decoder.period)
-    return Flow(rate, encoder, decoder, resident, need, busy, waits)
+@dataclass(frozen=True)
+class Saturated:
+    """A decoding side with a constant number of residents, as far as encoding keeps up with it."""
+
+    rate: float
+    """Sequences per second that finish."""
+    resident: float
+    batch: float
+    """Prompts encoded together, as one of them finds it on average."""
+    encoder: Encoding
+    """With that batch."""
+    more: float
+    """Seconds that one more prompt takes."""
+    seconds: Array
+    """[1]: an iteration."""
+    cells: Array
+    """[1, stages]: each stage's work for a micro-batch in it."""
 
 
-def _demand(scenario: Scenario, encode_batch: int, encoder: Encoding, decoder: Decoding) -> tuple[float, int]:
-    """B_D, and the KV blocks that it and those on their way hold."""
-    stride, (iterations, p) = decoder.stride, scenario.iterations
-    resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
-    underway = 1.0 + (encoder.traversal + encoder.kv_transfer) / encoder.period
-    return resident, blocks(scenario, encode_batch, stride, underway)
+@dataclass(frozen=True, eq=False)
+class WAA:
+    """WAA's two sides with B_m micro-batches of decoding, for any B_E (`encode_batch`)."""
 
+    scenario: Scenario
+    micro_batches: int
 
-def _crowds_anyway(scenario: Scenario, micro_batches: int) -> bool:
-    """Whether memory doesn't hold the residents of batches of one."""
+    def outcome(self, encode_batch: int) -> Outcome:
+        """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations."""
+        flow, load = self.flow(encode_batch), self.scenario.load
+        encoder, decoder = flow.encoder, flow.decoder
+        shift = 1.0 if load.first_by_encoding else 0.0
+        iteration_s = float(decoder.fast.seconds.mean())
+        runs = min(1.0, decoder.period / encoder.period)  # a side that has run empty begins at once
+        merged = encoder.traversal + encoder.kv_transfer + runs * iteration_s / 2
 
-    def make() -> bool:
-        encoder = encoding(scenario, 1)
-        decoder = fixed_point(scenario, 1, micro_batches, encoder.period)
-        resident, need = _demand(scenario, 1, encoder, decoder)
-        return need > room_for(scenario, resident, micro_batches)
+        def lifetime(lengths: Array) -> Lifetime:
+            need = np.maximum(lengths - shift, 0.0)
+            seconds = np.where(need > 0, merged + decoder.lived(need), encoder.traversal)
+            waiting = np.where(need > 0, iteration_s / 12**0.5, 0.0)
+            return Lifetime(seconds, np.hypot(encoder.deviation, waiting), waiting)
 
-    return scenario.once(("crowds anyway", scenario.encode, scenario.decode, micro_batches), make)
+        first = encoder.traversal if shift else merged + float(decoder.lived(np.ones(1))[0])
+        encoding_blocks = self.prompt_blocks(encode_batch, encoder.kv_transfer / encoder.period)
+        return Outcome(
+            throughput=flow.throughput,
+            lifetime=lifetime,
+            first_token=(first, encoder.deviation),
+            demand=Demand(flow.blocks, flow.resident / self.micro_batches),
+            decode_batch=max(1, round(flow.resident)),
+            busy=flow.busy,
+            binding="decoding" if flow.waits else "encoding",
+            encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean),
+            crest=flow.crest,
+            falls=flow.falls,
+        )
 
+    def flow(self, encode_batch: int) -> Flow:
+        """The steady state: full batches every T_E. Where the decoding side can't keep up with them, or memory doesn't
+        hold who is then resident even for batches of one, a saturated memory; larger batches than memory holds need
+        more than there is.
+        """
+        load, encoder = self.scenario.load, self.encoding(encode_batch)
+        decoder = fixed_point(self.scenario, encode_batch, self.micro_batches, encoder.period)
+        resident, need = self._demand(encode_batch, encoder, decoder)
+        room = self.room_for(resident)
+        period = max(encoder.period, decoder.period)
+        waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
+        runs = room >= load.reservation(None).longest and load.iterations[0].any()
+        if runs and (waits or (need > room and self._saturates_anyway)):
+            return self._saturated_flow(encode_batch, room)
+        busy = np.concatenate([encoder.busy, decoder.busy]) / period
+        return Flow(encode_batch / period, encoder, decoder, resident, need, busy, waits)
 
-def crowded(scenario: Scenario, encode_batch: int, micro_batches: int, room: int) -> Flow:
-    """The steady state where the decoding side's memory is full.
+    # ---- the encoding side ----
 
-    B_E is then but the most that are encoded together: the more there are, the longer each is on its way and holds
-    room that it doesn't decode in. So throughput falls with B_E once encoding keeps up, from a crest at batches of one.
-    """
-    full = crowd(scenario, encode_batch, micro_batches, room)
-    key = ("crest", scenario.encode, scenario.decode, micro_batches, room)
-    crest = scenario.once(key, lambda: (full if encode_batch == 1 else crowd(scenario, 1, micro_batches, room)).rate)
-    rate = min(full.rate, encode_batch / encoding(scenario, encode_batch).period)
-    deviation = float(np.hypot(full.encoder.deviation, full.more * (full.batch - 1) ** 0.5))
-    # it seldom has two batches at once
-    encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
-    iteration_s = float(full.seconds[0])
-    steady = Cycle(full.batch / (rate * iteration_s), full.seconds, np.ones(1), full.cells, micro_batches)
-    busy = np.concatenate([encoder.busy * (rate / full.batch), full.cells[0] * (micro_batches / iteration_s)])
-    blocks_held = min(room, room_for(scenario, full.resident, micro_batches))
-    decoder = Decoding(steady, steady, 0.0)
-    return Flow(rate, encoder, decoder, full.resident, blocks_held, busy, True, max(crest, rate), rate == full.rate)
+    @memoized
+    def encoding(self, encode_batch: int) -> Encoding:
+        """The encoding side with batches of B_E, one after the other through its stages."""
+        replica, prompts = self.scenario.replica, self.scenario.load.prompts
+        batches = prompts.batches(replica.encode, encode_batch)
+        kv_transfer = replica.kv_transfer_seconds(encode_batch * prompts.mean)
+        return replace(batches, kv_transfer=kv_transfer, period=max(batches.period, kv_transfer / 2))
 
+    def encoding_between(self, batch: float) -> tuple[Encoding, float]:
+        """The encoding side with `batch` prompts at once on average, on a line between some whole numbers of them; and
+        the seconds that one more takes.
+        """
+        place = min(bisect.bisect_right(BATCHES, batch), len(BATCHES) - 1)
+        low, high = BATCHES[place - 1], BATCHES[place]
+        few, many = self.encoding(low), self.encoding(high)
+        return few.towards(many, (batch - low) / (high - low)), (many.alone - few.alone) / (high - low)
 
-def outcome(scenario: Scenario, encode_batch: int, micro_batches: int) -> Outcome:
-    """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations."""
-    steady = flow(scenario, encode_batch, micro_batches)
-    encoder, decoder, distribution = steady.encoder, steady.decoder, scenario.workload.input
-    shift = 1.0 if scenario.first_by_encoding else 0.0
-    iteration_s = float(decoder.fast.seconds.mean())
-    runs = min(1.0, decoder.period / encoder.period)  # a side that has run empty begins at once
-    merged = encoder.traversal + encoder.kv_transfer + runs * iteration_s / 2
+    def prompt_blocks(self, encode_batch: int, leaving: float) -> int:
+        """KV blocks that an encoding stage holds, its 99.9th percentile: the batch it works on and those that leave."""
+        if self.scenario.load.encoder_decoder:
+            return 0
+        inputs, batches = self.scenario.load.workload.input, 1.0 + np.ceil(leaving)
+        each = Reservation(
+            (inputs.mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
+            (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
+            0.0,
+            -(-inputs.max // BLOCK_SIZE),
+        )
+        return each.quantile(encode_batch * batches, encode_batch * batches)
 
-    def lifetime(lengths: Array) -> Lifetime:
-        need = np.maximum(lengths - shift, 0.0)
-        seconds = np.where(need > 0, merged + decoder.lived(need), encoder.traversal)
-        waiting = np.where(need > 0, iteration_s / 12**0.5, 0.0)
-        return Lifetime(seconds, np.hypot(encoder.deviation, waiting), waiting)
+    # ---- the decoding side's memory ----
 
-    first = encoder.traversal if shift else merged + float(decoder.lived(np.ones(1))[0])
-    return Outcome(
-        throughput=steady.throughput,
-        lifetime=lifetime,
-        first_token=(first, encoder.deviation),
-        demand=Demand(steady.blocks, steady.resident / micro_batches),
-        busy=steady.busy,
-        binding="decoding" if steady.waits else "encoding",
-        encode_demand=Demand(
-            prompt_blocks(scenario, encode_batch, encoder.kv_transfer / encoder.period),
-            encode_batch * distribution.mean,
-        ),
-        crest=steady.crest,
-        falls=steady.falls,
-    )
+    def blocks(self, encode_batch: int, stride: float, underway: float) -> int:
+        """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
+        moment that a batch's encoding begins, by the `underway` batches that are being encoded and transferred.
+        """
+        load = self.scenario.load
+        held = load.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
+        phases = np.ceil(load.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
+        together = held + load.reservation(None).times(underway)
+        return together.quantile(encode_batch, encode_batch * float(phases))
 
+    def _demand(self, encode_batch: int, encoder: Encoding, decoder: Decoding) -> tuple[float, int]:
+        """B_D, and the KV blocks that it and those on their way hold."""
+        stride, (iterations, p) = decoder.stride, self.scenario.load.iterations
+        resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
+        underway = 1.0 + (encoder.traversal + encoder.kv_transfer) / encoder.period
+        return resident, self.blocks(encode_batch, stride, underway)
 
-def prompt_blocks(scenario: Scenario, encode_batch: int, leaving: float) -> int:
-    """KV blocks that an encoding stage holds, its 99.9th percentile: the batch it works on and those that leave."""
-    if scenario.encoder_decoder:
-        return 0
-    distribution, batches = scenario.workload.input, 1.0 + np.ceil(leaving)
-    each = Reservation(
-        (distribution.mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
-        (distribution.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
-        0.0,
-        -(-distribution.max // BLOCK_SIZE),
-    )
-    return each.quantile(encode_batch * batches, encode_batch * batches)
+    def room_for(self, resident: float) -> int:
+        """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, if those fit."""
+        load = self.scenario.load
+        most = self._room / (load.reservation(1).mean / max(load.mean_iterations, 1.0))
+        tokens = min(resident, max(most, 1.0)) / self.micro_batches
+        return self.scenario.replica.room(tokens, "decode")
 
+    @functools.cached_property
+    def _room(self) -> int:
+        """KV blocks on every decoding stage beside a single token."""
+        return self.scenario.replica.room(1.0, "decode")
 
-def decode_batch(scenario: Scenario, encode_batch: int, micro_batches: int) -> int:
-    """B_D, rounded: sequences being decoded just after a KV transfer."""
-    return max(1, round(flow(scenario, encode_batch, micro_batches).resident))
+    # ---- saturated ----
+
+    @functools.cached_property
+    def _saturates_anyway(self) -> bool:
+        """Whether memory doesn't hold the residents of batches of one."""
+        encoder = self.encoding(1)
+        decoder = fixed_point(self.scenario, 1, self.micro_batches, encoder.period)
+        resident, need = self._demand(1, encoder, decoder)
+        return need > self.room_for(resident)
+
+    def _saturated_flow(self, encode_batch: int, room: int) -> Flow:
+        """The steady state where the decoding side's memory is full.
+
+        B_E is then but the most that are encoded together: the more there are, the longer each is on its way and holds
+        room that it doesn't decode in. So throughput falls with B_E once encoding keeps up, from a crest at batches of
+        one.
+        """
+        full = self.saturated(encode_batch, room)
+        rate = min(full.rate, encode_batch / self.encoding(encode_batch).period)
+        deviation = float(np.hypot(full.encoder.deviation, full.more * (full.batch - 1) ** 0.5))
+        # it seldom has two batches at once
+        encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
+        iteration_s = float(full.seconds[0])
+        cycle = Cycle(full.batch / (rate * iteration_s), full.seconds, np.ones(1), full.cells, self.micro_batches)
+        busy = np.concatenate([encoder.busy * (rate / full.batch), full.cells[0] * (self.micro_batches / iteration_s)])
+        held, crest = min(room, self.room_for(full.resident)), max(self.saturated(1, room).rate, rate)
+        decoder = Decoding(cycle, cycle, 0.0)
+        return Flow(rate, encoder, decoder, full.resident, held, busy, True, crest, rate == full.rate)
+
+    @memoized
+    def saturated(self, most: int, room: int) -> Saturated:
+        """Memory stays full on average, prompts are encoded a few at a time, as many (up to `most`) as find room until
+        an iteration ends and the first stage is free again, and the number of residents hardly changes.
+
+        n residents hold E[blocks | resident] each, the X · (encoding + KV transfer + half an iteration) sequences on
+        their way E[blocks], and the next one that doesn't fit yet leaves half of its own free;
+        X = n / (E[D] · T_D(n)). The more residents, the more are on their way: n is where both fill the room, found by
+        false position (Illinois).
+        """
+        load = self.scenario.load
+        each, held = load.reservation(None).mean, load.reservation(1).mean / load.mean_iterations
+
+        def left(state: Saturated) -> float:
+            """Residents for which there is still room."""
+            encoder = state.encoder
+            on_the_way = state.rate * (encoder.alone + encoder.kv_transfer + float(state.seconds[0]) / 2)
+            return (room - each * (0.5 + on_the_way)) / held - state.resident
+
+        few, many = (self._of_residents(n, most) for n in (1.0, max(room / held, 1.0)))
+        above, below = left(few), left(many)
+        if above <= 0:
+            return few
+        last = 0.0
+        for _ in range(_ROUNDS):
+            resident = (few.resident * -below + many.resident * above) / (above - below)
+            full = self._of_residents(resident, most)
+            rest = left(full)
+            if abs(rest) <= 1e-9 * resident:
+                break
+            if rest > 0:
+                few, above, below = full, rest, below / 2 if last > 0 else below
+            else:
+                many, below, above = full, rest, above / 2 if last < 0 else above
+            last = rest
+        return full
+
+    def _of_residents(self, resident: float, most: int) -> Saturated:
+        """The two sides with so many residents, memory aside."""
+        load = self.scenario.load
+        context = np.array([load.resident_context])
+        joining = max(resident / load.mean_iterations, 1.0)  # who joined last is taken over meanwhile
+        seconds, cells = iteration(self.scenario, np.array([resident]), context, self.micro_batches, joining)
+        iteration_s = float(seconds[0])
+        rate = resident / (load.mean_iterations * iteration_s)
+        batch = self._batch_found(rate, iteration_s, most)
+        encoder, more = self.encoding_between(batch)
+        return Saturated(rate, resident, batch, encoder, more, seconds, cells)
+
+    def _batch_found(self, rate: float, iteration_s: float, most: int) -> float:
+        """Prompts in a batch, as a prompt finds it, where they come one by one: itself and those (Poisson) that come
+        until the side's first stage is free and an iteration ends; at most `most`.
+        """
+
+        def more_come(batch: int) -> float:
+            return 1.0 + rate * max(self.encoding(batch).period, iteration_s) - batch
+
+        low, above = 1.0, more_come(1)
+        for high in BATCHES[1:]:
+            if low >= most:
+                break
+            below = more_come(high)
+            if below <= 0:
+                return min(low + (high - low) * above / (above - below), float(most))
+            low, above = float(high), below
+        return float(most)

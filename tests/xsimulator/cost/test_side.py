@@ -11,7 +11,7 @@ from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.workload import task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import Layout, both_stages, layer_speeds
-from xsimulator.steady.scenario import Scenario
+from xsimulator.cost.replica import CostModel
 
 A40 = parse_cluster("4xA40")
 LAYOUTS = [Layout(4), Layout(4, 4, 4), Layout(4, 2, 2), Layout(1)]
@@ -22,7 +22,7 @@ def side(model, layout, profile=None, watched=False):
     profile = profile or roofline_profile(model, A40, overhead_s=2e-3)
     workload = task("S")
     stages = both_stages(model, layer_speeds(workload, profile), layout)
-    return Scenario(model, A40, workload, profile, stages, "fp16", watched=watched).decode
+    return CostModel(model, A40, profile, "fp16", watched).replica(stages).decode
 
 
 @pytest.mark.parametrize("model", ["opt-13b", "t5-3b"])

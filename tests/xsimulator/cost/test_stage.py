@@ -1,15 +1,10 @@
-"""What an iteration costs: sums done by hand on straight-line tables, and expectations against draws."""
+"""What an iteration costs: sums done by hand on straight-line tables."""
 
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import LengthDistribution, task
 from tests.exegpt.nouns import profile
-from xprofiler.roofline import roofline_profile
-from xsimulator.cost.group import Group, token_totals
-from xsimulator.cost.side import Side
+from xsimulator.cost.group import Group
 from xsimulator.cost.stage import Chunks, StageCost
 
 LAYERS = 12
@@ -88,28 +83,3 @@ def test_what_lies_outside_the_grid_is_answered_and_named():
     assert not asked.group.extrapolated
     asked.decode(8, 5000)
     assert asked.group.extrapolated == {"decode_attention"}
-
-
-@pytest.mark.parametrize("batch", [1, 2, 4, 32])
-def test_expected_encoding_is_the_mean_over_drawn_batches(batch):
-    """On a roofline, whose bend makes the time at the mean length too short."""
-    model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
-    tables = roofline_profile(model, cluster)
-    stage = StageCost(Group(tables.degree(4), tables.overhead), model.layers)
-    distribution = task("S").input
-    draws = distribution.sample(4000 * batch, np.random.default_rng(0)).reshape(4000, batch)
-    seconds = [stage.step(chunks(row, np.zeros(batch), batch), 0, 0.0) for row in draws]
-    assert float(stage.encode(batch, distribution)) == pytest.approx(np.mean(seconds), rel=0.01)
-    deviation = Side((), (stage,)).encode_deviation(batch, distribution)
-    assert deviation == pytest.approx(np.std(seconds), rel=0.35 if batch == 1 else 0.1)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 50])
-def test_token_totals_have_the_sums_moments(batch):
-    distribution = LengthDistribution.truncated_normal(200, 90, 512)
-    tokens, p = token_totals(batch, distribution)
-    mean = tokens @ p
-    assert p.sum() == pytest.approx(1.0)
-    assert mean == pytest.approx(batch * distribution.mean)
-    assert np.sqrt((tokens - mean) ** 2 @ p) == pytest.approx(np.sqrt(batch) * distribution.std, rel=0.01)
-    assert (tokens > 0).all()

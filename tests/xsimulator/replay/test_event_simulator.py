@@ -17,10 +17,10 @@ from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths, Workload
 from tests.exegpt.nouns import MODEL, profile, schedule
 from xprofiler.roofline import roofline_profile
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import rra
-from xsimulator.steady.kv_transfer import kv_transfer_seconds
 from xsimulator.steady.scenario import Scenario
 
 PROFILE = profile()
@@ -47,7 +47,7 @@ def stages_of(model, phase, first, count):
 
 
 def costs():
-    return Scenario.of(schedule(), PROFILE, None, "exact", True).encode.costs[0]
+    return ReplicaCost.of(schedule(), PROFILE).encode.costs[0]
 
 
 def encode(*lengths):
@@ -93,11 +93,11 @@ def disaggregated(model=MODEL, **changes):
 def test_waa_transfers_kv_between_its_sides():
     """Two prompts encoded together; the first token comes from the encoding side, the others after the transfer."""
     made = disaggregated()
-    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    replica = ReplicaCost.of(made, PROFILE)
     run = replay(made, PROFILE, [RequestLengths(20, 3), RequestLengths(30, 1)])
-    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    (encoder,), (decoder,) = replica.encode.costs, replica.decode.costs
     first = encoder.step(Chunks([20, 30], [0, 0], 2), 0, 0.0)
-    finish = first + kv_transfer_seconds(scenario, 50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
+    finish = first + replica.kv_transfer_seconds(50) + decoder.step(None, 1, 21) + decoder.step(None, 1, 22)
     times = {s.index: (s.start_s, s.first_token_s, s.finish_s) for s in run.served}
     assert times[1] == (0.0, pytest.approx(first), pytest.approx(first))
     assert times[0] == (0.0, pytest.approx(first), pytest.approx(finish))
@@ -106,12 +106,12 @@ def test_waa_transfers_kv_between_its_sides():
 def test_waa_joins_at_the_end_of_an_iteration():
     """The second batch is encoded while the first decodes, and joins at the first iteration after its transfer."""
     made = disaggregated(encode_batch=1, micro_batches=1)
-    scenario = Scenario.of(made, PROFILE, None, "exact", True)
+    replica = ReplicaCost.of(made, PROFILE)
     run = replay(made, PROFILE, [RequestLengths(20, 300), RequestLengths(400, 4)])
-    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
+    (encoder,), (decoder,) = replica.encode.costs, replica.decode.costs
     encoded = [encoder.step(Chunks([n], [0], 1), 0, 0.0) for n in (20, 400)]
-    now = encoded[0] + kv_transfer_seconds(scenario, 20)
-    ready = sum(encoded) + kv_transfer_seconds(scenario, 400)
+    now = encoded[0] + replica.kv_transfer_seconds(20)
+    ready = sum(encoded) + replica.kv_transfer_seconds(400)
     context, joined, finish = 21, 0, {}
     while len(finish) < 2:
         if joined == 0 and now >= ready:
@@ -141,9 +141,9 @@ def test_waa_transfers_take_turns():
     """Where batches come faster than they are transferred, one is on its way down while the next is on its way up."""
     slow = replace(PROFILE, host_copy=Table(("bytes",), ((1.0,),), (0.5,)))
     run = replay(disaggregated(encode_batch=1), slow, [RequestLengths(20, 2)] * 4)
-    scenario = Scenario.of(disaggregated(), PROFILE, None, "exact", True)
-    encoded = scenario.encode.costs[0].step(Chunks([20], [0], 1), 0, 0.0)
-    iteration = scenario.decode.costs[0].step(None, 1, 21)
+    replica = ReplicaCost.of(disaggregated(), PROFILE)
+    encoded = replica.encode.costs[0].step(Chunks([20], [0], 1), 0, 0.0)
+    iteration = replica.decode.costs[0].step(None, 1, 21)
     ends = [encoded + 1.0 + 0.5 * i + iteration for i in range(4)]
     assert [s.finish_s for s in run.served] == pytest.approx(ends)
 
@@ -161,10 +161,10 @@ def test_waa_lets_one_batch_wait_before_every_stage():
 
 def test_waa_encoder_decoders_make_keys_and_values_on_the_decoding_side():
     made = disaggregated(T5)
-    scenario = Scenario.of(made, T5_PROFILE, None, "exact", True)
+    replica = ReplicaCost.of(made, T5_PROFILE)
     (served,) = replay(made, T5_PROFILE, [RequestLengths(20, 2)]).served
-    (encoder,), (decoder,) = scenario.encode.costs, scenario.decode.costs
-    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + kv_transfer_seconds(scenario, 20)
+    (encoder,), (decoder,) = replica.encode.costs, replica.decode.costs
+    first = encoder.step(Chunks([20], [0], 1), 0, 0.0) + replica.kv_transfer_seconds(20)
     first += float(decoder.cross_projection(20)) + decoder.step(None, 1, 21)
     assert float(decoder.cross_projection(20)) > 0
     assert served.first_token_s == pytest.approx(first)

@@ -12,8 +12,9 @@ from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
+from xsimulator.cost.memory import stage_memory
 from xsimulator.steady import static
-from xsimulator.steady.memory import BlockDistribution, stage_memory
+from xsimulator.steady.blocks import BlockDistribution
 from xsimulator.steady.scenario import Scenario
 
 

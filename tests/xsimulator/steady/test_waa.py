@@ -16,9 +16,10 @@ from tests.xsimulator.steady.test_saturation import side
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
-from xsimulator.steady import waa, waa_decoding, waa_encoding
+from xsimulator.steady import decoding_cycle
 from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.waa import WAA
 
 A40 = parse_cluster("4xA40")
 OPT, T5 = builtin_model("opt-13b"), builtin_model("t5-3b")
@@ -81,12 +82,12 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     """Mean residents, and their number and blocks after a KV transfer, under the same seconds per iteration."""
     workload, rng, transfers = task("S"), np.random.default_rng(3), 8000
     scenario = scenario_of(waa_schedule(OPT, workload, batch, split=split))
-    period = waa_encoding.encoding(scenario, batch).period
-    found = waa_decoding.fixed_point(scenario, batch, 1, period)
+    period = WAA(scenario, 1).encoding(batch).period
+    found = decoding_cycle.fixed_point(scenario, batch, 1, period)
     assert found.period == pytest.approx(period)
     numbers = np.arange(200.0)
     context = np.full(200, workload.input.mean + workload.output.mean / 2)
-    seconds, _ = waa_decoding.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
+    seconds, _ = decoding_cycle.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
     inputs, outputs = (
         distribution.sample(transfers * batch, rng).reshape(-1, batch)
         for distribution in (workload.input, workload.output)
@@ -94,29 +95,29 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     blocks = -(-(inputs + outputs - 1) // BLOCK_SIZE)
     mean, (resident, held), end = decoding_side(outputs, blocks, period, seconds)
     assert end == pytest.approx(transfers * period, rel=0.01)  # it keeps up
-    need, p = scenario.iterations
+    need, p = scenario.load.iterations
     # Little: as many as arrive in the time that one of them stays
     assert float(p @ found.lived(need)) * batch / period == pytest.approx(mean, rel=0.03)
-    assert waa.flow(scenario, batch, 1).resident == pytest.approx(resident.mean(), rel=0.03)
-    assert waa.blocks(scenario, batch, found.stride, 0.0) == pytest.approx(np.quantile(held, 0.999), rel=0.05)
+    assert WAA(scenario, 1).flow(batch).resident == pytest.approx(resident.mean(), rel=0.03)
+    assert WAA(scenario, 1).blocks(batch, found.stride, 0.0) == pytest.approx(np.quantile(held, 0.999), rel=0.05)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7, 40])
 def test_the_peak_after_a_kv_transfer_is_b_e_times_the_transfers_that_a_query_stays(stride):
     workload = task("S")
     scenario = scenario_of(waa_schedule(OPT, workload, 4))
-    need, p = scenario.iterations
-    assert scenario.steady(stride).batch_ratio == pytest.approx(float(p @ np.ceil(need / stride)))
+    need, p = scenario.load.iterations
+    assert scenario.load.steady(stride).batch_ratio == pytest.approx(float(p @ np.ceil(need / stride)))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
 def test_it_is_the_smallest_fixed_point(batch):
     """No quicker cycle lasts as long as the encoding side takes for a batch."""
     scenario = scenario_of(waa_schedule(OPT, task("S"), batch))
-    period = waa_encoding.encoding(scenario, batch).period
-    found = waa_decoding.fixed_point(scenario, batch, 1, period)
+    period = WAA(scenario, 1).encoding(batch).period
+    found = decoding_cycle.fixed_point(scenario, batch, 1, period)
     strides = np.arange(1, int(found.fast.stride)) if found.fast.stride >= 1 else np.geomspace(found.fast.stride, 1, 40)
-    cycles = [waa_decoding.cycle(scenario, batch, 1, float(k)).period for k in strides]
+    cycles = [decoding_cycle.cycle(scenario, batch, 1, float(k)).period for k in strides]
     if found.fast.stride >= 1:
         assert all(one < period for one in cycles)
     else:
@@ -126,13 +127,13 @@ def test_it_is_the_smallest_fixed_point(batch):
 @pytest.mark.parametrize("period", [0.002, 0.02, 0.3, 0.9, 40.0])
 def test_the_bracket_is_what_looking_at_every_stride_finds(period):
     scenario = scenario_of(waa_schedule(OPT, task("S"), 8))
-    longest = int(scenario.iterations[0].max())
-    cycles = {k: waa_decoding.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
-    found = waa_decoding.fixed_point(scenario, 8, 1, period)
+    longest = int(scenario.load.iterations[0].max())
+    cycles = {k: decoding_cycle.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
+    found = decoding_cycle.fixed_point(scenario, 8, 1, period)
     within = [k for k, seconds in cycles.items() if seconds <= period]
     if not within:
         assert found.stride < 1
-        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / waa_decoding.MOST_JOINED
+        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / decoding_cycle.MOST_JOINED
     elif cycles[longest] <= period:
         assert found.fast.stride == found.slow.stride == longest
     else:
@@ -147,7 +148,7 @@ def test_the_bracket_is_what_looking_at_every_stride_finds(period):
 def test_no_smaller_batch_is_above_the_crest_and_no_larger_one_better_where_throughput_falls(name, split, model):
     batches = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 48, 64)
     scenario = scenario_of(waa_schedule(model, task(name), 1, 1, split))
-    found = [waa.flow(scenario, batch, 1) for batch in batches]
+    found = [WAA(scenario, 1).flow(batch) for batch in batches]
     for place, one in enumerate(found):
         assert max(f.throughput for f in found[: place + 1]) <= max(one.throughput, one.crest) * (1 + 1e-6)
         if one.falls:
@@ -177,7 +178,7 @@ def requests_of(name, n):
 def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, model, split, requests):
     drawn, workload = requests_of(name, requests)
     made = waa_schedule(model, workload, batch, micro_batches, split)
-    found = waa.flow(scenario_of(made), batch, micro_batches)
+    found = WAA(scenario_of(made), micro_batches).flow(batch)
     assert found.waits
     predicted = estimate(made, PROFILES[model.name], variation=False)
     run = replay(replace(made, kv_blocks=found.blocks), PROFILES[model.name], drawn, timeline=False)
@@ -192,7 +193,7 @@ def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, mode
 def test_outputs_of_one_token_are_never_decoded_where_encoding_makes_them(model):
     workload = Workload.fixed(64, 1)
     made = waa_schedule(model, workload, 8, split=((1, 1), (1, 1)))
-    found = waa.flow(scenario_of(made), 8, 1)
+    found = WAA(scenario_of(made), 1).flow(8)
     assert found.throughput == pytest.approx(8 / found.encoder.period)
     assert found.resident == (8.0 if model.encoder_layers else 0.0)
     predicted = estimate(made, PROFILES[model.name], variation=False)
@@ -223,11 +224,11 @@ def test_a_query_decodes_while_it_is_there_whoever_has_left():
     workload = Workload("long in", LengthDistribution.fixed(1500), task("S").output, 63)
     made = waa_schedule(OPT, workload, 8)
     scenario = scenario_of(made)
-    assert waa.flow(scenario, 8, 1).decoder.fast.stride > 70
+    assert WAA(scenario, 1).flow(8).decoder.fast.stride > 70
     run = replay(made, PROFILES["opt-13b"], workload.draw(600, seed=1), timeline=False)
     for tokens in (32, 63):
         lived = [s.finish_s - s.start_s for s in run.served if abs(s.output_tokens - tokens) <= 1]
-        predicted = waa.outcome(scenario, 8, 1).lifetime(np.array([float(tokens)])).seconds[0]
+        predicted = WAA(scenario, 1).outcome(8).lifetime(np.array([float(tokens)])).seconds[0]
         assert predicted == pytest.approx(np.mean(lived), rel=0.02)
 
 
@@ -237,7 +238,7 @@ def test_more_micro_batches_than_stages_never_shorten_an_iteration(stages):
     made = waa_schedule(model, task("S"), 4, split=((1, 1), (stages, 1)), cluster=parse_cluster("8xA40"))
     scenario = scenario_of(made)
     batch, context = np.array([1.0, 24.0, 200.0]), np.full(3, 270.0)
-    seconds = [waa_decoding.iteration(scenario, batch, context, n, 0.0)[0] for n in (stages, stages + 1, 2 * stages)]
+    seconds = [decoding_cycle.iteration(scenario, batch, context, n, 0.0)[0] for n in (stages, stages + 1, 2 * stages)]
     assert (seconds[1] >= seconds[0]).all()
     assert (seconds[2] >= seconds[1]).all()
 
@@ -247,7 +248,7 @@ def test_an_iteration_with_equal_micro_batches_is_the_pipelines_recurrence():
     scenario = scenario_of(made)
     for parts in (1, 2, 3, 5):
         batch = np.array([30.0])
-        (seconds,), (cells,) = waa_decoding.iteration(scenario, batch, np.array([270.0]), parts, 0.0)
+        (seconds,), (cells,) = decoding_cycle.iteration(scenario, batch, np.array([270.0]), parts, 0.0)
         cells = np.broadcast_to(cells, (200, parts, 3))
-        _, ends = iteration_times(cells, scenario.hops(scenario.decode, 30 / parts))
+        _, ends = iteration_times(cells, scenario.replica.decode.hops(30 / parts))
         assert seconds == pytest.approx((ends[-1, -1, -1] - ends[100, -1, -1]) / 99, rel=1e-6)

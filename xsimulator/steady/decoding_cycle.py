@@ -1,4 +1,4 @@
-"""WAA's decoding side under a KV transfer every so often: its cycles of iterations, and their fixed point."""
+"""Decoding on devices of its own (WAA) under periodic KV transfers: cycles of iterations, the fixed point of B_D."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 MOST_JOINED = 4096
-"""Handovers that join one iteration at most."""
+"""KV transfers that join one iteration at most."""
 
 
 def iteration(
@@ -25,13 +25,13 @@ def iteration(
     With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
     has micro-batches to do, or as a micro-batch needs to come around.
     """
-    side = scenario.decode
+    side = scenario.replica.decode
     share = batch / micro_batches
     cells = side.decode(share, context)
-    if scenario.encoder_decoder:
-        cells[0] += side.cross_projection(joining * scenario.workload.input.mean) / micro_batches
+    if scenario.load.encoder_decoder:
+        cells[0] += side.cross_projection(joining * scenario.load.prompts.mean) / micro_batches
     seconds = np.empty(len(batch))
-    rounds(cells, seconds, micro_batches, scenario.way(side, float(share.max())))
+    rounds(cells, seconds, micro_batches, side.hops_together(float(share.max())))
     return seconds, cells
 
 
@@ -69,12 +69,13 @@ class Cycle:
 
 def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: float) -> Cycle:
     """The decoding side at a given stride: whole numbers, or any number below one."""
+    load = scenario.load
     if stride >= 1:
-        steady = scenario.steady(int(stride))
+        steady = load.steady(int(stride))
         batch, context = encode_batch * steady.active, steady.context
     else:
-        batch = np.array([encode_batch / stride * mean_iterations(scenario)])
-        context = np.array([scenario.resident_context])
+        batch = np.array([encode_batch / stride * load.mean_iterations])
+        context = np.array([load.resident_context])
     seconds, cells = iteration(scenario, batch, context, micro_batches, encode_batch / min(stride, 1.0))
     return Cycle(stride, seconds, np.minimum(1.0, batch), cells, micro_batches)
 
@@ -121,7 +122,7 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
         if fast.period >= period:
             return Decoding(fast, fast, 0.0)
         return in_turn(*bracket(at, period, fast, slow, ratio=1.001), period)
-    slow = at(max(1, int(scenario.iterations[0].max())))
+    slow = at(max(1, int(scenario.load.iterations[0].max())))
     if slow.period <= period:  # all sequences have finished before the next KV transfer
         return Decoding(slow, slow, 0.0)
     return in_turn(*bracket(at, period, fast, slow), period)
@@ -154,13 +155,3 @@ def bracket(
         fast, slow = (tried, slow) if tried.period <= period else (fast, tried)
         halved = slow.stride - fast.stride <= (high - low) / 2
     return fast, slow
-
-
-def mean_iterations(scenario: Scenario) -> float:
-    """E[D]"""
-
-    def make() -> float:
-        need, p = scenario.iterations
-        return float(need @ p)
-
-    return scenario.once("mean iterations", make)

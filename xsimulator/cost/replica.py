@@ -1,0 +1,164 @@
+"""A cost model: what a model's iterations cost on the stages of a cluster, and the memory left for KV blocks.
+
+It knows the model, the cluster, the profile and where the layers are, and nothing of requests.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from exegpt.cluster import ClusterSpec
+from exegpt.model import ModelSpec, activation_bytes
+from exegpt.profile import Profile, Table
+from exegpt.schedule import Schedule, Stage
+from xsimulator.cost.group import Group
+from xsimulator.cost.memo import memoized
+from xsimulator.cost.memory import StageMemory, stage_memory
+from xsimulator.cost.side import Links, Side
+from xsimulator.cost.stage import StageCost, stage_costs
+
+
+@dataclass(frozen=True, eq=False)
+class CostModel:
+    """A model on a cluster by a profile: the groups and sides that its replicas have in common."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    profile: Profile
+    kv_dtype: str
+    watched: bool = True
+    """Whether it is noted which tables are asked outside their grid."""
+
+    @memoized
+    def group(self, tp: int) -> Group:
+        """What iterations cost on a tensor-parallel group of this degree."""
+        return Group(self.profile.degree(tp), self.profile.overhead, self.watched)
+
+    @memoized
+    def side(self, stages: tuple[Stage, ...]) -> Side:
+        """What they cost on stages that one phase runs through."""
+        return Side(stages, stage_costs(stages, self.group), self._links)
+
+    @functools.cached_property
+    def _links(self) -> Links:
+        token_bytes = self.model.hidden * activation_bytes(self.profile.dtype)
+        profile, per_node = self.profile, self.cluster.devices_per_node
+        return Links(per_node, token_bytes, profile.send, profile.send_between_nodes)
+
+    def replica(self, stages: tuple[Stage, ...]) -> "ReplicaCost":
+        """Of one replica's stages."""
+        return ReplicaCost(self, stages)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaCost:
+    """What iterations cost on one replica's stages."""
+
+    cost_model: CostModel
+    stages: tuple[Stage, ...]
+
+    @staticmethod
+    def of(schedule: Schedule, profile: Profile) -> "ReplicaCost":
+        """Of a schedule's stages."""
+        cost_model = CostModel(schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype)
+        return cost_model.replica(schedule.stages)
+
+    def watched(self) -> "ReplicaCost":
+        """The same, which notes from now on what is asked outside the profile's grid."""
+        return replace(self.cost_model, watched=True).replica(self.stages)
+
+    @property
+    def extrapolated(self) -> set[str]:
+        """Tables of the profile that were asked outside their grid, by any replica of the cost model."""
+        return set().union(*(self.cost_model.group(tp).extrapolated for tp in {stage.tp for stage in self.stages}))
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether the model has encoder layers."""
+        return self.cost_model.model.encoder_layers > 0
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether prompts are encoded and tokens decoded on different stages."""
+        return self.encode is not self.decode
+
+    def _side(self, phase: str) -> Side:
+        return self.cost_model.side(tuple(s for s in self.stages if s.phase in ("both", phase)))
+
+    @functools.cached_property
+    def encode(self) -> Side:
+        """Where prompts are encoded."""
+        return self._side("encode")
+
+    @functools.cached_property
+    def decode(self) -> Side:
+        """Where tokens are decoded: the same stages as `encode`, unless the schedule parts them."""
+        return self.encode if all(s.phase == "both" for s in self.stages) else self._side("decode")
+
+    @functools.cached_property
+    def stage_costs(self) -> tuple[StageCost, ...]:
+        """What iterations cost on each stage, in the order of `stages`."""
+        sides = {"both": iter(self.encode.costs), "encode": iter(self.encode.costs), "decode": iter(self.decode.costs)}
+        return tuple(next(sides[s.phase]) for s in self.stages)
+
+    # ---- memory ----
+
+    @functools.cached_property
+    def _memory_kinds(self) -> tuple[tuple[tuple[str, StageMemory], ...], tuple[int, ...]]:
+        """The phases and memories of a device that computes one token at a time, as far as they differ, and which of
+        them each stage has.
+        """
+        model, cluster, profile = self.cost_model.model, self.cost_model.cluster, self.cost_model.profile
+        kinds: dict[tuple[str, StageCost], tuple[str, StageMemory]] = {}
+        for stage, cost in zip(self.stages, self.stage_costs, strict=True):
+            if (stage.phase, cost) not in kinds:
+                ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
+                memory = stage_memory(model, cluster, stage, profile.dtype, self.cost_model.kv_dtype, 1, ends)
+                kinds[stage.phase, cost] = (stage.phase, memory)
+        places = {key: place for place, key in enumerate(kinds)}
+        of_stages = (places[s.phase, c] for s, c in zip(self.stages, self.stage_costs, strict=True))
+        return tuple(kinds.values()), tuple(of_stages)
+
+    def memory_kinds(self, tokens: float, encoding: float | None = None) -> tuple[tuple[str, StageMemory], ...]:
+        """Phase and memory of a device where up to `tokens` tokens are computed at once, and up to `encoding` on stages
+        that only encode: one of every kind of stage that there is.
+        """
+        kinds, _ = self._memory_kinds
+        computed = {"encode": tokens if encoding is None else encoding, "both": tokens, "decode": tokens}
+        return tuple((phase, memory.at_once(computed[phase])) for phase, memory in kinds)
+
+    def memory(self, tokens: float, encoding: float | None = None) -> tuple[StageMemory, ...]:
+        """Memory of each stage's devices, as `memory_kinds`."""
+        kinds = self.memory_kinds(tokens, encoding)
+        return tuple(kinds[place][1] for place in self._memory_kinds[1])
+
+    def room(self, tokens: float, phase: str | None = None) -> int:
+        """KV blocks that fit on every stage (None), or every stage of one phase, where so many tokens are computed at
+        once.
+        """
+        kinds = self.memory_kinds(tokens)
+        return min(memory.blocks for own, memory in kinds if phase is None or own == phase)
+
+    # ---- disaggregated: from the encoding to the decoding side (paper section 3) ----
+
+    def kv_transfer_seconds(self, tokens: float) -> float:
+        """Seconds from the end of a batch's encoding until the decoding side has the keys and values of its `tokens`
+        tokens, through host memory.
+
+        A decoder-only model's keys and values go from every device over its own link to pinned host memory and on to
+        the decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's
+        transfer decides. An encoder-decoder transfers the encoder's output, from which the decoders compute theirs.
+        """
+        token_bytes, seconds = self.kv_transfer_link
+        return 2.0 * seconds.at(tokens * token_bytes)
+
+    @functools.cached_property
+    def kv_transfer_link(self) -> tuple[float, Table]:
+        """Bytes per token that the busiest device sends, and the seconds of one of its two copies by bytes."""
+        model, profile = self.cost_model.model, self.cost_model.profile
+        sent = model.hidden * activation_bytes(profile.dtype)
+        if not self.encoder_decoder:
+            layers = ((s, stop - start) for s in self.encode.stages for start, stop in [s.decoder_layers or (0, 0)])
+            sent = max(count * model.kv_bytes(s.tp, self.cost_model.kv_dtype) for s, count in layers)
+        per_node = self.cost_model.cluster.devices_per_node
+        nodes = {rank // per_node for stage in self.stages for rank in stage.devices}
+        return sent, profile.host_copy or (profile.send if len(nodes) == 1 else profile.send_between_nodes)

@@ -1,0 +1,89 @@
+"""Load: a workload as steady states need it, with what is computed once for all schedules under it."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.workload import Workload
+from xsimulator.cost.memo import memoized
+from xsimulator.steady.blocks import BlockDistribution, Reservation
+from xsimulator.steady.prompts import Prompts
+from xsimulator.steady.residents import (
+    Form,
+    SteadyState,
+    decode_iterations_of,
+    expected_longest,
+    length_biased_context,
+    steady_state,
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """What a workload asks of a kind of model, and how to count it."""
+
+    workload: Workload
+    encoder_decoder: bool
+    form: Form = "exact"
+
+    @property
+    def first_by_encoding(self) -> bool:
+        """Whether a query's first token comes from its encoding pass, which then is one iteration less."""
+        return not self.encoder_decoder and self.form == "exact"
+
+    @functools.cached_property
+    def prompts(self) -> Prompts:
+        """The inputs."""
+        return Prompts(self.workload.input)
+
+    @functools.cached_property
+    def iterations(self) -> tuple[Array, Array]:
+        """D(S) of every output length, and their probabilities."""
+        return decode_iterations_of(self.workload.output, self.encoder_decoder, self.form)
+
+    @functools.cached_property
+    def mean_iterations(self) -> float:
+        """E[D]"""
+        need, p = self.iterations
+        return float(need @ p)
+
+    @functools.cached_property
+    def resident_context(self) -> float:
+        """Mean context of a resident query, averaged over iterations."""
+        return length_biased_context(self.workload, self.encoder_decoder)
+
+    @memoized
+    def steady(self, decode_iterations: int) -> SteadyState:
+        """RRA's steady state at N_D."""
+        return steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
+
+    @functools.cached_property
+    def _blocks(self) -> BlockDistribution:
+        return BlockDistribution.of(self.workload, self.encoder_decoder)
+
+    @memoized
+    def reservation(self, decode_iterations: float | None) -> Reservation:
+        """Blocks held per query entering RRA's phases, or (None) a static batch."""
+        return self._blocks.reservation(decode_iterations)
+
+    @functools.cached_property
+    def resident_reservation(self) -> Reservation:
+        """Blocks held by one resident of iteration-level scheduling."""
+        return BlockDistribution.of(self.workload, self.encoder_decoder, resident=True).reservation(None)
+
+    @functools.cached_property
+    def static_contexts(self) -> Array:
+        """[iterations]: mean context of a static batch's rows, finished ones at their last position."""
+        need, p = self.iterations
+        iterations = max(1, int(need.max()))
+        contexts: Array = self.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
+        return contexts
+
+    @memoized
+    def expected_longest(self, batch: int) -> float:
+        """Expected greatest output of `batch` queries."""
+        return expected_longest(self.workload.output, batch)

@@ -1,0 +1,154 @@
+"""Prompts whose lengths vary: the expected seconds to encode batches of them, and by how much they vary."""
+
+import functools
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from exegpt.policies.waa import most_underway
+from exegpt.workload import LengthDistribution
+from xsimulator.cost.group import Group, PartSeconds
+from xsimulator.cost.memo import memoized
+from xsimulator.cost.normal import even_normal
+from xsimulator.cost.side import Side
+from xsimulator.steady.pipeline import tandem_times
+
+Array = NDArray[np.float64]
+
+_FOR_TOKENS, _FOR_ATTENTION = 24, 64
+"""Lengths on which the distribution is summed up: of a batch's tokens, and of a prompt's attention."""
+_QUANTILES = 32
+_SHUFFLED = np.concatenate([np.random.default_rng(seed).permutation(_QUANTILES) for seed in range(8)])
+"""Batches that are followed through an encoding side, by the quantile of their time."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Batches of prompts one after the other through an encoding side, seconds."""
+
+    period: float
+    """T_E: from one batch to the next, the slowest stage or its transfer."""
+    alone: float
+    """From a batch's start to its end on the last stage, where none is in its way."""
+    traversal: float
+    """The same with others before and behind it."""
+    kv_transfer: float
+    """From there until the decoding side can merge it."""
+    deviation: float
+    """Of a batch's encoding time, for its lengths vary."""
+    busy: Array
+    """[stages]: seconds of work per batch."""
+
+    def towards(self, other: "Encoding", share: float) -> "Encoding":
+        """On the line to another, so far along it."""
+        pairs = {part.name: (getattr(self, part.name), getattr(other, part.name)) for part in fields(self)}
+        return Encoding(**{name: (1 - share) * this + share * that for name, (this, that) in pairs.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Prompts with lengths of this distribution."""
+
+    lengths: LengthDistribution
+
+    @property
+    def mean(self) -> float:
+        """Expected tokens of a prompt."""
+        return self.lengths.mean
+
+    @functools.cached_property
+    def _for_tokens(self) -> tuple[Array, Array]:
+        return thinned(self.lengths, _FOR_TOKENS)
+
+    @functools.cached_property
+    def _for_attention(self) -> tuple[Array, Array]:
+        return thinned(self.lengths, _FOR_ATTENTION)
+
+    def tokens(self, batch: ArrayLike) -> tuple[Array, Array]:
+        """Tokens of `batch` prompts together: values [..., k] and their probabilities [k].
+
+        The distribution itself for one prompt, and for more the same shape with the sum's mean and deviation.
+        """
+        n, (s, p) = np.asarray(batch, dtype=np.float64)[..., None], self._for_tokens
+        return n * self.mean + np.sqrt(n) * (s - self.mean), p
+
+    def attention(self, group: Group, batch: ArrayLike) -> Array:
+        """Expected seconds of one layer's attention for `batch` whole prompts; the batch's shape."""
+        s, p = self._for_attention
+        seconds: Array = group.prompt_attention(np.asarray(batch)[..., None], s) @ p
+        return seconds
+
+    def encode(self, group: Group, batch: ArrayLike) -> PartSeconds:
+        """Expected seconds to encode `batch` whole prompts; the batch's shape.
+
+        Part times bend where computing takes over from reading the weights, so their mean is not the time at the mean:
+        they are averaged over the distribution of the batch's tokens.
+        """
+        n = np.asarray(batch, dtype=np.float64)
+        tokens, p = self.tokens(n)
+        parts = group.part_seconds(tokens, n[..., None], 0.0, (0.0, 0.0)).map(lambda part: _expected(part, p))
+        return group.with_attention(parts, self.attention(group, n))
+
+    @memoized
+    def micro_batches(self, group: Group, batch: float, count: int) -> PartSeconds:
+        """Expected seconds to encode `count` micro-batches of `batch` prompts each, shortest first, [count].
+
+        The longest of them holds up a pipeline: they lie at the quantiles of their total's normal distribution.
+        """
+        lengths = self.mean + even_normal(count) * self.lengths.std / batch**0.5
+        spread = group.encode_fixed(batch, np.maximum(lengths, self.lengths.s[0]))
+        return spread.map(lambda part, mean: _scaled(part, float(np.asarray(mean)), count), self.encode(group, batch))
+
+    @memoized
+    def deviation(self, side: Side, batch: float) -> float:
+        """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
+        lengths = self.mean * np.array([0.95, 1.05])
+        shorter, longer = side.each(lambda group: group.encode_fixed(batch, lengths))
+        slope = float((longer - shorter).max()) / (0.1 * self.mean * batch)
+        return float(slope * batch**0.5 * self.lengths.std)
+
+    @memoized
+    def batches(self, side: Side, batch: int) -> Encoding:
+        """Batches of so many prompts one after the other through a side, their KV transfer left out.
+
+        Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their
+        distribution, are followed through the stages, with no more under way than WAA allows.
+        """
+        seconds = side.each(lambda group: self.encode(group, batch))
+        hops = side.hops(batch * self.mean)
+        alone, period, traversal = float(seconds.sum() + hops.sum()), float(seconds.max()), 0.0
+        deviation = self.deviation(side, batch)
+        if len(side.stages) > 1:
+            drawn = side.each(lambda group: self.micro_batches(group, batch, _QUANTILES))[_SHUFFLED]
+            followed, traversal, deviation = tandem_times(drawn, hops, most_underway(len(side.stages)))
+            period = max(period, followed)  # some hundred batches' mean may lie below the distribution's own
+        return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
+
+
+def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
+    """The distribution on at most `most` lengths: neighbours merged at their mean."""
+    s: Array = distribution.s
+    p: Array = distribution.p
+    if len(s) <= most:
+        return s, p
+    starts = np.arange(most) * len(s) // most
+    weight = np.add.reduceat(p, starts)
+    kept = weight > 0
+    return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
+
+
+def _expected(part: ArrayLike, p: Array) -> Array:
+    """The mean over the last axis; unchanged without that axis."""
+    values = np.asarray(part, dtype=np.float64)
+    if not values.ndim:
+        return values
+    mean: Array = values[..., 0] if values.shape[-1] == 1 else values @ p
+    return mean
+
+
+def _scaled(part: ArrayLike, mean: float, count: int) -> Array:
+    """The micro-batches' seconds, scaled to the expected mean."""
+    values = np.broadcast_to(np.asarray(part, dtype=np.float64), (count,))
+    mean_of_parts = float(values.mean())
+    return values * (mean / mean_of_parts) if mean_of_parts else np.full(count, mean)
