@@ -87,6 +87,9 @@ class Schedule(Noun):
     admission: Literal["reserve", "grow"] = "reserve"
     """Whether a sequence waits until the blocks for all that it may need are free, or gets them when it needs
     them, and may be preempted."""
+    prefix_caching: bool = False
+    """Whether blocks stay in the cache when their sequences end or are preempted, until others need them, and serve
+    sequences that begin with the same tokens."""
 
     VERSION = 1
 

@@ -5,6 +5,7 @@ from exegpt.batching.forecast import Forecast
 from exegpt.batching.kv_pool import BlockPool, KVPool
 from exegpt.batching.ledger import Fits, Ledger
 from exegpt.batching.micro_batches import MicroBatch, MicroBatching
+from exegpt.batching.prefix_pool import PrefixPool
 from exegpt.batching.queue import Order, Queue
 from exegpt.batching.sequence import Sequence, Status
 from exegpt.batching.step import ENDLESS, Step
@@ -19,6 +20,7 @@ __all__ = [
     "MicroBatch",
     "MicroBatching",
     "Order",
+    "PrefixPool",
     "Queue",
     "Sequence",
     "Status",

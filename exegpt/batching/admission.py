@@ -33,8 +33,8 @@ class Reserve:
         """Blocks that must be free when a sequence is admitted."""
         return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
 
-    def first_blocks(self, sequence: Sequence, chunk: int | None) -> int:
-        """Blocks that it is given then: all of them."""
+    def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
+        """Blocks that it holds then: all of them."""
         return self.blocks(sequence)
 
 
@@ -52,10 +52,9 @@ class Grow:
         """Blocks that must be free when a sequence is admitted."""
         return self._pool.blocks_for(self._known(sequence))
 
-    def first_blocks(self, sequence: Sequence, chunk: int | None) -> int:
-        """Blocks that it is given then: those of a first chunk of so many tokens; None: of all."""
-        known = self._known(sequence)
-        return self._pool.blocks_for(known if chunk is None else min(chunk, known))
+    def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
+        """Blocks that it holds then: those of what is cached, and of the tokens that are prefilled first."""
+        return self._pool.blocks_for(sequence.cached + prefilled)
 
     def _known(self, sequence: Sequence) -> int:
         return sequence.input_tokens + sequence.recomputed + self._encoder_decoder

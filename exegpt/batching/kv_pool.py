@@ -1,8 +1,15 @@
 """KV pool: which of a stage's fixed-size cache blocks are free."""
 
+from collections import Counter
 from typing import Protocol
 
 from exegpt.errors import InputError
+
+
+def check_size(total: int, block_size: int) -> None:
+    """InputError for a pool that can't hold a token."""
+    if total < 1 or block_size < 1:
+        raise InputError(f"A pool of {total} blocks of {block_size} tokens is not usable: both must be at least 1.")
 
 
 class KVPool(Protocol):
@@ -25,13 +32,15 @@ class KVPool(Protocol):
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave."""
 
+    def check(self, held: Counter[int]) -> None:
+        """Raise AssertionError unless every block is either free or in `held`, with as many holders as it may have."""
+
 
 class BlockPool:
     """`total` blocks of `block_size` tokens. Refuses rather than overflows; free plus held is always the total."""
 
     def __init__(self, total: int, block_size: int):
-        if total < 1 or block_size < 1:
-            raise InputError(f"A pool of {total} blocks of {block_size} tokens is not usable: both must be at least 1.")
+        check_size(total, block_size)
         self.total = total
         self.block_size = block_size
         self._returned: list[int] = []
@@ -62,3 +71,8 @@ class BlockPool:
         if self.available + len(blocks) > self.total:
             raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - self.available} were held")
         self._returned.extend(reversed(blocks))
+
+    def check(self, held: Counter[int]) -> None:
+        """Raise AssertionError unless every block is either free or held by exactly one sequence."""
+        if held.total() != len(held) or len(held) + self.available != self.total:
+            raise AssertionError(f"{held.total()} held + {self.available} free blocks are not {self.total}")

@@ -4,11 +4,13 @@ It is shared by the event simulator, which advances it by predicted time, and th
 work, so both take the same decisions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf
 
 from exegpt.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
 from exegpt.batching.kv_pool import KVPool
+from exegpt.batching.prefix_pool import PrefixPool
 from exegpt.batching.queue import Order, Queue
 from exegpt.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
 from exegpt.batching.step import ENDLESS, Step
@@ -23,6 +25,9 @@ class Ledger:
     With `early_termination` a finished sequence is released at once; without, when every resident one has finished
     (static batches). In an `encoder_decoder`, encoding gives no token. Where `disaggregated`, an encoded sequence is
     decoded when its keys and values are there.
+
+    Over a `PrefixPool`, sequences hold what the cache has of their prompts already. `shares_in_step`: also what another
+    one computes in the same step, which must then be computed as one.
     """
 
     def __init__(
@@ -33,8 +38,11 @@ class Ledger:
         encoder_decoder: bool = False,
         admission: Admission = "reserve",
         disaggregated: bool = False,
+        shares_in_step: bool = True,
     ):
         self.pool = pool
+        self._prefixes = pool if isinstance(pool, PrefixPool) else None
+        self._shares_in_step = shares_in_step and self._prefixes is not None
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.disaggregated = disaggregated
@@ -52,6 +60,8 @@ class Ledger:
         """How many so far."""
         self._arriving: list[Sequence] = []
         """Sequences that have ended, but whose keys and values are still on their way into their blocks."""
+        self.reused = 0
+        """Tokens that admitted sequences found in the cache so far."""
 
     @property
     def resident(self) -> list[Sequence]:
@@ -136,6 +146,8 @@ class Ledger:
         """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
         if step.repeats == 1 or not self.admission.grows:
             return step.repeats
+        if self.preempted and self._prefixes:  # one whose blocks have survived may come back at once
+            return 1
         if any(sequence.behind for sequence in step.decode):
             return 1
         return min(step.repeats, iterations_until_shortage(self.pool, step.decode))
@@ -149,6 +161,8 @@ class Ledger:
             return False
         if missing > 0:
             sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
+        if self._shares_in_step:
+            self._publish(sequence, sequence.cached + tokens)
         return True
 
     def _last(self, now: float) -> Sequence:
@@ -167,6 +181,7 @@ class Ledger:
             sequence.behind = sequence.recomputed
         else:
             sequence.to_prefill += sequence.recomputed
+        sequence.published = 0
         self._finish([])
         self.waiting.push(sequence)
         self.preempted.append(sequence)
@@ -174,18 +189,46 @@ class Ledger:
 
     def _allocate(self, sequence: Sequence, chunk: int | None = None) -> bool:
         """Make a sequence resident, if its blocks are free."""
-        if self.admission.blocks(sequence) > self.pool.available:
+        reused = self._find(sequence)
+        taken = self._prefixes.free_among(reused) if self._prefixes else 0
+        if self.admission.blocks(sequence) - len(reused) + taken > self.pool.available:
             return False
-        sequence.blocks = self.pool.allocate(self.admission.first_blocks(sequence, chunk))
+        if reused and self._prefixes:
+            self._prefixes.hold(reused)
+            sequence.published, sequence.cached = len(reused), len(reused) * self.pool.block_size
+            sequence.to_prefill -= sequence.cached
+            self.reused += sequence.cached
+        prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
+        allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))
+        sequence.blocks = [*reused, *allocated] if reused else allocated
         sequence.status = PREFILL
         self.encoding.append(sequence)
+        if self._shares_in_step:
+            self._publish(sequence, sequence.cached + prefilled)
         return True
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """The blocks that have the beginning of a sequence's prompt; never all of it, since its last token is computed
+        to give the next.
+        """
+        if self._prefixes is None:
+            return []
+        return self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+
+    def _publish(self, sequence: Sequence, tokens: int) -> None:
+        """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""
+        if self._prefixes is None:
+            return
+        full = min(tokens // self.pool.block_size, len(sequence.keys))
+        for number in range(sequence.published, full):
+            self._prefixes.publish(sequence.blocks[number], sequence.keys[number])
+        sequence.published = max(sequence.published, full)
 
     def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
         """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.
         Returns the sequences that finished in this step by their length.
         """
-        finished = self._encode(step) if step.encode else []
+        finished: list[Sequence] = []
         if step.decode:
             self.iterations += iterations
         for sequence in step.decode:
@@ -196,6 +239,11 @@ class Ledger:
             sequence.generated += iterations
             if sequence.generated >= sequence.ends:
                 finished.append(sequence)
+        if step.encode:
+            finished += self._encode(step)
+        if self._prefixes:
+            for sequence in (*step.decode, *(sequence for sequence, _ in step.encode)):
+                self._publish(sequence, sequence.cached)
         self._finish(finished)
         return finished
 
@@ -259,10 +307,9 @@ class Ledger:
         return not (self.decoding or self.encoding or self.waiting)
 
     def check(self) -> None:
-        """Raise AssertionError unless every block is either free or held by exactly one resident sequence."""
-        held = [block for sequence in (*self.resident, *self._arriving) for block in sequence.blocks]
-        if len(set(held)) != len(held) or len(held) + self.pool.available != self.pool.total:
-            raise AssertionError(f"{len(held)} held + {self.pool.available} free blocks are not {self.pool.total}")
+        """Raise AssertionError unless every block is free, or held by one sequence or by those that share it."""
+        holders = (*self.resident, *self._arriving)
+        self.pool.check(Counter([block for sequence in holders for block in sequence.blocks]))
 
     def _release(self, sequences: list[Sequence]) -> None:
         gone = set(sequences)

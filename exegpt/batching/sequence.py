@@ -1,5 +1,7 @@
 """Sequence: one request's bookkeeping."""
 
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,6 +43,9 @@ class Sequence:
     arrival_s: float = 0.0
     ends: int = 0
     """Output tokens after which it ends unannounced, as by a stop token; 0: it makes `max_output`."""
+    keys: Items[Hashable] = ()
+    """Where prefixes are cached: a key for each full block of known tokens, which other sequences' blocks have too if
+    all tokens up to their ends are the same. It may get longer as tokens come."""
     # filled by the ledger
     to_prefill: int = 0
     """Tokens of its prompt that aren't in the cache; after a preemption those of its output count among them."""
@@ -56,6 +61,8 @@ class Sequence:
     prompt an encoder has read again."""
     blocks: list[int] = field(default_factory=list)
     """KV blocks. A finished row of a static batch holds its own to the batch's end."""
+    published: int = 0
+    """How many of them, from the first on, can be found by their keys."""
     ready_s: float = 0.0
     """When the decoding side has its keys and values, where prefill and decode are disaggregated; of a preempted one,
     when its last token has come. Endless while that isn't known."""

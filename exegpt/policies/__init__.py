@@ -2,7 +2,7 @@
 the runner both follow, and has its traits, which everyone else reads.
 """
 
-from exegpt.batching import BlockPool, Ledger, Order
+from exegpt.batching import BlockPool, Ledger, Order, PrefixPool
 from exegpt.errors import InputError
 from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
@@ -88,11 +88,21 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
 
 
 def make_ledger(schedule: Schedule, order: Order) -> Ledger:
-    """An empty ledger over the schedule's KV blocks. InputError where the policy can't grow."""
+    """An empty ledger over the schedule's KV blocks. InputError for a policy without growth or prefixes."""
     traits, encoder_decoder = traits_of(schedule), schedule.model.spec.encoder_layers > 0
     if schedule.admission == "grow" and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
         raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
-    pool = BlockPool(schedule.kv_blocks, schedule.block_size)
-    kind = {"early_termination": traits.early_termination, "disaggregated": traits.disaggregated}
+    if schedule.prefix_caching and (encoder_decoder or not traits.caches_prefixes):
+        caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
+        raise InputError(
+            f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
+            f"--prefix-caching out, or use a decoder-only model with {caching}."
+        )
+    pool = (PrefixPool if schedule.prefix_caching else BlockPool)(schedule.kv_blocks, schedule.block_size)
+    kind = {
+        "early_termination": traits.early_termination,
+        "disaggregated": traits.disaggregated,
+        "shares_in_step": (schedule.micro_batches or len(schedule.stages)) == 1,  # else one could overtake a prefix
+    }
     return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)

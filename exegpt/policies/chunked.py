@@ -45,6 +45,7 @@ TRAITS = Traits(
     mixed=True,
     splits_prompts=True,
     grows=True,
+    caches_prefixes=True,
     complexity=0,
     mark="c",
     colour="#7a5aa8",

@@ -41,6 +41,7 @@ TRAITS = Traits(
     compiled=1,
     mixed=True,
     grows=True,
+    caches_prefixes=True,
     complexity=1,
     mark="o",
     colour="#3b74b9",

@@ -63,6 +63,8 @@ class Traits:
     """Whether one iteration encodes and decodes."""
     grows: bool = False
     """Whether it asks for blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
+    caches_prefixes: bool = False
+    """Whether it prefills what the cache lacks of a prompt (`Sequence.to_prefill`), so that prefixes may be cached."""
     splits_prompts: bool = False
     """Whether a prompt may be encoded in several iterations, which an encoder's can't."""
     complexity: float = inf

@@ -16,6 +16,8 @@ def variables_text(schedule: Schedule) -> str:
         own["encode_micro_batches"] = None
     if schedule.admission != "reserve":
         own["admission"] = schedule.admission
+    if schedule.prefix_caching:
+        own["prefix_caching"] = "on"
     return " ".join(f"{name}={value}" for name, value in own.items() if value) + f" on {stages_text(schedule)}"
 
 

@@ -127,6 +127,8 @@ class Replicas:
 def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool) -> None:
     if schedule.admission != "reserve":
         raise InputError(f"Admission '{schedule.admission}' isn't compiled: searches at a rate are for reserve.")
+    if schedule.prefix_caching:
+        raise InputError("Prefix caching isn't compiled: searches at a rate are without, and replays know it.")
     tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)

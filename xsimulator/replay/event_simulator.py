@@ -7,13 +7,14 @@ knew already what ends in the step before. From one event to the next, decoding 
 growing contexts are followed at once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from heapq import heappushpop
 from math import inf
 
 from exegpt.batching import MicroBatching, Sequence, deal
+from exegpt.batching.prefix_pool import extend_keys
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy
@@ -40,6 +41,8 @@ class Replay:
     """Until the last piece of work was done."""
     estimate: Estimate
     preemptions: int = 0
+    reused: int = 0
+    """Tokens of prompts that were found in the cache."""
 
 
 def replay(
@@ -50,12 +53,15 @@ def replay(
     step_by_step: bool = False,
     adjustment: float | None = None,
     caps: Items[int] | None = None,
+    prompts: Items[Items[int]] | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
     iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the output tokens that
-    requests allow, where they end sooner, unannounced. Raises InputError for one that the KV cache could not hold.
+    requests allow, where they end sooner, unannounced. `prompts` are their tokens, where the schedule caches prefixes;
+    without, no two begin alike, and only a preempted request finds blocks, its own. Raises InputError for a request
+    that the KV cache could not hold.
     """
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
@@ -64,26 +70,40 @@ def replay(
     record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
     pipelines: list[Pipeline] = []
     busy: list[float] = []
-    preemptions = 0
+    preemptions = reused = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
         policy, ledger = make_policy(schedule, adjustment), make_ledger(schedule, fcfs)
-        ledger.submit(_sequence(i, requests[i], most[i]) for i in own)
+        sequences = [_sequence(i, requests[i], most[i]) for i in own]
+        if schedule.prefix_caching:
+            for sequence in sequences:
+                sequence.keys = _keys(sequence, schedule.block_size, prompts[sequence.index] if prompts else ())
+        ledger.submit(sequences)
         sides = _sides(replica_cost, micro_batching, timeline, r)
         transfer = KVTransfer(replica_cost)
         _follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
         pipelines += sides.values()
         busy += _by_rank(schedule, sides.values())
         preemptions += ledger.preemptions
+        reused += ledger.reused
     seconds = max(pipeline.seconds for pipeline in pipelines)
     served = tuple(sorted(record.served, key=lambda s: (s.finish_s, s.index)))
     spans = sorted((span for p in pipelines for span in p.spans or ()), key=lambda span: span.start_s)
     share = tuple(b / seconds if seconds else 0.0 for b in busy)
     estimate = summarise(served, seconds, schedule.bound, utilisation=share)
-    return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate, preemptions)
+    return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate, preemptions, reused)
 
 
 def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:
     return Sequence(index, request.input, cap, request.arrival_s, request.output)
+
+
+def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:
+    """A key for each full block that a sequence may come to: those of its prompt's tokens, then keys of its own."""
+    keys: list[bytes] = []
+    extend_keys(keys, prompt, block_size)
+    first, blocks = sequence.index << 32, (sequence.input_tokens + sequence.ends) // block_size
+    own = range(first + len(keys), first + blocks)
+    return [*keys, *own] if keys else own
 
 
 def _sides(
