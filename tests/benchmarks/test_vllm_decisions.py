@@ -1,12 +1,20 @@
 """What `chunked` decides under *grow*, beside vLLM's rules written down plainly; with vLLM itself where it is there."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from benchmarks import vllm_decisions
-from benchmarks.vllm_decisions import BLOCK, Decision, Load, Ours, decisions, random_load
+from benchmarks.vllm_decisions import BLOCK, TOKEN, Decision, Load, Ours, decisions, random_load
+
+
+@dataclass(eq=False)
+class Block:
+    """Its contents, from the sequence's beginning on, once it is full, and how many requests hold it."""
+
+    tokens: tuple = ()
+    holders: int = 0
 
 
 @dataclass(eq=False)
@@ -14,32 +22,67 @@ class Request:
     """Tokens known, computed and still to make."""
 
     index: int
-    known: int
+    tokens: list
     to_make: int
     computed: int = 0
-    blocks: int = 0
+    blocks: list = field(default_factory=list)
+
+    @property
+    def known(self):
+        return len(self.tokens)
+
+    def beginning(self, blocks):
+        return tuple(self.tokens[: blocks * BLOCK])
 
 
 class Rules:
-    """The rules of v1/core/sched/scheduler.py (0.32), without prefix caching and without asynchronous scheduling."""
+    """The rules of v1/core/sched/scheduler.py and block_pool.py (0.32), without asynchronous scheduling."""
 
     def __init__(self, load):
-        self.free, self.load = load.blocks, load
+        self.load = load
         self.running, self.waiting = [], deque()
+        self.free = [Block() for _ in range(load.blocks)]
+        """In order of eviction."""
+        self.hashed = []
+        """In the order in which they were hashed."""
 
-    def arrive(self, index, input_tokens, output_tokens):
-        self.waiting.append(Request(index, input_tokens, output_tokens))
+    def arrive(self, index, prompt, output_tokens):
+        self.waiting.append(Request(index, list(prompt), output_tokens))
+
+    def hit(self, request):
+        found = []
+        while (len(found) + 1) * BLOCK < request.known:
+            beginning = request.beginning(len(found) + 1)
+            same = [block for block in self.hashed if block.tokens == beginning]
+            if not same:
+                break
+            found.append(same[0])
+        return found
 
     def allocate(self, request, tokens):
-        missing = -(-(request.computed + tokens) // BLOCK) - request.blocks
-        if missing > self.free:
+        missing = -(-(request.computed + tokens) // BLOCK) - len(request.blocks)
+        if missing > len(self.free):
             return False
-        request.blocks, self.free = request.blocks + missing, self.free - missing
+        for block in self.free[: max(0, missing)]:
+            if block.tokens:
+                self.hashed.remove(block)
+            block.tokens, block.holders = (), 1
+            request.blocks.append(block)
+        del self.free[: max(0, missing)]
+        if self.load.prefix_caching:
+            for number in range((request.computed + tokens) // BLOCK):
+                if not request.blocks[number].tokens:
+                    request.blocks[number].tokens = request.beginning(number + 1)
+                    self.hashed.append(request.blocks[number])
         return True
 
     def release(self, request):
         self.running.remove(request)
-        self.free, request.blocks = self.free + request.blocks, 0
+        for block in reversed(request.blocks):
+            block.holders -= 1
+            if not block.holders:
+                self.free.insert(len(self.free) if block.tokens else 0, block)
+        request.blocks = []
 
     def step(self):
         budget, scheduled, preempted = self.load.max_num_batched_tokens, [], []
@@ -62,18 +105,24 @@ class Rules:
             place += 1
         while self.waiting and budget and not preempted and len(self.running) < self.load.max_num_seqs:
             request = self.waiting[0]
-            if -(-request.known // BLOCK) > self.free:
+            found = self.hit(request)
+            idle = [block for block in found if not block.holders]
+            if -(-request.known // BLOCK) - len(found) + len(idle) > len(self.free):
                 break
-            tokens = min(request.known, budget)
+            for block in found:
+                block.holders += 1
+            self.free = [block for block in self.free if block not in idle]
+            request.blocks, request.computed = found, len(found) * BLOCK
+            tokens = min(request.known - request.computed, budget)
             self.allocate(request, tokens)
             self.running.append(self.waiting.popleft())
             scheduled.append((request, tokens))
             budget -= tokens
-        free = self.free
+        free = len(self.free)
         for request, tokens in scheduled:
             request.computed += tokens
             if request.computed == request.known:
-                request.known += 1
+                request.tokens.append(TOKEN)
                 request.to_make -= 1
                 if not request.to_make:
                     self.release(request)
@@ -84,8 +133,9 @@ class Rules:
         return not (self.running or self.waiting)
 
 
-def test_every_decision_is_that_of_the_rules():
-    loads = [random_load(seed) for seed in range(40)]
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_every_decision_is_that_of_the_rules(prefix_caching):
+    loads = [random_load(seed, prefix_caching) for seed in range(40)]
     steps = [pair for load in loads for pair in decisions(load, Ours(load), Rules(load))]
     assert len(steps) > 5000
     for number, (ours, rules) in enumerate(steps):
@@ -96,7 +146,7 @@ def test_every_decision_is_that_of_the_rules():
 
 def test_a_small_list_by_hand():
     """Three blocks: the second request gives way at its 17th token and comes back with what it had made."""
-    load = Load(((14, 5, 0), (15, 5, 0)), 3, 4, 20)
+    load = Load((((2,) * 14, 5, 0), ((3,) * 15, 5, 0)), 3, 4, 20)
     (made,) = zip(*decisions(load, Ours(load)), strict=True)
     assert [decision.scheduled for decision in made] == [
         ((0, 14), (1, 6)),  # the second's first chunk
