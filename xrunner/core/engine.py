@@ -212,7 +212,8 @@ class Engine:
             driver.look = follower.look
 
     def _driver_of(self, emit: Callable[[Event], None], stream: bool, adjustment: float | None, record: bool) -> Driver:
-        outputs = Outputs(self.worker.model.eos, emit, stream, record)
+        keyed = self.schedule.block_size if self.schedule.prefix_caching else None
+        outputs = Outputs(self.worker.model.eos, emit, stream, record, keyed)
         return Driver(self.worker, self.schedule, self._aborted, outputs, adjustment)
 
     def add(self, request: Request) -> None:

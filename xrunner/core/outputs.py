@@ -25,16 +25,24 @@ _KEPT = 256
 
 class Outputs:
     """`eos` are the stop tokens. `emit` gets every result, and with `stream` every token, as it comes. With `record`,
-    the times of finished requests are kept in `served`.
+    the times of finished requests are kept in `served`. With `keyed`, a number of tokens, sequences get a key for each
+    full block of so many as their tokens come, by which a prefix is found again.
     """
 
-    def __init__(self, eos: frozenset[int], emit: Callable[[Event], None], stream: bool, record: bool):
+    def __init__(
+        self,
+        eos: frozenset[int],
+        emit: Callable[[Event], None],
+        stream: bool,
+        record: bool,
+        keyed: int | None = None,
+    ):
         self.running: dict[int, Running] = {}
         """Requests by their places; ended ones are forgotten sooner or later."""
         self.served: list[Served] = []
         self.drift: Drift | None = None
         """What follows the lengths of these requests."""
-        self._eos, self._emit, self._stream, self._record = eos, emit, stream, record
+        self._eos, self._emit, self._stream, self._record, self._keyed = eos, emit, stream, record, keyed
         self._slots = Slots()
         self._stopped: list[Sequence] = []
 
@@ -42,7 +50,10 @@ class Outputs:
         """A new request with its place, which no other has, and what its output begins with; its sequence."""
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
-        self.running[index] = Running(request, sequence, prompt, start=start)
+        running = self.running[index] = Running(request, sequence, prompt, start=start)
+        if self._keyed:
+            sequence.keys = running.keys
+            running.extend_keys(self._keyed)
         return sequence
 
     def of(self, sequences: Iterable[Sequence]) -> list[Running]:
@@ -65,6 +76,8 @@ class Outputs:
             if receiver.ended:
                 continue
             receiver.output.append(token)
+            if self._keyed:
+                receiver.extend_keys(self._keyed)
             if self._stream:
                 self._emit(Token(receiver.request.id, len(receiver.output) - 1, token, moment))
             if receiver.first_token_s is None:

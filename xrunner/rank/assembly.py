@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from exegpt.batching import MicroBatch, Sequence
+from exegpt.batching.prefix_pool import extend_keys
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
 from exegpt.request import Request
@@ -48,6 +49,8 @@ class Running:
     """The blocks of which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Tokens of its prompt and output entered in that row so far."""
+    keys: list[bytes] = field(default_factory=list)
+    """Its sequence's: see `extend_keys`."""
 
     @cached_property
     def sampling(self) -> tuple[float, int, float, float, int]:
@@ -64,6 +67,11 @@ class Running:
     def lacks_output(self) -> bool:
         """Whether tokens of the output that a preemption made part of the prompt haven't come yet."""
         return len(self.output) < self.sequence.recomputed
+
+    def extend_keys(self, block_size: int) -> None:
+        """Let the blocks be found that its known tokens fill: its prompt, and the output that has come."""
+        if self.known >= (len(self.keys) + 1) * block_size:
+            extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size)
 
     def update_table(self) -> None:
         """Make the block table, if there is none or the sequence has other blocks than it was made of."""

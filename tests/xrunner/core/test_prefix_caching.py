@@ -1,0 +1,144 @@
+"""Prefix caching in the engine: prompts that begin alike, a small cache that preempts, and transformers' tokens."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from exegpt.models import load_model
+from exegpt.workload import RequestLengths
+from tests.exegpt.nouns import profile
+from tests.xrunner import cells
+from tests.xrunner.cells import generate, requests
+from tests.xrunner.core.test_job import check_tokens, run_cells
+from tests.xrunner.core.test_preemption import late_tokens, ledgers, plan, tokens_of  # noqa: F401 (a fixture)
+from tests.xrunner.open_engine import feed
+from xrunner.core.engine import Engine
+from xrunner.rank.warm_up import Extent
+from xsimulator.replay.event_simulator import replay
+
+SMALL = 8
+"""Blocks: the longest request needs six alone."""
+CACHING = {"admission": "grow", "prefix_caching": True}
+LENGTHS = [(3, 30), (20, 9), (1, 1), (9, 25), (1, 17), (30, 30), (14, 20), (5, 12), (16, 25), (32, 8), (2, 33), (7, 7)]
+
+
+def alike(**options):
+    """Requests of which most begin with the same 35 tokens, some with 16 of them; two are the same."""
+    beginning = tuple(torch.randint(0, 300, (35,), generator=torch.Generator().manual_seed(9)).tolist())
+    made = requests(LENGTHS, **options)
+    kept = [35 if i % 4 else 16 * (i % 8 == 0) for i in range(len(made))]
+    made = [
+        dataclasses.replace(one, prompt_ids=beginning[:n] + one.prompt_ids) for n, one in zip(kept, made, strict=True)
+    ]
+    made[7] = dataclasses.replace(made[7], prompt_ids=made[3].prompt_ids)
+    return made
+
+
+def until_stopped():
+    """The same with outputs that leave time for stop tokens."""
+    room = cells.SIZES["context"]
+    return [dataclasses.replace(one, max_tokens=min(35, room - len(one.prompt_ids))) for one in alike(ignore_eos=False)]
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def model(request, directories):
+    return load_model(directories[request.param])
+
+
+@pytest.fixture(scope="module")
+def theirs(directories):
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
+    found.generation_config.eos_token_id = None
+    return {request.id: generate(found, request) for request in alike()}
+
+
+def run(model, ledgers, todo, policy, kv_blocks, **variables):  # noqa: F811
+    """The tokens of a run, and its ledger, in which nothing is held."""
+    tokens = tokens_of(Engine(model, plan(model, policy, kv_blocks, **variables)).run(todo).results)
+    assert ledgers[-1].pool.available == kv_blocks
+    return tokens, ledgers[-1]
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_the_tokens_of_transformers(directories, theirs, policy):
+    model = load_model(directories["llama"])
+    for kv_blocks in (SMALL, 100):
+        report = Engine(model, plan(model, policy, kv_blocks, **CACHING)).run(alike())
+        rows = [{"id": r.id, "output_ids": r.output_ids, "finish_reason": r.finish_reason} for r in report.results]
+        check_tokens({"results": rows}, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_the_tokens_of_a_run_without(model, ledgers, policy, options):  # noqa: F811
+    todo = alike(**options)
+    want, _ = run(model, ledgers, todo, policy, 100)
+    for variables in ({"kv_blocks": 100}, {"kv_blocks": SMALL}, {"kv_blocks": 20, "admission": "reserve"}):
+        tokens, ledger = run(model, ledgers, todo, policy, **{**CACHING, **variables})
+        assert tokens == want
+        assert ledger.reused >= 5 * 32 and bool(ledger.preemptions) == (ledger.pool.total == SMALL)
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_the_replay_of_the_prompts_finds_as_many_tokens(model, ledgers, policy):  # noqa: F811
+    """Without arrivals decisions don't depend on times."""
+    todo = [one for one in alike() if one.id != "7"]  # two that are the same share what they make too
+    lengths = [RequestLengths(len(one.prompt_ids), one.max_tokens) for one in todo]
+    for kv_blocks in (100, SMALL):
+        _, ledger = run(model, ledgers, todo, policy, kv_blocks, **CACHING)
+        schedule = plan(model, policy, kv_blocks, **CACHING)
+        predicted = replay(schedule, profile(), lengths, prompts=[one.prompt_ids for one in todo])
+        assert (predicted.reused, predicted.preemptions) == (ledger.reused, ledger.preemptions)
+
+
+def test_streamed_and_aborted_requests(model, ledgers):  # noqa: F811
+    todo = alike()
+    want, _ = run(model, ledgers, todo, "orca", 100)
+    schedule = plan(model, "chunked", SMALL, **CACHING)
+    engine = Engine(model, schedule)
+    engine.open(Extent.within(schedule, 70, 40))
+    tokens, results = feed(engine, todo, every=1, aborted=("1", "5", "8"))
+    assert {name: tuple(made) for name, made in tokens.items()} == tokens_of(results.values())
+    for name, made in tokens_of(results.values()).items():
+        assert made == want[name][: len(made)] and (name in ("1", "5", "8") or made == want[name])
+    assert ledgers[-1].reused and ledgers[-1].preemptions and ledgers[-1].pool.available == SMALL
+
+
+def test_stop_tokens(directories, ledgers):  # noqa: F811
+    model, todo = load_model(directories["llama"]), until_stopped()
+    ending = dataclasses.replace(model, eos=frozenset(late_tokens(model, todo)))
+    want, _ = run(ending, ledgers, todo, "orca", 100)
+    tokens, ledger = run(ending, ledgers, todo, "orca", SMALL, **CACHING)
+    assert tokens == want and ledger.reused and ledger.preemptions
+
+
+def test_on_two_ranks(job, tmp_path, directories, theirs):
+    """Two stages, where tokens land late and a micro-batch could overtake another; two shards; two replicas."""
+    model = load_model(directories["llama"])
+    plans = {
+        f"{policy}-{name}-{kv_blocks}": plan(model, policy, kv_blocks, **CACHING, **variables)
+        for policy in ("orca", "chunked")
+        for kv_blocks in (SMALL, 100)
+        for name, variables in {
+            "stages": {"degrees": (1, 1)},
+            "one": {"degrees": (1, 1), "micro_batches": 1},
+            "shards": {"degrees": (2,)},
+            "replicas": {"replicas": 2},
+        }.items()
+    }
+    given = {name: ("llama", one) for name, one in plans.items()}
+    for ran in run_cells(job, tmp_path, directories, 2, given, todo=alike()).values():
+        check_tokens(ran, theirs)
+
+
+def test_stop_tokens_on_their_way(job, tmp_path, directories):
+    model, todo = load_model(directories["llama"]), until_stopped()
+    eos = late_tokens(model, todo)
+    ending = dataclasses.replace(model, eos=frozenset(eos))
+    want = {r.id: list(r.output_ids) for r in Engine(ending, cells.schedule(model.spec, "orca")).run(todo).results}
+    plans = {p: ("llama", plan(model, p, SMALL, (1, 1), **CACHING)) for p in ("orca", "chunked")}
+    for name, ran in run_cells(job, tmp_path, directories, 2, plans, eos=eos, todo=todo).items():
+        assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name
