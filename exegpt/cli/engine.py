@@ -31,6 +31,8 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
     policy = settings["--policy"] or "chunked"
     inputs.check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
     admission = inputs.admission_rule(settings["--admission"], policy, setting.model)
+    if settings["--prefix-caching"]:
+        inputs.check_prefix_caching(policy, setting.model)
     own = {}
     for name, usual in _USUAL.items():
         option = f"--{name.replace('_', '-')}"
@@ -56,7 +58,7 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
         max_num_seqs=most,
         **own,
     )
-    schedule = replace(schedule, admission=admission)
+    schedule = replace(schedule, admission=admission, prefix_caching=bool(settings["--prefix-caching"]))
     if not settings["--tp-degree"] and setting.cluster.devices > replicas:
         widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
         told.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")

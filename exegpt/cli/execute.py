@@ -73,7 +73,8 @@ def compare(
     requests: Sequence[Request] = (),
 ) -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
-    machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed.
+    machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed, and has what
+    their prompts have in common.
     """
     import xsimulator
     from xprofiler.rates import rescaled
@@ -85,7 +86,8 @@ def compare(
     done = sorted(report.served, key=lambda s: s.index)
     lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
     caps = [requests[s.index].max_tokens for s in done] if requests else None
-    predicted = replay(schedule, profile, lengths, adjustment=adjustment, caps=caps)
+    prompts = [requests[s.index].prompt_ids for s in done] if requests else None
+    predicted = replay(schedule, profile, lengths, adjustment=adjustment, caps=caps, prompts=prompts)
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s
@@ -107,6 +109,8 @@ def compare(
         changes=report.changes,
         preemptions=report.preemptions,
         predicted_preemptions=predicted.preemptions,
+        reused=report.reused,
+        predicted_reused=predicted.reused,
         slowdown=(slowdown.compute, slowdown.read, slowdown.stream) if slowdown else (1.0, 1.0, 1.0),
     )
 
@@ -167,7 +171,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
         steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
         figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
-        if c.steady.feasible and c.schedule.admission == "reserve":  # else the cache holds fewer than it reckons with
+        plain = c.schedule.admission == "reserve" and not c.schedule.prefix_caching
+        if c.steady.feasible and plain:  # else the cache holds fewer, or gives more, than it reckons with
             rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):

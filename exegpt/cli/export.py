@@ -69,8 +69,8 @@ def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple
     }
     lost += _crowded(schedule, budget)
     name = weights or _hub_name(schedule.model.spec.name)
-    # what is predicted has no prefix cache
-    switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill --no-enable-prefix-caching"
+    switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill"
+    switches += f" --{'' if schedule.prefix_caching else 'no-'}enable-prefix-caching"
     command = f"vllm serve {name} {switches} " + " ".join(f"--{key} {value}" for key, value in flags.items())
     commands, where = _placed(command, schedule)
     return "\n".join(commands), "; ".join([*where, *lost]) or "nothing is lost"

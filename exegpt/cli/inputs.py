@@ -330,3 +330,16 @@ def admission_rule(typed: str | None, policy: str | None, model: ModelSpec) -> A
     if policy is not None and policy not in growing:
         raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
     return "grow"
+
+
+def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
+    """InputError for --prefix-caching where the policy, or all of them, can't for a model."""
+    from exegpt.policies import TRAITS
+
+    caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
+    if model.encoder_layers:
+        raise InputError(
+            f"--prefix-caching is for decoder-only models, and '{model.name}' has an encoder: leave it out."
+        )
+    if policy is not None and policy not in caching:
+        raise InputError(f"--prefix-caching is for {', '.join(caching)}, and the policy is {policy}: leave it out.")

@@ -51,6 +51,13 @@ ADMISSION = Annotated[
         "them as it needs them, and the last one is preempted where none are left (orca, chunked).",
     ),
 ]
+PREFIX_CACHING = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching",
+        help="Keep KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked).",
+    ),
+]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")

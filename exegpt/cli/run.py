@@ -48,6 +48,7 @@ def run(
         int | None, typer.Option(min=1, max=10_000_000, help="Fix the token budget.")
     ] = None,
     admission: options.ADMISSION = None,
+    prefix_caching: options.PREFIX_CACHING = False,
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks on each stage, fewer or more than the schedule's.")
     ] = None,
@@ -93,8 +94,21 @@ def run(
         "max_num_batched_tokens": max_num_batched_tokens,
     }
     typed = _Typed(
-        *(model, schedule, requests, out, resume, adapt, adjust, admission, kv_blocks, profile, no_profile),
-        *(skip_invalid, latency_bound, policy, fixed, columns, seed, device, attention, dtype, threads, report),
+        *(model, schedule, requests, out, resume, adapt, adjust, admission, prefix_caching, kv_blocks, profile),
+        *(
+            no_profile,
+            skip_invalid,
+            latency_bound,
+            policy,
+            fixed,
+            columns,
+            seed,
+            device,
+            attention,
+            dtype,
+            threads,
+            report,
+        ),
     )
     typed.check()
     with job() as ranks:
@@ -124,6 +138,7 @@ class _Typed:
     adapt: bool
     adjust: float | None
     admission: str | None
+    prefix_caching: bool
     kv_blocks: int | None
     profile: str | None
     no_profile: bool
@@ -152,6 +167,10 @@ class _Typed:
             )
         if self.adapt and self.admission == "grow":
             raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
+        if self.adapt and self.prefix_caching:
+            raise InputError(
+                "--adapt searches schedules without prefix caching: leave --prefix-caching or --adapt out."
+            )
         if self.schedule:
             bound = None if self.latency_bound == "inf" else self.latency_bound
             _check_unsearched(self.schedule, self.policy, bound, self.fixed)
@@ -159,7 +178,7 @@ class _Typed:
     def alike(self) -> dict[str, str]:
         """What must be the same on all ranks."""
         names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "admission", "kv_blocks")
-        names += ("profile", "no_profile")
+        names += ("prefix_caching", "profile", "no_profile")
         return {name: str(getattr(self, name)) for name in names}
 
     def read(self, ranks: "Ranks", device: "torch.device") -> tuple[Any, ...]:
@@ -224,10 +243,9 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
         setting = run_setting(directory, wanted, profile, shared, own, kind, run_dtype, attention)
         setting = replace(setting, assumptions=(*setting.assumptions, *why))
         try:
-            grows = typed.admission == "grow" and not given
-            policy = typed.policy or (",".join(name for name in TRAITS if TRAITS[name].grows) if grows else None)
+            policy = typed.policy or _policies_with(typed.admission == "grow", typed.prefix_caching)
             chosen = given or tuned_schedule(setting, typed.latency_bound, policy, **typed.fixed)
-            chosen = _with_cache(chosen, typed.admission, typed.kv_blocks)
+            chosen = _with_cache(chosen, typed.admission, typed.kv_blocks, typed.prefix_caching)
         except Infeasible as error:  # an answer, which all ranks get
             return None, setting, str(error), error.lowest_latency_s
         if typed.adjust is not None and not TRAITS[chosen.policy].adjustable:
@@ -238,14 +256,27 @@ def _asked(typed: _Typed, ranks: "Ranks") -> "tuple[_Asked, torch.device]":
     return _Asked(directory, schedule, setting, wanted, rejected, attention, version, reason, lowest_s), there
 
 
-def _with_cache(schedule: "Schedule", admission: str | None, kv_blocks: int | None) -> "Schedule":
+def _policies_with(grows: bool, caches_prefixes: bool) -> str | None:
+    """The policies that have what is asked of the cache; None for any."""
+    from exegpt.policies import TRAITS
+
+    fit = [t for t in TRAITS.values() if t.grows >= grows and t.caches_prefixes >= caches_prefixes]
+    return ",".join(traits.name for traits in fit) if grows or caches_prefixes else None
+
+
+def _with_cache(schedule: "Schedule", admission: str | None, kv_blocks: int | None, prefix_caching: bool) -> "Schedule":
     """The schedule with the cache that was asked for."""
     from exegpt.cli import inputs
 
     rule = schedule.admission
     if admission is not None:
         rule = inputs.admission_rule(admission, schedule.policy, schedule.model.spec)
-    return replace(schedule, admission=rule, kv_blocks=kv_blocks or schedule.kv_blocks)
+    caches = schedule.prefix_caching
+    if prefix_caching and not caches:
+        inputs.check_prefix_caching(schedule.policy, schedule.model.spec)
+        caches = True
+    blocks = kv_blocks or schedule.kv_blocks
+    return replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
 
 
 def _refuse(asked: "_Asked", rank: int, seed: int, json: bool) -> None:
@@ -515,6 +546,8 @@ def _print(done: "Comparison", setting: "Setting", checked: str) -> None:
     output.table(COMPARISON_COLUMNS, comparison_rows([done]), schedule_text(done.schedule))
     if done.schedule.admission == "grow":
         output.note(f"· {done.preemptions:,} preemptions, {done.predicted_preemptions:,} predicted")
+    if done.schedule.prefix_caching:
+        output.note(f"· {done.reused:,} tokens found in the cache, {done.predicted_reused:,} predicted")
     for change in done.changes:
         paused = f"{'layers moved' if change.moved else 'another cache'}, {output.seconds(change.pause_s)} without work"
         how = paused if change.pause_s else "without a pause"

@@ -46,6 +46,7 @@ def simulate(
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="On each stage. Default: what fits into memory.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     admission: options.ADMISSION = None,
+    prefix_caching: options.PREFIX_CACHING = False,
     dtype: options.DTYPE = None,
     engine: options.ENGINE = None,
     columns: options.COLUMNS = None,
@@ -77,6 +78,7 @@ def simulate(
         "--kv-blocks": kv_blocks,
         "--block-size": block_size,
         "--admission": admission,
+        "--prefix-caching": prefix_caching or None,
     }
     if schedule:
         others = {"--model": model, "--cluster": cluster, "--workload": workload, "--dtype": dtype}
@@ -134,7 +136,8 @@ def _of_file(
 
     for option, value in settings.items():
         if value is not None:
-            raise InputError(f"A schedule file says all that {option} does: leave {option} {value} or --schedule out.")
+            typed = option if value is True else f"{option} {value}"
+            raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
     given = inputs.read_schedule(schedule)
     own = stock.found_on(given) if profile in (None, "roofline") and engine is None else None
     if own:
@@ -162,6 +165,8 @@ def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str
     runs, notes = resident(schedule, profile)
     if schedule.admission == "grow":
         notes = (*notes, "the steady state reckons with admission by reserve: --replay follows grow")
+    if schedule.prefix_caching:
+        notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
     found = xsimulator.estimate(runs, profile)
     answer = Answer(
         to_dict(found), ESTIMATE_COLUMNS, estimate_rows(found, schedule), lambda: xsimulator.timeline(schedule, profile)
@@ -195,9 +200,15 @@ def _replay(
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
     rates = {key: getattr(done.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     facts = {"requests": len(done.served), "seconds": done.seconds, "wall_seconds": wall, **rates, **times}
+    facts |= {"preemptions": done.preemptions, "reused_tokens": done.reused}
     served = [figure_text(rate) for rate in rates.values()]
     if len(done.served) > 1 and not any(request.arrival_s for request in workload.requests or ()):
         notes.append(f"arrivals: all requests of {asked.name} are there at the start, and their times count from then")
+    if schedule.prefix_caching:
+        notes.append(
+            "prefix caching: a trace has no tokens, so no two of its prompts begin alike; preempted requests found "
+            f"{done.reused:,} of their own tokens in the cache"
+        )
     told = (
         f"{len(done.served):,} request{'s' if len(done.served) > 1 else ''} of {workload.name} in "
         f"{duration_text(done.seconds)}, simulated in {duration_text(wall)}: "

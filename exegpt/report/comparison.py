@@ -45,6 +45,9 @@ class Comparison:
     """Schedules that took over while it ran; what is predicted is of the first."""
     preemptions: int = 0
     predicted_preemptions: int = 0
+    reused: int = 0
+    """Tokens of prompts that were found in the cache."""
+    predicted_reused: int = 0
     slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """How many times as long computing, reading weights and streams took around the run as when the profile was taken;
     predictions are scaled by them. See `xprofiler.rates.Slowdown`."""
@@ -83,6 +86,7 @@ class Comparison:
             "error": self.error(),
             "slowdown": dict(zip(("compute", "read", "stream"), self.slowdown, strict=True)),
             "preemptions": {"measured": self.preemptions, "predicted": self.predicted_preemptions},
+            "reused_tokens": {"measured": self.reused, "predicted": self.predicted_reused},
             "changes": [to_dict(change) for change in self.changes],
         }
 

@@ -25,7 +25,7 @@ def flags(made):
     commands, lost = export(made, "vllm")
     words = commands.splitlines()[0].split()
     assert words[:2] == ["vllm", "serve"] and words[3] in SWITCHES and lost
-    assert words[4] == "--no-enable-prefix-caching" and len(words[5:]) % 2 == 0
+    assert words[4] == f"--{'' if made.prefix_caching else 'no-'}enable-prefix-caching" and len(words[5:]) % 2 == 0
     given = dict(zip(words[5::2], words[6::2], strict=True))
     assert given.keys() <= set(KNOWN)
     return {**given, "chunked": words[3] == SWITCHES[0]}, lost
@@ -69,6 +69,7 @@ def test_what_the_engine_has_itself_is_passed_on():
     made = schedule("chunked", LLAMA, cluster=parse_cluster("8xA40"), **more)
     given, lost = flags(made)
     assert lost == "keys and values are kept in the model's own dtype, not in fp32"
+    flags(replace(made, prefix_caching=True))
     given, lost = flags(replace(made, kv_dtype="bf16"))
     assert lost == "nothing is lost" and given["chunked"]
     assert given["--max-num-seqs"] == "8" and given["--max-num-batched-tokens"] == "64"

@@ -79,8 +79,11 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused
         changes += report.changes
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))
     preemptions = sum(report.preemptions for report in reports)
+    reused = sum(report.reused for report in reports)
     return RunReport(
-        *(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes)), preemptions=preemptions
+        *(tuple(results), tuple(served), timeline, timeline.seconds, tuple(changes)),
+        preemptions=preemptions,
+        reused=reused,
     )
 
 

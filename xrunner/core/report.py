@@ -32,19 +32,22 @@ class RunReport:
     moving: Change | None = None
     """The schedule of that engine."""
     preemptions: int = 0
+    reused: int = 0
+    """Tokens of prompts that were found in the cache."""
 
     @staticmethod
     def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
         """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
         spans_here = worker.spans or []
-        own: tuple[Any, ...] = (spans_here, [], [], 0)
+        own: tuple[Any, ...] = (spans_here, [], [], 0, 0)
         if driver:
-            own = (spans_here, driver.outputs.served, driver.left, driver.ledger.preemptions)
+            ledger = driver.ledger
+            own = (spans_here, driver.outputs.served, driver.left, ledger.preemptions, ledger.reused)
         parts = ranks.gather(own, Place(worker.place.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
         served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)
-        left = tuple(sorted(place for _, _, part, _ in parts for place in part))
+        left = tuple(sorted(place for _, _, part, *_ in parts for place in part))
         timeline = Timeline("measured", tuple(spans))
         changes, moving = (tuple(driver.changes), driver.moving) if driver else ((), None)
-        preemptions = sum(count for *_, count in parts)
-        return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, changes, left, moving, preemptions)
+        counts = [sum(column) for column in list(zip(*parts, strict=True))[-2:]]
+        return RunReport(tuple(results), tuple(served), timeline, timeline.seconds, changes, left, moving, *counts)
