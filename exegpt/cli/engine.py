@@ -30,7 +30,7 @@ def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tupl
 
     policy = settings["--policy"] or "chunked"
     inputs.check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
-    admission = inputs.admission_rule(settings["--admission"], policy, setting.model)
+    admission = inputs.admission_rule(settings["--admission"], policy)
     if settings["--prefix-caching"]:
         inputs.check_prefix_caching(policy, setting.model)
     own = {}

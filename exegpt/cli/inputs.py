@@ -313,8 +313,8 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def admission_rule(typed: str | None, policy: str | None, model: ModelSpec) -> Admission:
-    """The rule that --admission names; InputError for one that the policy, or all of them, don't have for a model."""
+def admission_rule(typed: str | None, policy: str | None) -> Admission:
+    """The rule that --admission names; InputError for one that the policy doesn't have."""
     from exegpt.policies import TRAITS
 
     if typed is None:
@@ -323,10 +323,6 @@ def admission_rule(typed: str | None, policy: str | None, model: ModelSpec) -> A
     if typed == "reserve":
         return "reserve"
     growing = [name for name, traits in TRAITS.items() if traits.grows]
-    if model.encoder_layers:
-        raise InputError(
-            f"--admission grow is for decoder-only models, and '{model.name}' has an encoder: leave it out."
-        )
     if policy is not None and policy not in growing:
         raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
     return "grow"

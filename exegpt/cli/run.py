@@ -270,7 +270,7 @@ def _with_cache(schedule: "Schedule", admission: str | None, kv_blocks: int | No
 
     rule = schedule.admission
     if admission is not None:
-        rule = inputs.admission_rule(admission, schedule.policy, schedule.model.spec)
+        rule = inputs.admission_rule(admission, schedule.policy)
     caches = schedule.prefix_caching
     if prefix_caching and not caches:
         inputs.check_prefix_caching(schedule.policy, schedule.model.spec)
