@@ -53,6 +53,13 @@ def chunked_engine(
     return engine_schedule(setting, "chunked", tp, None, 16, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
+def admitted_by_vllm(schedule: Schedule) -> Schedule:
+    """The schedule with vLLM's defaults: blocks come as tokens do, and what a preempted request leaves is found again.
+    One of the blocks that it allocates holds nothing (its null block).
+    """
+    return replace(schedule, admission="grow", prefix_caching=True, kv_blocks=schedule.kv_blocks - 1)
+
+
 # (a) one server's run, request by request
 
 _RUN = DATA / "vllm_runs" / "rtxpro6000_llama-3.1-8b"
@@ -88,18 +95,15 @@ class Run:
 
 
 def replayed_run() -> Run:
-    """The vLLM run: profile from the GPU's layer timings, replayed by the event simulator.
-
-    vLLM admits a request when its prompt fits, the ledger when all it may ever cache does: here both admit alike, since
-    128 sequences are the limit long before the cache is.
-    """
+    """The vLLM run: profile from the GPU's layer timings, replayed by the event simulator."""
     from xprofiler.layer_folder import layers_profile
     from xsimulator.replay.event_simulator import replay
 
     requests, measured = _measured_run()
     profile = layers_profile(builtin_model("llama-3.1-8b"), _RUN / "profile_tp1")
     workload = Workload.from_requests("run", requests)
-    schedule = chunked_engine("llama-3.1-8b", "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
+    engine = chunked_engine("llama-3.1-8b", "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
+    schedule = admitted_by_vllm(engine)
 
     def tpot_of_known(served: Sequence[Served]) -> float:
         return float(latencies([s for s in served if s.index % 10 == 0], "arrival")["tpot"].mean())
@@ -197,8 +201,7 @@ def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]
     """(TTFT, TPOT) in milliseconds, means over the clients' requests.
 
     A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
-    n-th end. TensorRT-LLM reserves memory for whole requests at admission, as the ledger does. vLLM doesn't: sequences
-    that are on average halfway through their output share the cache, which therefore counts for as many more.
+    n-th end. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
     """
     from xprofiler.aiconfigurator import SYSTEMS
     from xsimulator.replay.event_simulator import replay
@@ -212,8 +215,7 @@ def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]
     kv = _KV[row.system, row.engine]
     schedule = chunked_engine("llama-3.1-70b", cluster, workload, profile, kv, row.tp, row.clients, 8192)
     if row.engine == "vllm":
-        more = (row.input + row.output) / (row.input + row.output / 2)
-        schedule = replace(schedule, kv_blocks=int(schedule.kv_blocks * more))
+        schedule = admitted_by_vllm(schedule)
     served = sorted(replay(schedule, profile, requests).served, key=lambda s: s.index)
     ends = sorted(s.finish_s for s in served)
     arrivals = [0.0] * row.clients + ends[: count - row.clients]
