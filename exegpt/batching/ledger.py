@@ -189,15 +189,15 @@ class Ledger:
 
     def _allocate(self, sequence: Sequence, chunk: int | None = None) -> bool:
         """Make a sequence resident, if its blocks are free."""
-        reused = self._find(sequence)
-        taken = self._prefixes.free_among(reused) if self._prefixes else 0
-        if self.admission.blocks(sequence) - len(reused) + taken > self.pool.available:
+        missing = self.admission.blocks(sequence)
+        reused: list[int] = []
+        if self._prefixes:  # all but the last token, which is computed to give the next
+            reused = self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+            missing += self._prefixes.free_among(reused) - len(reused)
+        if missing > self.pool.available:
             return False
-        if reused and self._prefixes:
-            self._prefixes.hold(reused)
-            sequence.published, sequence.cached = len(reused), len(reused) * self.pool.block_size
-            sequence.to_prefill -= sequence.cached
-            self.reused += sequence.cached
+        if reused:
+            self._reuse(sequence, reused)
         prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
         allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))
         sequence.blocks = [*reused, *allocated] if reused else allocated
@@ -207,13 +207,13 @@ class Ledger:
             self._publish(sequence, sequence.cached + prefilled)
         return True
 
-    def _find(self, sequence: Sequence) -> list[int]:
-        """The blocks that have the beginning of a sequence's prompt; never all of it, since its last token is computed
-        to give the next.
-        """
-        if self._prefixes is None:
-            return []
-        return self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+    def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Let a sequence hold the blocks that have the beginning of its prompt."""
+        assert self._prefixes
+        self._prefixes.hold(blocks)
+        sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
+        sequence.to_prefill -= sequence.cached
+        self.reused += sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""

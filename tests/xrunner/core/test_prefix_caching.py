@@ -82,6 +82,16 @@ def test_the_tokens_of_a_run_without(model, ledgers, policy, options):  # noqa: 
         assert ledger.reused >= 5 * 32 and bool(ledger.preemptions) == (ledger.pool.total == SMALL)
 
 
+def test_prompts_of_one_forward_pass_share_what_it_computes(model, ledgers):  # noqa: F811
+    """The later ones read keys and values that the same pass has written."""
+    todo = alike()
+    want, _ = run(model, ledgers, todo, "orca", 100)
+    together = {"max_num_seqs": 12, "prefills_per_step": 12}
+    tokens, ledger = run(model, ledgers, todo, "orca", 100, **CACHING, **together)
+    assert tokens == want
+    assert ledger.reused >= 8 * 32
+
+
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_the_replay_of_the_prompts_finds_as_many_tokens(model, ledgers, policy):  # noqa: F811
     """Without arrivals decisions don't depend on times."""
