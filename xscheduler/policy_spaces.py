@@ -2,10 +2,12 @@
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from exegpt.policies import TRAITS
 from exegpt.workload import LengthDistribution
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
@@ -40,7 +42,7 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
-    members = list(SPACES[policy](policy, question))
+    members = list(SPACES.get(policy, _declared)(policy, question))
     for number, space in enumerate(members):
         space.name = f"{policy}-{number}"
     return members
@@ -251,6 +253,33 @@ def _micro_batches(stages: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
 
 
+def _declared(policy: str, question: Question) -> Iterator[Candidates]:
+    """Every combination of a few values of the variables that a policy declares, each a space of one point: nothing is
+    known of what rises.
+    """
+    for layout in _pipelines(question, uniform=True):
+        where, bounds = functools.partial(question.both, layout), question.mixed_bounds(layout)
+        few: dict[str, tuple[int, ...]] = {
+            "prompts": PREFILLS,
+            "residents": _powers(ceilings.batch_that_fits(where())),
+            "tokens": _budgets(question, where(), TOKEN_BUDGETS),
+            "period": _powers(question.load.workload.output.max),
+            "micro-batches": (len(layout.degrees),),
+            "encode-micro-batches": (len(layout.degrees),),
+        }
+        kinds = {name: kind for name, kind in TRAITS[policy].variables.items() if kind != "target"}
+        grid = [_enumerated(question, name, few[kind]) for name, kind in kinds.items()]
+        for values in itertools.product(*grid):
+            controls = dict(zip(kinds, values, strict=True))
+            name, value = controls.popitem()
+            yield candidates(policy, question, where, (Variable(name, (value,)),), bounds, **controls)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    """Powers of two up to `most`."""
+    return tuple(2**i for i in range(most.bit_length()))
+
+
 SPACES: dict[str, Callable[[str, Question], Iterator[Candidates | CandidateFamily]]] = {
     "static": _static,
     "hybrid": _hybrid,
@@ -261,4 +290,4 @@ SPACES: dict[str, Callable[[str, Question], Iterator[Candidates | CandidateFamil
     "waa-m": functools.partial(_waa, True),
 }
 POLICIES = tuple(SPACES)
-"""What can be searched."""
+"""What is searched unless others are asked for."""

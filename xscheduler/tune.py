@@ -126,7 +126,7 @@ def uncollected() -> Iterator[None]:
 def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
     """InputError for a policy that can't be searched, or a variable that can't be fixed to its value."""
     for policy in policies:
-        if policy not in SPACES:
+        if policy not in SPACES and (policy not in TRAITS or TRAITS[policy].disaggregated):
             raise InputError(f"Policy '{policy}' can't be searched: {', '.join(SPACES)} can.")
     for name, value in fixed.items():
         if name not in VARIABLES:

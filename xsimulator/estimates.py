@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.policies import checked
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
+from xsimulator import replayed
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import chunked, orca, rra, static
 from xsimulator.steady.outcome import Outcome, estimate_of
@@ -83,10 +83,8 @@ STEADY: dict[str, Callable[[Scenario], Steady]] = {
 
 
 def steady(policy: str, scenario: Scenario) -> Steady:
-    """A policy's steady state in a scenario; InputError where nobody has written it down."""
-    if policy not in STEADY:
-        raise InputError(f"Policy '{policy}' has no steady state in closed form: replay it.")
-    return STEADY[policy](scenario)
+    """A policy's steady state in a scenario; that of a replay where it has none in closed form."""
+    return STEADY[policy](scenario) if policy in STEADY else replayed.steady(policy, scenario)
 
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from exegpt.batching import Order
 from exegpt.cluster import local_cluster
 from exegpt.document import fingerprint
+from exegpt.orders import fcfs
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
@@ -120,7 +122,7 @@ def generate(model, request, **options):
     return out.sequences[0, len(request.prompt_ids) :].tolist(), gaps
 
 
-def run_cells(directory: Path) -> None:
+def run_cells(directory: Path, order: Order = fcfs) -> None:
     """Run every cell of `cells.json` on this rank; the leader writes what came of each."""
     from exegpt import document
     from xrunner.comm.ranks import job
@@ -142,7 +144,7 @@ def run_cells(directory: Path) -> None:
                     for index in given.get("cancelled", ()):
                         engine.abort(str(index))
 
-            report = engine.run(todo if ranks.rank == 0 else [], hear)
+            report = engine.run(todo if ranks.rank == 0 else [], hear, order=order)
             ranks.all(None)  # all that was sent has come
             assert not ranks.world.Iprobe(), f"{name} leaves a message on its way"
             if engine.leads:

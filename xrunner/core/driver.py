@@ -6,9 +6,11 @@ again at once all the same, since every stage does its work in the order in whic
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from exegpt.batching import Order
 from exegpt.batching.sequence import PREEMPTED
 from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy, traits_of
@@ -25,18 +27,30 @@ _NAP_S = 0.02
 """Longest wait, so that requests and aborts of this rank are noticed."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """How drivers decide, and what they keep."""
+
+    stream: bool = True
+    """Whether events have every token."""
+    record: bool = False
+    """Whether a timeline and the requests' times are kept, which grow with the run."""
+    adjustment: float | None = None
+    """As in `make_policy`."""
+    order: Order = fcfs
+    """Who waits in front."""
+
+
 class Driver:
     """One replica's requests, on the lanes of its stages.
 
     `aborted` are ids that any thread adds.
     """
 
-    def __init__(
-        self, worker: Worker, schedule: Schedule, aborted: set[str], outputs: Outputs, adjustment: float | None = None
-    ):
+    def __init__(self, worker: Worker, schedule: Schedule, aborted: set[str], outputs: Outputs, options: Options):
         self.worker, self.outputs = worker, outputs
-        self.policy: Any = make_policy(schedule, adjustment)
-        self.ledger = make_ledger(schedule, fcfs)
+        self.policy: Any = make_policy(schedule, options.adjustment)
+        self.ledger = make_ledger(schedule, options.order)
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
         self._own = OwnLane(worker, schedule, outputs, assemble)
         self._others: list[Lane] = []
@@ -55,7 +69,7 @@ class Driver:
         """Places of the requests that are left to another engine."""
         self.moving: Change | None = None
         """To which schedule."""
-        self._aborted, self._adjustment = aborted, adjustment
+        self._aborted, self._adjustment = aborted, options.adjustment
 
     @property
     def idle(self) -> bool:

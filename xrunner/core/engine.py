@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from exegpt.batching import deal
+from exegpt.batching import Order, deal
 from exegpt.errors import InputError
 from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import CPU
+from exegpt.orders import fcfs
 from exegpt.policies import make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
@@ -19,7 +20,7 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import Transport
 from xrunner.core.adaptation import Adaptation, Reschedule
 from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
-from xrunner.core.driver import Driver
+from xrunner.core.driver import Driver, Options
 from xrunner.core.events import Event
 from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
 from xrunner.core.outputs import Outputs
@@ -29,6 +30,7 @@ from xrunner.core.requests import check_request
 from xrunner.rank.warm_up import Extent, warm_up
 from xrunner.rank.worker import END, Worker
 
+DEFAULT = Options()
 Share = list[tuple[int, Request]]
 """A replica's requests, with their places in the whole list."""
 
@@ -168,39 +170,31 @@ class Engine:
             raise RuntimeError("this engine is closed: its cache has gone")
         return self._worker
 
-    def open(
-        self,
-        extent: Extent,
-        stream: bool = True,
-        reschedule: Reschedule | None = None,
-        adjustment: float | None = None,
-        record: bool = False,
-    ) -> None:
-        """Be ready for requests within an extent; all ranks call it alike. With `stream`, events have every token. With
-        `record`, a timeline and the requests' times are kept, which grow with the run.
+    def open(self, extent: Extent, options: Options = DEFAULT, reschedule: Reschedule | None = None) -> None:
+        """Be ready for requests within an extent; all ranks call it alike.
 
         With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine,
-        requests that haven't begun are left to it (`changes.run_adapting`). `adjustment` as in `make_policy`.
+        requests that haven't begun are left to it (`changes.run_adapting`).
         """
         what = f"A buffer for {extent.tokens} tokens on each rank"
         check_memory(self.model, self.ranks, what, buffer_bytes(self.model, self.place, extent))
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
-        worker.begin(self._clock, record)
+        worker.begin(self._clock, options.record)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
         worker.now = lambda: clock() - zero
         if self.place.rank == self.place.driver:
-            self._drive(stream, reschedule, adjustment, record)
+            self._drive(options, reschedule)
 
-    def _drive(self, stream: bool, reschedule: Reschedule | None, adjustment: float | None, record: bool) -> None:
+    def _drive(self, options: Options, reschedule: Reschedule | None) -> None:
         """Make this replica's driver and its way to those of the others."""
         size, replicas = devices(self.schedule), range(self.schedule.replicas)
         first, *others = (Place(self.schedule, size * replica).driver for replica in replicas)
         if self.leads:
             self._replicas = leader = Leader(self.transport, others, self._events.append)
-            driver = self._driver = self._driver_of(leader.emit, stream, adjustment, record)
+            driver = self._driver = self._driver_of(leader.emit, options)
             driver.elsewhere = leader.abort
             if reschedule:
                 adaptation = Adaptation(self.schedule, reschedule, leader.broadcast)
@@ -208,13 +202,13 @@ class Engine:
         else:
             assert self.transport, "a rank alone leads"
             self._replicas = follower = Follower(self.transport, first)
-            driver = self._driver = self._driver_of(follower.emit, stream, adjustment, record)
+            driver = self._driver = self._driver_of(follower.emit, options)
             driver.look = follower.look
 
-    def _driver_of(self, emit: Callable[[Event], None], stream: bool, adjustment: float | None, record: bool) -> Driver:
+    def _driver_of(self, emit: Callable[[Event], None], options: Options) -> Driver:
         keyed = self.schedule.block_size if self.schedule.prefix_caching else None
-        outputs = Outputs(self.worker.model.eos, emit, stream, record, keyed)
-        return Driver(self.worker, self.schedule, self._aborted, outputs, adjustment)
+        outputs = Outputs(self.worker.model.eos, emit, options.stream, options.record, keyed)
+        return Driver(self.worker, self.schedule, self._aborted, outputs, options)
 
     def add(self, request: Request) -> None:
         """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
@@ -298,14 +292,16 @@ class Engine:
         on_finish: Callable[[Result], None] | None = None,
         reschedule: Reschedule | None = None,
         adjustment: float | None = None,
+        order: Order = fcfs,
     ) -> RunReport:
         """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
-        comes, on the leader; the other ranks' reports are of no use. `reschedule` and `adjustment` as in `open`.
+        comes, on the leader; the other ranks' reports are of no use. `reschedule` as in `open`,
+        `adjustment` and `order` as in `Options`.
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        self.open(extent, False, reschedule, adjustment, record=True)
+        self.open(extent, Options(stream=False, record=True, adjustment=adjustment, order=order), reschedule)
         results: list[Result] = []
         if self._driver:
             self._driver.add(share)  # before any step: in a list of all, replicas are dealt equal work

@@ -1,20 +1,31 @@
-"""A policy that only this file knows: registered, it is replayed and run, and nothing else has heard of it."""
+"""A policy and an order that only this file knows: registered, it is simulated, searched, replayed and run, on several
+ranks too, and nothing else has heard of it.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Sequence, Step
 from exegpt.cli.export import export
+from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
+from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.policies import TRAITS, Traits, register
 from exegpt.report.schedule_text import schedule_text
 from exegpt.schedule import StagePhase
-from exegpt.workload import RequestLengths
+from exegpt.workload import RequestLengths, task
+from tests.exegpt import nouns
 from tests.exegpt.nouns import profile
+from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests, schedule
+from tests.xrunner.core.test_job import check_tokens, run_cells
 from xrunner.core.engine import Engine
-from xscheduler.tune import check_asked
+from xscheduler.tune import check_asked, tune
 from xsimulator import estimate
 from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
@@ -42,7 +53,19 @@ OWN = Traits(
     variables={"max_num_seqs": "residents", "encode_batch": "prompts"},
     make=lambda schedule, _: PrefillFirst(schedule.encode_batch, schedule.max_num_seqs),
 )
+
+
+class Aging:
+    """Short prompts first, and every prompt sooner the longer it has waited."""
+
+    changes = True
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        return sequence.input_tokens / (0.01 + now - sequence.arrival_s)
+
+
 VARIABLES = {"encode_batch": 2, "max_num_seqs": 5}
+HOW = ({}, {"order": Aging()})
 
 
 @pytest.fixture
@@ -75,16 +98,65 @@ def test_it_runs_as_it_is_replayed(registered, model):
     assert schedule_text(plan) == "prefill-first encode_batch=2 max_num_seqs=5 on TP1"
 
 
+def test_it_is_simulated_as_it_is_replayed(registered):
+    """A long replay of its own, which the estimate's shorter one hasn't seen."""
+    plan = nouns.schedule(OWN.name, kv_blocks=900, encode_batch=2, max_num_seqs=16)
+    told = estimate(plan, profile())
+    done = replay(plan, profile(), plan.workload.draw(4000, seed=9), timeline=False)
+    middle = [request.finish_s for request in done.served[800:3200]]
+    assert told.throughput_seq_s == pytest.approx(2400 / (middle[-1] - middle[0]), rel=0.03)
+    latencies = sorted(request.finish_s - request.start_s for request in done.served)
+    assert told.latency_p50_s == pytest.approx(latencies[2000], rel=0.1)
+    assert told.memory_bytes[0] > 0 and 0 < told.utilisation[0] <= 1
+
+
+def test_it_is_searched(registered):
+    """The best of its grid."""
+    asked = {"policies": (OWN.name, "orca"), "fixed": {"max_num_seqs": 8}}
+    tuned = tune(nouns.MODEL, parse_cluster("1xA40"), task("S"), profile(), **asked)
+    own = next(alternative for alternative in tuned.alternatives if alternative.policy == OWN.name)
+    assert own.schedule.policy == OWN.name and own.schedule.max_num_seqs == 8 and own.estimate.feasible
+    rates = []
+    for batch in (1, 2, 4, 8):
+        plan = dataclasses.replace(own.schedule, encode_batch=batch)
+        rates.append(estimate(plan, profile()).throughput_tok_s)
+    assert own.estimate.throughput_tok_s == pytest.approx(max(rates), rel=0.01)
+    with pytest.raises(InputError, match="'nobody' can't be searched"):
+        check_asked(("nobody",), {})
+
+
+def test_an_order_that_changes_with_time(registered, model):
+    """Short prompts overtake at first, and none waits for ever."""
+    plan = schedule(model.spec, OWN.name, encode_batch=1, max_num_seqs=1)
+    short = replay(plan, profile(model.spec), [RequestLengths(20, 8)]).seconds
+    lengths = [RequestLengths(60, 8), *(RequestLengths(20, 8, short * i) for i in range(40))]
+    done = replay(plan, profile(model.spec), lengths, timeline=False, order=Aging())
+    place = [request.index for request in done.served].index(0)
+    assert 0 < place < 40 and len(done.served) == 41
+    todo = requests(LENGTHS)
+    first_come, aging = (Engine(model, schedule(model.spec, OWN.name, **VARIABLES)).run(todo, **how) for how in HOW)
+    assert [r.id for r in first_come.results] != [r.id for r in aging.results]
+    assert {r.id: r.output_ids for r in first_come.results} == {r.id: r.output_ids for r in aging.results}
+
+
+def test_both_on_two_ranks(job, tmp_path, directories, theirs):
+    """This file is the program of every rank: each registers the policy."""
+    spec = ModelSpec.from_directory(directories["llama"])
+    plans = {
+        name: ("llama", schedule(spec, OWN.name, degrees, **VARIABLES))
+        for name, degrees in {"stages": (1, 1), "shards": (2,)}.items()
+    }
+    found = run_cells(job, tmp_path, directories, 2, plans, program="core.test_own_policy")
+    for name in plans:
+        check_tokens(found[name], theirs["llama"])
+
+
 def test_what_it_does_not_have_is_refused(registered, model):
     with pytest.raises(InputError, match="needs encode_batch from 1"):
         Engine(model, schedule(model.spec, OWN.name, max_num_seqs=5)).run(requests(LENGTHS))
     plan = schedule(model.spec, OWN.name, **VARIABLES)
-    with pytest.raises(InputError, match="no steady state in closed form: replay it"):
-        estimate(plan, profile(model.spec))
     with pytest.raises(InputError, match="isn't compiled"):
         Replicas(profile(model.spec)).serve(plan, Requests(*np.ones((4, 1))))
-    with pytest.raises(InputError, match="'prefill-first' can't be searched"):
-        check_asked((OWN.name,), {})
     with pytest.raises(InputError, match="leave --export out"):
         export(plan, "vllm")
 
@@ -99,3 +171,8 @@ def test_a_name_is_registered_once_and_for_variables_that_schedules_have(registe
 def test_an_unregistered_policy_is_refused_by_name(model):
     with pytest.raises(InputError, match="There is no policy 'prefill-first': use one of static, hybrid"):
         Engine(model, schedule(model.spec, OWN.name, **VARIABLES)).run(requests(LENGTHS))
+
+
+if __name__ == "__main__":
+    register(OWN)
+    cells.run_cells(Path(sys.argv[1]), Aging())

@@ -1,0 +1,104 @@
+"""The steady state of a policy that has none in closed form: that of a replay of requests drawn from the workload, all
+there from the start, between a fifth and four fifths of them.
+"""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.batching.admission import most_cached
+from exegpt.policies import TRAITS
+from exegpt.policies.traits import Kind
+from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
+from exegpt.served import Served
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+_ROUNDS, _LEAST, _MOST = 32, 1024, 4096
+"""Requests: so many for each that may be resident, at least and at most."""
+
+
+def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
+    """A policy's steady state in a scenario by its control variables, each of which is replayed once."""
+    known = functools.cache(lambda controls: _outcome(policy, scenario, dict(controls)))
+    names = TRAITS[policy].variables
+    return lambda controls: known(tuple((name, controls[name]) for name in names if controls.get(name)))
+
+
+def _outcome(policy: str, scenario: Scenario, controls: dict[str, int]) -> Outcome:
+    workload, context = scenario.load.workload, scenario.replica.cost_model.model.context
+    value = {kind: controls.get(name) for name, kind in TRAITS[policy].variables.items()}
+    demand, fits = _demand(scenario, value)
+    count = min(max(_ROUNDS * (value.get("residents") or 0), _LEAST), _MOST)
+    if not fits:
+        nothing = np.zeros(len(scenario.replica.stages))
+        return Outcome(0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), (0.0, 0.0), demand, 0, nothing, "memory")
+    requests = workload.draw(count, context=context)
+    schedule = _schedule(policy, scenario, controls, demand.blocks)
+    run = replay(schedule, scenario.replica.cost_model.profile, requests, timeline=False)
+    ends = np.sort([served.finish_s for served in run.served])
+    first, last = count // 5, count - 1 - count // 5
+    rate = float((last - first) / (ends[last] - ends[first]))
+    steps, lifetime = _first_tokens(run.served), _lifetime(run.served)
+    residents = rate * float(lifetime(workload.output.s).seconds @ workload.output.p)
+    busy = np.array([run.estimate.utilisation[stage.devices[0]] for stage in scenario.replica.stages])
+    first_token = float(steps.mean()), float(steps.std())
+    return Outcome(rate, lifetime, first_token, demand, max(1, round(residents)), busy, "decoding")
+
+
+def _demand(scenario: Scenario, value: dict[Kind, int | None]) -> tuple[Demand, bool]:
+    """The blocks of a cache for as many residents as there may be, or for all that fit; whether the longest request
+    does.
+    """
+    workload, model = scenario.load.workload, scenario.replica.cost_model.model
+    prompts = (value.get("prompts") or 1) * workload.input.quantile(0.99)
+    tokens = float(value.get("tokens") or prompts + (value.get("residents") or 0))
+    longest = min(model.context, most_cached(workload.input.max, workload.output.max, scenario.replica.encoder_decoder))
+    need, room = -(-longest // BLOCK_SIZE), scenario.replica.room(tokens)
+    if room < need:
+        return Demand(need, tokens), False
+    residents = value.get("residents")
+    return Demand(min(room, residents * need) if residents else room, tokens), True
+
+
+def _schedule(policy: str, scenario: Scenario, controls: dict[str, int], blocks: int) -> Schedule:
+    """One replica."""
+    cost_model = scenario.replica.cost_model
+    return Schedule(
+        version=Schedule.VERSION,
+        policy=policy,
+        model=ModelReference(cost_model.model, cost_model.model.fingerprint),
+        cluster=cost_model.cluster,
+        workload=scenario.load.workload.without_requests,
+        profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
+        stages=scenario.replica.stages,
+        kv_blocks=blocks,
+        dtype=cost_model.profile.dtype,
+        kv_dtype=cost_model.kv_dtype,
+        bound=scenario.bound,
+        **controls,  # type: ignore[arg-type]
+    )
+
+
+def _first_tokens(served: tuple[Served, ...]) -> Array:
+    """[requests]: seconds from the start of the encoding to the first token."""
+    return np.array([request.first_token_s - request.start_s for request in served])
+
+
+def _lifetime(served: tuple[Served, ...]) -> Callable[[Array], Lifetime]:
+    """By output length: the time to first token, and the mean time of each token after it."""
+    first = _first_tokens(served)
+    many = [request for request in served if request.output_tokens > 1]
+    gaps = np.array([(r.finish_s - r.first_token_s) / (r.output_tokens - 1) for r in many] or [0.0])
+
+    def lifetime(lengths: Array) -> Lifetime:
+        more = lengths - 1
+        after = more * gaps.std()
+        return Lifetime(first.mean() + more * gaps.mean(), np.hypot(first.std(), after), after)
+
+    return lifetime
