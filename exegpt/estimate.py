@@ -36,5 +36,7 @@ class Estimate(Noun):
     violations: tuple[str, ...] = ()
     latency_tail_s: float | None = None
     """Of the 99.9th percentile of output lengths: close to a run's latency of its longest requests."""
+    preemptions_per_request: float | None = None
+    """For lack of memory; None: not counted."""
     extrapolated: tuple[str, ...] = ()
     """Tables of the profile that were queried outside their grid."""

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from exegpt.estimate import Estimate
 from exegpt.policies import TRAITS, checked
@@ -23,7 +24,7 @@ class Candidates(Space):
 
     policy: str = ""
     scenario: Callable[[], Scenario] | None = None
-    constants: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
     """The variables that are fixed in it."""
     quickest_s: float = 0.0
     """No point has a lower latency."""
@@ -39,7 +40,7 @@ class Candidates(Space):
         """The policy's steady state there."""
         return estimates.steady(self.policy, self.where)
 
-    def controls(self, values: Values) -> dict[str, int | None]:
+    def controls(self, values: Values) -> dict[str, Any]:
         """All control variables of a point by their names in a Schedule."""
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants}
 
@@ -67,7 +68,7 @@ def candidates(
     scenario: Callable[[], Scenario],
     variables: tuple[Variable, ...],
     bounds: Bounds,
-    **constants: int,
+    **constants: Any,
 ) -> Candidates:
     """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
     is asked for only when a point is.
@@ -124,6 +125,6 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         latency_bound_s=limits.latency_s,
         bound=where.bound,
         replicas=where.replicas,
-        **controls,  # type: ignore[arg-type]
+        **controls,
     )
     return checked(made)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.batching.admission import Admission
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.steady.load import Load
@@ -98,11 +99,11 @@ def reach(side: Side, context: float, residents: float) -> Reach:
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
 
-def residents_that_fit(replica: ReplicaCost, load: Load) -> float:
+def residents_that_fit(replica: ReplicaCost, load: Load, admission: Admission = "reserve") -> float:
     """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
     alone are too large.
     """
-    return replica.room(1.0) / load.resident_reservation.mean
+    return replica.room(1.0) / load.resident_blocks(admission).mean
 
 
 def batch_that_fits(scenario: Scenario) -> int:

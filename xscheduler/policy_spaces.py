@@ -6,7 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
+from exegpt.batching.admission import Admission
 from exegpt.policies import TRAITS
 from exegpt.workload import LengthDistribution
 from xscheduler import ceilings
@@ -42,7 +44,7 @@ def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, 
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
-    members = list(SPACES.get(policy, _declared)(policy, question))
+    members = list(SPACES.get(policy, _declared)(policy, question)) if question.admissions(policy) else []
     for number, space in enumerate(members):
         space.name = f"{policy}-{number}"
     return members
@@ -57,9 +59,17 @@ def _within(variable: Variable, most: int) -> Variable:
     return replace(variable, values=variable.values[: max(1, bisect.bisect_right(variable.values, most))])
 
 
-def _batches(question: Question, scenario: Scenario, name: str = "encode_batch") -> Variable:
+def _batches(question: Question, scenario: Scenario) -> Variable:
     """The batches that memory might hold."""
-    return _ascending(question, name, ceilings.batch_that_fits(scenario))
+    return _ascending(question, "encode_batch", ceilings.batch_that_fits(scenario))
+
+
+def _residents(question: Question, scenario: Scenario, admission: Admission) -> Variable:
+    """The residents of iteration-level scheduling that memory might hold."""
+    most = ceilings.batch_that_fits(scenario)
+    if admission == "grow":
+        most = max(most, int(ceilings.residents_that_fit(scenario.replica, scenario.load, admission)) + 1)
+    return _ascending(question, "max_num_seqs", most)
 
 
 def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,17 +116,17 @@ def _encode_micro_batches(question: Question, layout: Layout) -> tuple[int, ...]
 
 
 def _line(
-    policy: str, question: Question, layout: Layout, batches: Variable, bounds: Bounds, **constants: int
+    policy: str, question: Question, layout: Layout, batches: Variable, bounds: Bounds, **constants: Any
 ) -> Candidates:
     """The space of batches alone, on stages that encode and decode."""
     return candidates(policy, question, functools.partial(question.both, layout), (batches,), bounds, **constants)
 
 
 def _grid(
-    policy: str, question: Question, layout: Layout, variables: tuple[Variable, ...], bounds: Bounds
+    policy: str, question: Question, layout: Layout, variables: tuple[Variable, ...], bounds: Bounds, **constants: Any
 ) -> Candidates:
     """The space of several variables, on stages that encode and decode."""
-    return candidates(policy, question, functools.partial(question.both, layout), variables, bounds)
+    return candidates(policy, question, functools.partial(question.both, layout), variables, bounds, **constants)
 
 
 def _static(policy: str, question: Question) -> Iterator[Candidates]:
@@ -136,37 +146,36 @@ def _hybrid(policy: str, question: Question) -> Iterator[Candidates]:
 
 
 def _orca(policy: str, question: Question) -> Iterator[Candidates]:
-    for layout in _pipelines(question, uniform=True):
-        scenario = question.both(layout)
-        batches = _batches(question, scenario, "max_num_seqs")
-        bounds = question.mixed_bounds(layout)
+    for layout, rule in itertools.product(_pipelines(question, uniform=True), question.admissions(policy)):
+        batches = _residents(question, question.both(layout), rule)
+        bounds = question.mixed_bounds(layout, rule)
         if question.open_system:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
-            yield _grid(policy, question, layout, (batches, prefills_too), bounds)
+            yield _grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
             continue
         for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            yield _line(policy, question, layout, batches, bounds, prefills_per_step=prefills)
+            yield _line(policy, question, layout, batches, bounds, prefills_per_step=prefills, admission=rule)
 
 
 def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
     if question.load.encoder_decoder:
         return  # an encoder reads its whole input at once
-    for layout in _pipelines(question, uniform=True):
+    for layout, rule in itertools.product(_pipelines(question, uniform=True), question.admissions(policy)):
         scenario = question.both(layout)
-        batches, bounds = _batches(question, scenario, "max_num_seqs"), question.mixed_bounds(layout)
+        batches, bounds = _residents(question, scenario, rule), question.mixed_bounds(layout, rule)
         if question.open_system:
-            budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS)
-            budgets_too = Variable("max_num_batched_tokens", budgets)
-            yield _grid(policy, question, layout, (_within(batches, budgets[-1]), budgets_too), bounds)
+            budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS, rule)
+            variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
+            yield _grid(policy, question, layout, variables, bounds, admission=rule)
             continue
-        for budget in _budgets(question, scenario, TOKEN_BUDGETS):
-            within = _within(batches, budget)
-            yield _line(policy, question, layout, within, bounds, max_num_batched_tokens=budget)
+        for budget in _budgets(question, scenario, TOKEN_BUDGETS, rule):
+            constants = {"max_num_batched_tokens": budget, "admission": rule}
+            yield _line(policy, question, layout, _within(batches, budget), bounds, **constants)
 
 
-def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...]) -> tuple[int, ...]:
+def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission) -> tuple[int, ...]:
     """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
-    need = scenario.load.resident_reservation.mean
+    need = scenario.load.resident_blocks(admission).mean
     asked = _enumerated(question, "max_num_batched_tokens", budgets)
     return tuple(budget for budget in asked if budget == asked[0] or scenario.replica.room(float(budget)) >= need)
 
@@ -258,7 +267,7 @@ def _declared(policy: str, question: Question) -> Iterator[Candidates]:
     known of what rises.
     """
     for layout in _pipelines(question, uniform=True):
-        where, bounds = functools.partial(question.both, layout), question.mixed_bounds(layout)
+        where, bounds = functools.partial(question.both, layout), question.mixed_bounds(layout, "reserve")
         few: dict[str, tuple[int, ...]] = {
             "prompts": PREFILLS,
             "residents": _powers(ceilings.batch_that_fits(where())),

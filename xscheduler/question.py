@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
+from exegpt.batching.admission import Admission
 from exegpt.policies import TRAITS
 from exegpt.schedule import Bound, Stage
 from xscheduler import ceilings
@@ -20,6 +21,7 @@ from xscheduler.allocation import (
 from xscheduler.space import Constraint
 from xsimulator.cost.memo import memoized
 from xsimulator.cost.replica import CostModel
+from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
 from xsimulator.steady.scenario import Scenario
@@ -91,6 +93,8 @@ class Question:
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES
     partial: bool = True
     """Whether only a part of the devices may stand in tensor-parallel groups."""
+    admission: tuple[Admission, ...] = ("reserve",)
+    """The rules of admission that are searched, as far as policies have them."""
     open_system: bool = False
     """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
 
@@ -104,6 +108,11 @@ class Question:
             return "resident", most
         seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
         return ("measured", seen) if most is None or seen < most else ("resident", most)
+
+    def admissions(self, policy: str) -> tuple[Admission, ...]:
+        """Of the rules of admission that are searched those that a policy has, and its steady state."""
+        grows = TRAITS[policy].grows and policy in GROWING and not self.load.encoder_decoder
+        return tuple(rule for rule in self.admission if rule == "reserve" or grows)
 
     @functools.cached_property
     def speeds(self) -> Speeds:
@@ -174,10 +183,10 @@ class Question:
         return ceilings.reach(side.decode, self.load.resident_context, fit) if fit >= 1 else None
 
     @memoized
-    def _reach(self, layout: Layout) -> ceilings.Reach:
+    def _reach(self, layout: Layout, admission: Admission = "reserve") -> ceilings.Reach:
         """What a layout whose stages encode and decode can do at best."""
         replica = self.both(layout).replica
-        fit = ceilings.residents_that_fit(replica, self.load)
+        fit = ceilings.residents_that_fit(replica, self.load, admission)
         return ceilings.reach(replica.decode, self.load.resident_context, fit)
 
     @memoized
@@ -192,9 +201,9 @@ class Question:
         return ceilings.Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 
     @memoized
-    def mixed_bounds(self, layout: Layout) -> ceilings.Bounds:
+    def mixed_bounds(self, layout: Layout, admission: Admission) -> ceilings.Bounds:
         """For policies that encode beside decoding and read weights once for both."""
-        scenario, reach, (mean, longest) = self.both(layout), self._reach(layout), self.needs
+        scenario, reach, (mean, longest) = self.both(layout), self._reach(layout, admission), self.needs
         rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
         work = float(ceilings.token_seconds(scenario.replica.decode).max()) * (self.load.prompts.mean + mean)
         ceiling = self.tokens_s(min(rate, 1.0 / work), layout.devices)

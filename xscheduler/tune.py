@@ -5,7 +5,9 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+from exegpt.batching.admission import Admission
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text
 from exegpt.errors import InputError
@@ -57,6 +59,7 @@ def tune(
     variation: bool = True,
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES,
     partial: bool = True,
+    admission: tuple[Admission, ...] = ("reserve",),
     lowest_latency: bool = False,
     runnable: tuple[str, ...] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -66,12 +69,12 @@ def tune(
 
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
     control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
-    blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried. With `tail`,
-    a bound on the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would
-    miss it for the next longer request (the paper has none). `steady_state` and `variation` as in
-    `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies
-    that are preferred where several are as good (`ties.py`). `progress` is called with the number of searched policies
-    and of all.
+    blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried, `admission`
+    the rules of admission, where policy and model have them and their steady state is known. With `tail`, a bound on
+    the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it for
+    the next longer request (the paper has none). `steady_state` and `variation` as in `xsimulator.estimate`.
+    `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies that are preferred where
+    several are as good (`ties.py`). `progress` is called with the number of searched policies and of all.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
@@ -79,7 +82,9 @@ def tune(
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
     cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
     load = Load(workload, model.encoder_layers > 0, steady_state)
-    question = Question(cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial)
+    question = Question(
+        cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission
+    )
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
@@ -105,7 +110,7 @@ def tune(
             sum(result.search.seconds for _, _, result in tried),
         ),
         lowest if math.isfinite(lowest) else None,
-        _assumptions(limits, bound, winner),
+        (*_assumptions(limits, bound, winner), *_admission_assumptions(question, policies, winner)),
     )
 
 
@@ -139,7 +144,7 @@ def _alternative(policy: str, members: Members, result: SearchResult, question: 
     """A policy's best schedule and what limits it."""
     if not isinstance(result.space, Candidates):
         return Alternative(policy, None, None, why_infeasible(policy, members, question))
-    space, point = _smallest_budget(members, result.space, result.point)
+    space, point = _plainest(members, result.space, result.point)
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
@@ -149,22 +154,31 @@ def _alternative(policy: str, members: Members, result: SearchResult, question: 
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
 
 
-def _smallest_budget(members: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
-    """The space of the smallest token budget with as good as the throughput of this point, its other variables and its
-    allocation as they are: a budget that is hardly ever reached only takes memory for activations.
+def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
+    """The space with as good as the throughput of this point, its other variables and its allocation as they are, that
+    reserves, else the one of the smallest token budget: without need nobody is preempted, and a budget that is hardly
+    ever reached only takes memory for activations.
     """
-    budget, enough = space.constants.get("max_num_batched_tokens"), space.at(point).throughput * (1 - SLACK)
-    if budget is None:
-        return space, point
-    smaller = [
+    enough = space.at(point).throughput * (1 - SLACK)
+
+    def rank(candidate: Candidates) -> tuple[bool, int]:
+        constants = candidate.constants
+        return constants.get("admission") == "grow", constants.get("max_num_batched_tokens", 0)
+
+    def others(candidate: Candidates) -> dict[str, Any]:
+        return candidate.constants | {"admission": None, "max_num_batched_tokens": None}
+
+    plainer = [
         candidate
         for candidate in made_spaces(members)
         if isinstance(candidate, Candidates)
-        and candidate.constants.get("max_num_batched_tokens", budget) < budget
+        and rank(candidate) < rank(space)
+        and others(candidate) == others(space)
         and len(candidate.variables[0].values) > point[0]
+        and candidate.where is space.where
     ]
-    for candidate in sorted(smaller, key=lambda other: other.constants["max_num_batched_tokens"]):
-        if candidate.where is space.where and candidate.at(point).throughput >= enough and candidate.meets(point):
+    for candidate in sorted(plainer, key=rank):
+        if candidate.at(point).throughput >= enough and candidate.meets(point):
             return candidate, point
     return space, point
 
@@ -249,6 +263,8 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
     """
     if not members and question.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
+    if not members and not question.admissions(policy):
+        return "it has no admission grow, or no steady state with it"
     if not members and TRAITS[policy].disaggregated and question.cost_model.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
     if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
@@ -285,6 +301,22 @@ def _too_large(policy: str, question: Question) -> str:
         f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
         f"{figure_text(memory, 4)} GiB of {cluster.name} that may be used"
     )
+
+
+def _admission_assumptions(
+    question: Question, policies: tuple[str, ...], winner: Alternative | None
+) -> tuple[str, ...]:
+    assumptions = []
+    if winner and winner.schedule and winner.estimate and winner.schedule.admission == "grow":
+        often = figure_text(winner.estimate.preemptions_per_request)
+        assumptions.append(
+            f"admission grow: the cache has room for the 95th percentile of what is held at a time; a request is "
+            f"preempted {often} times on average"
+        )
+    reserving = [name for name in policies if "grow" in question.admission and "grow" not in question.admissions(name)]
+    if reserving and winner:
+        assumptions.append(f"admission grow isn't searched for {', '.join(reserving)}")
+    return tuple(assumptions)
 
 
 def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ from typing import Any
 from exegpt.estimate import Estimate
 from exegpt.policies import checked
 from exegpt.profile import Profile
-from exegpt.schedule import Schedule
+from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
 from xsimulator import replayed
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import chunked, orca, rra, static
+from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome, estimate_of
 from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
@@ -56,12 +57,19 @@ def _hybrid(scenario: Scenario) -> Steady:
     )
 
 
+def _pool(own: Controls) -> Pool:
+    """A schedule's cache; of a point of a search, that isn't one yet, what its residents need."""
+    if own.get("admission", "reserve") == "reserve":
+        return RESERVED
+    return Pool(True, own["kv_blocks"] * own["block_size"] // BLOCK_SIZE if "kv_blocks" in own else None)
+
+
 def _orca(scenario: Scenario) -> Steady:
-    return lambda own: orca.outcome(scenario, own["max_num_seqs"], own["prefills_per_step"])
+    return lambda own: orca.outcome(scenario, own["max_num_seqs"], own["prefills_per_step"], _pool(own))
 
 
 def _chunked(scenario: Scenario) -> Steady:
-    return lambda own: chunked.outcome(scenario, own["max_num_seqs"], own["max_num_batched_tokens"])
+    return lambda own: chunked.outcome(scenario, own["max_num_seqs"], own["max_num_batched_tokens"], _pool(own))
 
 
 def _rra(scenario: Scenario) -> Steady:
@@ -80,6 +88,13 @@ STEADY: dict[str, Callable[[Scenario], Steady]] = {
     "waa-m": _waa,
 }
 """By the policy's name."""
+GROWING = frozenset({"orca", "chunked"})
+"""Those whose steady state is known with admission *grow* too."""
+
+
+def has_steady_state(schedule: Schedule) -> bool:
+    """Whether a schedule's steady state is known in closed form; if not, replay it."""
+    return schedule.policy in STEADY and (schedule.admission == "reserve" or schedule.policy in GROWING)
 
 
 def steady(policy: str, scenario: Scenario) -> Steady:
@@ -89,6 +104,8 @@ def steady(policy: str, scenario: Scenario) -> Steady:
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
     """What one replica's steady state comes to under a policy's control variables."""
+    if controls.get("admission") == "grow" and (policy not in GROWING or scenario.load.encoder_decoder):
+        return replayed.steady(policy, scenario)(controls)
     return steady(policy, scenario)(controls)
 
 

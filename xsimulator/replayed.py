@@ -4,6 +4,7 @@ there from the start, between a fifth and four fifths of them.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +27,20 @@ _ROUNDS, _LEAST, _MOST = 32, 1024, 4096
 def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
     """A policy's steady state in a scenario by its control variables, each of which is replayed once."""
     known = functools.cache(lambda controls: _outcome(policy, scenario, dict(controls)))
-    names = TRAITS[policy].variables
+    names = (*TRAITS[policy].variables, "admission", "kv_blocks")
     return lambda controls: known(tuple((name, controls[name]) for name in names if controls.get(name)))
 
 
-def _outcome(policy: str, scenario: Scenario, controls: dict[str, int]) -> Outcome:
+def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outcome:
     workload, context = scenario.load.workload, scenario.replica.cost_model.model.context
     value = {kind: controls.get(name) for name, kind in TRAITS[policy].variables.items()}
-    demand, fits = _demand(scenario, value)
+    demand, fits = _demand(scenario, value, controls.get("kv_blocks"))
     count = min(max(_ROUNDS * (value.get("residents") or 0), _LEAST), _MOST)
     if not fits:
         nothing = np.zeros(len(scenario.replica.stages))
         return Outcome(0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), (0.0, 0.0), demand, 0, nothing, "memory")
     requests = workload.draw(count, context=context)
-    schedule = _schedule(policy, scenario, controls, demand.blocks)
+    schedule = _schedule(policy, scenario, {**controls, "kv_blocks": demand.blocks})
     run = replay(schedule, scenario.replica.cost_model.profile, requests, timeline=False)
     ends = np.sort([served.finish_s for served in run.served])
     first, last = count // 5, count - 1 - count // 5
@@ -51,9 +52,9 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, int]) -> Outco
     return Outcome(rate, lifetime, first_token, demand, max(1, round(residents)), busy, "decoding")
 
 
-def _demand(scenario: Scenario, value: dict[Kind, int | None]) -> tuple[Demand, bool]:
-    """The blocks of a cache for as many residents as there may be, or for all that fit; whether the longest request
-    does.
+def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | None) -> tuple[Demand, bool]:
+    """The blocks of a schedule's cache; without one, for as many residents as there may be, or for all that fit. And
+    whether the longest request fits.
     """
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
     prompts = (value.get("prompts") or 1) * workload.input.quantile(0.99)
@@ -63,10 +64,12 @@ def _demand(scenario: Scenario, value: dict[Kind, int | None]) -> tuple[Demand, 
     if room < need:
         return Demand(need, tokens), False
     residents = value.get("residents")
+    if blocks:
+        return Demand(blocks, tokens), blocks >= need
     return Demand(min(room, residents * need) if residents else room, tokens), True
 
 
-def _schedule(policy: str, scenario: Scenario, controls: dict[str, int], blocks: int) -> Schedule:
+def _schedule(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Schedule:
     """One replica."""
     cost_model = scenario.replica.cost_model
     return Schedule(
@@ -77,11 +80,10 @@ def _schedule(policy: str, scenario: Scenario, controls: dict[str, int], blocks:
         workload=scenario.load.workload.without_requests,
         profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
         stages=scenario.replica.stages,
-        kv_blocks=blocks,
         dtype=cost_model.profile.dtype,
         kv_dtype=cost_model.kv_dtype,
         bound=scenario.bound,
-        **controls,  # type: ignore[arg-type]
+        **controls,
     )
 
 

@@ -25,6 +25,7 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
         TIMES["ttft"]: _pair(("mean", e.ttft_s), ("p99", e.ttft_p99_s)),
         TIMES["tpot"]: _pair(("mean", e.tpot_s), ("p99", e.tpot_p99_s)),
         "memory": _memory(e, schedule),
+        "preemptions": f"{figure_text(e.preemptions_per_request)} a request" if schedule.admission == "grow" else "",
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
         # which phase takes the time; only a search, which looks at the neighbours too, tells of memory and latency
         "limited by" if e.binding in ("memory", "latency") else "pace set by": e.binding or "",

@@ -42,12 +42,12 @@ def thinned(values, most=7):
     return [values[i] for i in sorted({round((len(values) - 1) * (k / (most - 1)) ** 2) for k in range(most)})]
 
 
-def spaces_of(model, cluster, workload, overhead_s, limits, policy, partial=True):
+def spaces_of(model, cluster, workload, overhead_s, limits, policy, partial=True, admission=("reserve", "grow")):
     model, cluster = builtin_model(model), parse_cluster(cluster)
     profile = roofline_profile(model, cluster, overhead_s=overhead_s)
     cost_model = CostModel(model, cluster, profile, "fp16", watched=False)
     load = Load(workload, model.encoder_layers > 0)
-    return spaces(policy, Question(cost_model, load, limits, {}, variation=False, partial=partial))
+    return spaces(policy, Question(cost_model, load, limits, {}, variation=False, partial=partial, admission=admission))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -24,7 +24,10 @@ SCENARIOS = {
     "t5-3b": ("t5-3b", "2xA40", task("S")),
 }
 WAA = ("waa-c", "waa-m")
-PAIRS = [(name, policy) for name in SCENARIOS for policy in POLICIES if (name, policy) != ("t5-3b", "chunked")]
+CASES = [
+    (name, policy, ("reserve",)) for name in SCENARIOS for policy in POLICIES if (name, policy) != ("t5-3b", "chunked")
+]
+CASES += [(name, policy, ("reserve", "grow")) for name in ("opt-13b", "llama-3.1-8b") for policy in ("orca", "chunked")]
 
 
 @pytest.fixture(autouse=True)
@@ -41,26 +44,26 @@ def profiles():
     }
 
 
-def members(name, policy, profiles, limits):
+def members(name, policy, profiles, limits, admission=("reserve",)):
     model, cluster, workload = SCENARIOS[name]
     model, cluster = builtin_model(model), parse_cluster(cluster)
     cost_model = CostModel(model, cluster, profiles[name], "fp16", watched=False)
     load = Load(workload, model.encoder_layers > 0)
     fixed = {"decode_iterations": 7} if policy == "rra" and name != "llama-3.1-8b" else {}
-    return spaces(policy, Question(cost_model, load, limits, fixed, variation=False))
+    return spaces(policy, Question(cost_model, load, limits, fixed, variation=False, admission=admission))
 
 
-def some_point(name, policy, profiles):
+def some_point(name, policy, profiles, admission):
     """A space and the values of a point in its midst, around which bounds are set."""
-    made = all_spaces(members(name, policy, profiles, Limits()))
+    made = all_spaces(members(name, policy, profiles, Limits(), admission))
     space = made[len(made) // 2]
     return space, space.values(tuple(at // 2 for at in space.highest))
 
 
 @pytest.mark.parametrize("bounded", ["nothing", "latency", "ttft", "tpot", "resident"])
-@pytest.mark.parametrize(("name", "policy"), PAIRS)
-def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
-    space, values = some_point(name, policy, profiles)
+@pytest.mark.parametrize(("name", "policy", "admission"), CASES)
+def test_it_finds_the_optimum_of_all_spaces(name, policy, admission, bounded, profiles):
+    space, values = some_point(name, policy, profiles, admission)
     where, outcome = space.where, space.outcome(values)
     limits = {
         "nothing": Limits(),
@@ -69,8 +72,8 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, bounded, profiles):
         "tpot": Limits(tpot_s=per_token(where, outcome)[1]),
         "resident": Limits(resident=outcome.decode_batch),
     }[bounded]
-    all_of_them, own = (members(name, policy, profiles, limits) for _ in range(2))
-    points = sum(space.size for space in all_spaces(members(name, policy, profiles, limits)))
+    all_of_them, own, untried = (members(name, policy, profiles, limits, admission) for _ in range(3))
+    points = sum(space.size for space in all_spaces(untried))
     oracle, found = search(all_of_them, "exhaustive"), search(own)
     assert oracle.search.space == found.search.space == points == oracle.search.evaluations
     assert found.search.evaluations == sum(len(space.known) for space in made_spaces(own)) <= points
@@ -98,10 +101,10 @@ def test_a_family_is_made_only_when_its_ceiling_is_the_best_bound_left():
     assert found.search.evaluations == 2  # the corners of one: the space of the lower ceiling is not looked at
 
 
-@pytest.mark.parametrize(("name", "policy"), [pair for pair in PAIRS if pair[0] != "opt-13b"])
-def test_figures_rise_along_every_variable_as_is_declared(name, policy, profiles):
+@pytest.mark.parametrize(("name", "policy", "admission"), [case for case in CASES if case[0] != "opt-13b"])
+def test_figures_rise_along_every_variable_as_is_declared(name, policy, admission, profiles):
     """But for steps of a percent or two: a prompt waits less for its first token where iterations are more alike."""
-    made = all_spaces(members(name, policy, profiles, Limits(1e9, False, 1e9, 1e9)))
+    made = all_spaces(members(name, policy, profiles, Limits(1e9, False, 1e9, 1e9), admission))
     for space in (made[0], made[len(made) // 2], made[-1]):
         if len(space.variables) > 1:  # every n-th N_D
             space.variables = tuple(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from exegpt.schedule import BLOCK_SIZE
 from exegpt.workload import Workload
-from xsimulator.steady.residents import cornish_fisher, decode_iterations_of
+from xsimulator.steady.residents import Z999, cornish_fisher, decode_iterations_of
 
 Array = NDArray[np.float64]
 
@@ -37,9 +37,11 @@ class Reservation:
         """So many queries together."""
         return Reservation(self.mean * queries, self.variance * queries, self.third * queries, self.longest)
 
-    def quantile(self, queries: float, most: float) -> int:
-        """The 99.9th percentile of the blocks held where `queries` queries add up and at most `most` are resident."""
-        blocks = cornish_fisher(queries * self.mean, queries * self.variance, queries * self.third)
+    def quantile(self, queries: float, most: float, z: float = Z999) -> int:
+        """The 99.9th percentile, or the one that is the standard normal's `z`, of the blocks held where `queries`
+        queries add up and at most `most` are resident.
+        """
+        blocks = cornish_fisher(queries * self.mean, queries * self.variance, queries * self.third, z)
         return max(self.longest, math.ceil(min(blocks, math.ceil(most) * self.longest)))
 
 
@@ -82,3 +84,21 @@ class BlockDistribution:
         m1, m2, m3 = self.survivors[:, left]
         third = m3 - 3 * m1 * m2 + 2 * m1**3
         return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), self.longest)
+
+
+def grown_blocks(workload: Workload) -> Reservation:
+    """Blocks held by one resident of a decoder-only model that has those of its tokens so far: its prompt's and, with
+    an age that is uniform over an output as likely as the iterations that it stays, of what it has generated.
+    """
+    need, p = decode_iterations_of(workload.output, encoder_decoder=False)
+    older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)
+    ages, weights = np.arange(len(older)), older / older.sum()
+    inputs, age = workload.input, float(weights @ ages)
+    variance = inputs.std**2 + float(weights @ (ages - age) ** 2) + BLOCK_SIZE**2 / 12
+    third = float(inputs.p @ (inputs.s - inputs.mean) ** 3 + weights @ (ages - age) ** 3)
+    return Reservation(
+        (inputs.mean + age + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
+        variance / BLOCK_SIZE**2,
+        third / BLOCK_SIZE**3,
+        -(-(inputs.max + int(need.max())) // BLOCK_SIZE),
+    )

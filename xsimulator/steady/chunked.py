@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
 from xsimulator.steady.iterations import Mixture, from_iterations
+from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -53,31 +54,39 @@ def _begun_anywhere(distribution: LengthDistribution, room: int) -> Array:
     return weights
 
 
-def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int) -> Outcome:
+def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, pool: Pool = RESERVED) -> Outcome:
     """Queries enter at the rate λ that slots (R / (E[D] + iterations of a prompt)) and budget (tokens a query needs in
-    all) both allow; iterations with and without prompts are distinguished.
+    all) both allow; iterations with and without prompts are distinguished. Preempted queries' prompts come again.
     """
-    iterations, distribution = scenario.load.mean_iterations, scenario.load.workload.input
-    budget = float(max_num_batched_tokens)
-    rate = min(max_num_seqs / (iterations + 1.0), budget / (distribution.mean + iterations))
+    load, budget = scenario.load, float(max_num_batched_tokens)
+    iterations, lengths = load.mean_iterations, load.workload.input
+
+    def entering(count: float) -> tuple[Occupancy, float]:
+        """Residents whose prompts take so many iterations, and the queries that enter an iteration."""
+        stay = iterations + count
+        occupancy = pool.occupancy(load, max_num_seqs, stay, budget / (lengths.mean + iterations))
+        tokens = lengths.mean * occupancy.prefills + iterations
+        return occupancy, min(occupancy.residents / stay, budget / tokens)
+
     chunks, count = np.zeros(0), 1.0
+    occupancy, rate = entering(count)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
-        chunks = chunks_of(distribution, room, rate * distribution.mean / room)
+        chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)
         before, count = count, float(chunks.sum())
         if count == before:
             break
-        rate = min(max_num_seqs / (iterations + count), budget / (distribution.mean + iterations))
-    decoding = rate * iterations
+        occupancy, rate = entering(count)
+    decoding, prompts = rate * iterations, rate * occupancy.prefills
     room = max(budget - decoding, 1.0)
-    idle = max(0.0, min(math.exp(-rate * count), 1.0 - rate * distribution.mean / room))
+    idle = max(0.0, min(math.exp(-prompts * count), 1.0 - prompts * lengths.mean / room))
     share = 1.0 - idle
     mixture = Mixture(
         weight=np.array([idle, share]),
-        prompts=np.array([0.0, rate * count / share]),
+        prompts=np.array([0.0, prompts * count / share]),
         decoding=np.array([decoding, decoding]),
         chunk=_distribution_of(chunks),
         prefill_iterations=count,
         most_tokens=room,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
+from xsimulator.steady.occupancy import Occupancy
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.prompts import Prompts
@@ -148,33 +149,32 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
     return tokens
 
 
-def from_iterations(scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int) -> Outcome:
+def from_iterations(
+    scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int, occupancy: Occupancy
+) -> Outcome:
     """The steady state in which `rate` queries enter an iteration."""
     rounds = (one_stage if len(scenario.replica.stages) == 1 else pipelined)(scenario, mixture)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
     if len(scenario.replica.stages) == 1:
         first = mixture.prefill_iterations * rounds.first
+    wait_s = occupancy.wait_iterations * rounds.mean
     shift = 1.0 if scenario.load.first_by_encoding else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
-        after = rounds.deviation * np.sqrt(need)
-        return Lifetime(first + need * rounds.mean, np.hypot(after, rounds.first_deviation), after)
+        preempted = np.minimum(need, 1.0) * occupancy.preemptions  # Poisson, each for an exponential time
+        seconds = first + need * rounds.mean + preempted * wait_s
+        after = np.hypot(rounds.deviation * np.sqrt(need), wait_s * np.sqrt(2 * preempted))
+        return Lifetime(seconds, np.hypot(after, rounds.first_deviation), after)
 
     first_token = first if shift else first + rounds.mean  # an encoder-decoder's comes from its first iteration
     return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=(first_token, rounds.first_deviation),
-        demand=Demand(
-            blocks(scenario, max_num_seqs), float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())
-        ),
+        demand=Demand(occupancy.blocks, float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())),
         decode_batch=max_num_seqs,
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
+        preemptions=occupancy.preemptions,
     )
-
-
-def blocks(scenario: Scenario, max_num_seqs: int) -> int:
-    """KV blocks that so many residents hold, its 99.9th percentile."""
-    return scenario.load.resident_reservation.quantile(max_num_seqs, max_num_seqs)

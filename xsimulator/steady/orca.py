@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsimulator.steady.iterations import Mixture, from_iterations
+from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -39,14 +40,15 @@ def _poisson(mu: float, most: int) -> list[float]:
     return distribution
 
 
-def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Outcome:
+def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool: Pool = RESERVED) -> Outcome:
     """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
-    an iteration, and iterations are averaged over how many do.
+    an iteration, and iterations are averaged over how many prompts they encode, those of preempted queries again.
     """
     stay = scenario.load.mean_iterations + 1.0
-    rate = min(float(prefills_per_step), max_num_seqs / stay)
+    occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
+    rate = min(prefills_per_step / occupancy.prefills, occupancy.residents / stay)
     most = min(prefills_per_step, max_num_seqs)
-    distribution = admissions(rate, most)
+    distribution = admissions(rate * occupancy.prefills, most)
     prompts = np.arange(most + 1, dtype=np.float64)
     mixture = Mixture(
         weight=distribution,
@@ -55,4 +57,4 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> Ou
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)

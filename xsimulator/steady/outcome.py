@@ -56,6 +56,8 @@ class Outcome:
     busy: Array
     """[stages]: busy fractions."""
     binding: Binding
+    preemptions: float = 0.0
+    """Per request."""
     encode_demand: Demand | None = None
     """Of stages that only encode."""
     crest: float = 0.0
@@ -157,6 +159,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks),
         utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks),
         binding=outcome.binding,
+        preemptions_per_request=outcome.preemptions,
         feasible=not violations,
         violations=violations,
         extrapolated=tuple(sorted(scenario.replica.extrapolated)),

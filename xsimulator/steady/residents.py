@@ -23,8 +23,8 @@ from exegpt.workload import LengthDistribution, Workload
 Array = NDArray[np.float64]
 Form = Literal["exact", "paper"]
 
-_Z = 3.0902
-"""The standard normal's 99.9th percentile: memory is sized for it."""
+Z95, Z999 = 1.6449, 3.0902
+"""The standard normal's 95th and 99.9th percentiles."""
 
 
 def decode_iterations_of(
@@ -90,12 +90,14 @@ def _survival(need: Array, p: Array, iterations: int) -> Array:
     return padded.reshape(rows, iterations)
 
 
-def cornish_fisher(mean: float, variance: float, third: float) -> float:
-    """The 99.9th percentile of a distribution with this mean, variance and third central moment."""
+def cornish_fisher(mean: float, variance: float, third: float, z: float = Z999) -> float:
+    """The percentile that is the standard normal's `z`, by default the 99.9th, of a distribution with this mean,
+    variance and third central moment.
+    """
     if variance <= 1e-12 * mean**2:  # what is less is rounding
         return mean
     skewed = third / variance  # deviation · skewness
-    return mean + math.sqrt(variance) * _Z + (_Z**2 - 1) / 6 * skewed
+    return mean + math.sqrt(variance) * z + (z**2 - 1) / 6 * skewed
 
 
 def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:

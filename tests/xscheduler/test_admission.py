@@ -1,0 +1,73 @@
+"""The rule of admission as a variable of the search: where memory is short, growing has more sequences resident."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.policies import TRAITS
+from exegpt.served import steady_tokens_s
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.tune import tune
+from xsimulator import estimate
+from xsimulator.replay.event_simulator import replay
+
+OPT, T5, ONE = builtin_model("opt-13b"), builtin_model("t5-3b"), parse_cluster("1xA40")
+PROFILE = roofline_profile(OPT, ONE, overhead_s=2e-3)
+REQUESTS = task("T").draw(2000, seed=1)
+WORKLOAD = Workload.from_requests("T", REQUESTS).without_requests
+BOTH = ("reserve", "grow")
+
+
+@functools.cache
+def tuned(*admission, method="bnb", policies=("orca", "chunked"), **how):
+    return tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, method=method, admission=admission, **how)
+
+
+@pytest.mark.parametrize("bound_s", [None, 20.0])
+@pytest.mark.parametrize("admission", [("grow",), BOTH])
+def test_branch_and_bound_agrees_with_the_exhaustive_search(admission, bound_s):
+    found, oracle = (tuned(*admission, method=m, latency_bound_s=bound_s) for m in ("bnb", "exhaustive"))
+    assert [a.schedule for a in found.alternatives] == [a.schedule for a in oracle.alternatives]
+    assert found.search.evaluations < 0.1 * oracle.search.evaluations == 0.1 * oracle.search.space
+
+
+def test_it_is_what_the_event_simulator_makes_of_it():
+    found, reserved = tuned(*BOTH), tuned("reserve")
+    assert (found.schedule.admission, reserved.schedule.admission) == ("grow", "reserve")
+    assert found.estimate.throughput_tok_s > 1.1 * reserved.estimate.throughput_tok_s
+    assert found.schedule.max_num_seqs > 1.3 * reserved.schedule.max_num_seqs
+    assert max(found.estimate.memory_bytes) <= ONE.device.memory_bytes * ONE.memory_fraction
+    assert replace(estimate(found.schedule, PROFILE), binding=found.estimate.binding) == found.estimate
+    run = replay(found.schedule, PROFILE, REQUESTS, timeline=False)
+    assert found.estimate.throughput_tok_s == pytest.approx(steady_tokens_s(run.served), rel=0.03)
+    assert run.preemptions / len(REQUESTS) < 0.1
+    assert any(f"preempted {found.estimate.preemptions_per_request:.2g}" in text for text in found.assumptions)
+
+
+def test_a_policy_reserves_where_growing_brings_no_more():
+    """A bound on latency, not memory, limits the batch."""
+    for alternative in tuned(*BOTH, latency_bound_s=18.0).alternatives:
+        assert alternative.schedule.admission == "reserve"
+        assert estimate(replace(alternative.schedule, admission="grow"), PROFILE).feasible
+
+
+def test_reserving_is_the_default():
+    assert tune(OPT, ONE, WORKLOAD, PROFILE, policies=("chunked",)).schedule.admission == "reserve"
+
+
+def test_who_cannot_grow_says_so(monkeypatch):
+    """A policy may grow without a formula for it."""
+    monkeypatch.setitem(TRAITS, "rra", replace(TRAITS["rra"], grows=True))
+    policies = ("chunked", "rra")
+    both = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=BOTH)
+    assert "admission grow isn't searched for rra" in both.assumptions
+    assert {a.policy: a.schedule.admission for a in both.alternatives} == {"chunked": "grow", "rra": "reserve"}
+    grow = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=("grow",))
+    assert grow.alternatives[1].schedule is None
+    assert grow.alternatives[1].reason == "it has no admission grow, or no steady state with it"
+    encoder = tune(T5, ONE, task("T"), roofline_profile(T5, ONE), policies=("orca",), admission=BOTH)
+    assert encoder.schedule.admission == "reserve"
