@@ -126,7 +126,7 @@ def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> 
     """What came of one schedule's runs."""
     from exegpt.cli.answer import schedule_text
 
-    steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done]
+    steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done if c.steady]
     latencies = [c.measured.latency_s or math.nan for c in done]
     return Row(
         workload=Path(setting.workload.name).name,

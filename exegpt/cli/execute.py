@@ -100,7 +100,7 @@ def compare(
             utilisation=tuple(seconds / report.seconds if report.seconds else 0.0 for seconds in busy.values()),
         ),
         predicted=predicted.estimate,
-        steady=xsimulator.estimate(schedule, profile),
+        steady=xsimulator.estimate(schedule, profile) if xsimulator.has_steady_state(schedule) else None,
         results=tuple(report.results),
         served=tuple(report.served),
         seconds=report.seconds,
@@ -141,8 +141,8 @@ def bound_text(done: Comparison, checked: str) -> str:
     bound_s, measured = done.schedule.latency_bound_s, done.measured.latency_s
     if bound_s is None or measured is None:
         return ""
-    planned = (("steady state", done.steady.latency_s), ("replay of these very requests", done.predicted.latency_s))
-    figures = ", ".join(f"{name} {output.seconds(seconds)}" for name, seconds in planned)
+    planned = (("steady state", done.steady), ("replay of these very requests", done.predicted))
+    figures = ", ".join(f"{name} {output.seconds(one.latency_s)}" for name, one in planned if one)
     policy, off = done.schedule.policy, measured / bound_s - 1
     text = f"The bound of {format_duration(bound_s)} was checked against the {checked} ({figures}). "
     if off <= 0:
@@ -169,10 +169,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
         ):
             figures = (getattr(c.predicted, key), getattr(c.measured, key))
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
-        steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
-        figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
-        plain = c.schedule.admission == "reserve" and not c.schedule.prefix_caching
-        if c.steady.feasible and plain:  # else the cache holds fewer, or gives more, than it reckons with
+        if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # it reckons without
+            steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
+            figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
             rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):

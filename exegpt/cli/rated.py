@@ -71,6 +71,8 @@ def answer(
 
     if asked["tolerance"]:
         raise InputError(f"--tolerance {asked['tolerance']} is of searches without a rate: leave it out with --rate.")
+    if asked["admission"] != ("reserve",):
+        raise InputError("Searches at a rate replay schedules that reserve: leave --admission or --rate out.")
     for setting in settings:
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # a missing price is said before the work

@@ -402,7 +402,8 @@ def run_setting(
         measured = (own.profile, profile_text(own.profile)) if own else None
         found, which = measured or inputs.find_profile(profile, spec, cluster, given.dtype, attention=attention)
         setting = inputs.Setting(spec, cluster, workload, found, given.kv_dtype, (which,))
-        xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
+        if xsimulator.has_steady_state(given):
+            xsimulator.estimate(given, found)  # what the profile can't answer is said before any work
         return setting
     if own is None or own.cluster.devices == 1:
         how = {"dtype": dtype, "device": device, "attention": attention}

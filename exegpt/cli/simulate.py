@@ -163,8 +163,6 @@ def _steady(schedule: "Schedule", profile: "Profile") -> tuple[Answer, tuple[str
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
 
     runs, notes = resident(schedule, profile)
-    if schedule.admission == "grow":
-        notes = (*notes, "the steady state reckons with admission by reserve: --replay follows grow")
     if schedule.prefix_caching:
         notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
     found = xsimulator.estimate(runs, profile)

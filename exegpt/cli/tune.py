@@ -33,6 +33,13 @@ def tune(
     policy: options.POLICY = None,
     search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
     tolerance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Monotonicity is trusted up to this share.")] = 0.0,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="reserve: a request waits until the KV blocks for all that it may need are free; grow: it gets them "
+            "as it needs them, and the last one is preempted where none are left; auto: what gives more."
+        ),
+    ] = "reserve",
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
@@ -82,7 +89,7 @@ def tune(
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
     bounds = [parse_duration(part) for part in (latency_bound or "inf").split(",")]
-    asked = _asked(bound, ttft, tpot, policy, search, tolerance)
+    asked = _asked(bound, ttft, tpot, policy, search, tolerance, admission)
     inputs.check_choice(arrivals, rated.PATTERNS, "--arrivals")
     inputs.check_columns(columns, workload)
     prices = read_prices(price) if price else None
@@ -91,6 +98,7 @@ def tune(
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
     given |= {"columns": columns, "rate": rate, "engine": engine}
     settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
+    inputs.admission_rule("reserve" if admission == "auto" else admission, None, settings[0].model)
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:
         return rated.answer(settings, bounds[0], rate, arrivals, seed, prices, asked, delivery)
@@ -99,13 +107,14 @@ def tune(
 
 
 def _asked(
-    bound: str, ttft: str | None, tpot: str | None, policy: str | None, search: str, tolerance: float
+    bound: str, ttft: str | None, tpot: str | None, policy: str | None, search: str, tolerance: float, admission: str
 ) -> dict[str, Any]:
     """What the search is asked for beside setting and latency, as `xscheduler.tune` names it."""
     from exegpt.cli import inputs
 
     inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
     inputs.check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
+    inputs.check_choice(admission, ("reserve", "grow", "auto"), "--admission")
     return {
         "bound": bound,
         "ttft_s": _bound(ttft),
@@ -113,6 +122,7 @@ def _asked(
         "policies": inputs.policy_names(policy),
         "method": search,
         "tolerance": tolerance,
+        "admission": ("reserve", "grow") if admission == "auto" else (admission,),
     }
 
 

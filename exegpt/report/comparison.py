@@ -35,7 +35,8 @@ class Comparison:
     schedule: Schedule
     measured: Estimate
     predicted: Estimate
-    steady: Estimate
+    steady: Estimate | None
+    """None: not known in closed form."""
     results: tuple[Result, ...]
     served: tuple[Served, ...]
     seconds: float
@@ -82,7 +83,7 @@ class Comparison:
             "steady_tok_s": self.steady_measured_tok_s,
             "phase_s": self.measured_timeline.phase_means(),
             "predicted": {**to_dict(self.predicted), "phase_s": self.predicted_timeline.phase_means()},
-            "predicted_steady": to_dict(self.steady),
+            "predicted_steady": to_dict(self.steady) if self.steady else None,
             "error": self.error(),
             "slowdown": dict(zip(("compute", "read", "stream"), self.slowdown, strict=True)),
             "preemptions": {"measured": self.preemptions, "predicted": self.predicted_preemptions},

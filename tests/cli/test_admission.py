@@ -23,10 +23,41 @@ def test_grow_has_more_sequences_at_once_and_ends_sooner(exegpt, trace):
     assert replayed(exegpt, trace).json["throughput_tok_s"] == reserve["throughput_tok_s"]
 
 
-def test_a_steady_state_says_what_it_reckons_with(exegpt):
-    done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--admission", "grow")
-    assert done.code == 0 and "the steady state reckons with admission by reserve" in done.err
-    assert "admission=grow" in done.out
+def test_a_steady_state_knows_both_rules(exegpt):
+    asked = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--kv-blocks", 1000, "--max-num-seqs", 256)
+    reserve, grow = (exegpt(*asked, "--admission", rule, "--json") for rule in ("reserve", "grow"))
+    assert grow.json["throughput_tok_s"] > 1.1 * reserve.json["throughput_tok_s"]
+    assert (reserve.json["preemptions_per_request"], grow.json["preemptions_per_request"] > 0.1) == (0.0, True)
+    done = exegpt(*asked, "--admission", "grow")
+    assert done.code == 0 and "admission=grow" in done.out and "a request" in done.out
+
+
+def test_tune_searches_the_rule_that_is_asked_for(exegpt, tmp_path):
+    asked = ("tune", "-l", "inf", "-m", "opt-13b", "-c", "1xA40", "-w", "T", "--policy", "chunked,rra", "--no-advice")
+    found = {rule: exegpt(*asked, "--admission", rule, "--json") for rule in ("reserve", "grow", "auto")}
+    assert exegpt(*asked, "--json").json["schedule"] == found["reserve"].json["schedule"]
+    rules = {rule: done.json["schedule"]["admission"] for rule, done in found.items()}
+    assert rules == {"reserve": "reserve", "grow": "grow", "auto": "grow"}
+    reserve, grow, auto = (done.json["estimate"]["throughput_tok_s"] for done in found.values())
+    assert auto == grow > 1.1 * reserve
+    alternatives = {a["policy"]: a["schedule"] for a in found["grow"].json["alternatives"]}
+    assert alternatives["rra"] is None and alternatives["chunked"]["admission"] == "grow"
+    done = exegpt(*asked, "--admission", "auto", "--out", tmp_path / "s.json")
+    assert "preempted" in done.err and "admission grow isn't searched for rra" in done.err
+    assert "admission=grow" in exegpt("simulate", "--schedule", tmp_path / "s.json").out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--admission", "often"), "--admission 'often' is not known: use one of reserve, grow, auto."),
+        (("-m", "t5-11b", "--admission", "grow"), "'t5-11b' has an encoder"),
+        (("--admission", "auto", "--rate", "1/s"), "Searches at a rate replay schedules that reserve"),
+    ],
+)
+def test_what_tune_cannot_search_is_one_sentence(exegpt, more, said):
+    done = exegpt("tune", "-l", "inf", "-c", "4xA40", "-w", "S", *more)
+    assert done.code == 2 and said in done.err.strip().splitlines()[-1]
 
 
 def test_a_run_keeps_its_tokens_in_a_quarter_of_the_cache(exegpt, tiny, tmp_path):
