@@ -271,7 +271,7 @@ def _declared(policy: str, question: Question) -> Iterator[Candidates]:
         few: dict[str, tuple[int, ...]] = {
             "prompts": PREFILLS,
             "residents": _powers(ceilings.batch_that_fits(where())),
-            "tokens": _budgets(question, where(), TOKEN_BUDGETS),
+            "tokens": _budgets(question, where(), TOKEN_BUDGETS, "reserve"),
             "period": _powers(question.load.workload.output.max),
             "micro-batches": (len(layout.degrees),),
             "encode-micro-batches": (len(layout.degrees),),
