@@ -193,7 +193,7 @@ def test_iterations_until_shortage_are_as_many_as_one_by_one(cached, spare, size
     assert iterations_until_shortage(pool, sequences) == count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["orca", "chunked", "static", "hybrid", "rra", "waa-c"]),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 40)), min_size=2, max_size=12),

@@ -17,6 +17,7 @@ from exegpt.policies import make_ledger, make_policy, traits_of
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from xrunner.core.adaptation import Change, takes_over_in_place
+from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
 from xrunner.core.lanes import Lane, OwnLane
 from xrunner.core.outputs import Outputs
@@ -52,7 +53,8 @@ class Driver:
         self.policy: Any = make_policy(schedule, options.adjustment)
         self.ledger = make_ledger(schedule, options.order)
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
-        self._own = OwnLane(worker, schedule, outputs, assemble)
+        own = AheadLane if worker.gpu and not worker.transport else OwnLane
+        self._own = own(worker, schedule, outputs, assemble)
         self._others: list[Lane] = []
         if traits_of(schedule).disaggregated:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))

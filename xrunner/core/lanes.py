@@ -66,7 +66,8 @@ class OwnLane:
     def __init__(self, worker: Worker, schedule: Schedule, outputs: Outputs, assemble: Assembler):
         self.phase = worker.place.line[0].phase
         self._worker, self._outputs, self._assemble = worker, outputs, assemble
-        self._flying: deque[_Flight] = deque()
+        self._flying: deque[Any] = deque()
+        """Micro-batches whose tokens are on their way, in order."""
         self.follow(schedule)
 
     def follow(self, schedule: Schedule) -> None:
@@ -105,14 +106,18 @@ class OwnLane:
         """Wait until the tokens that a micro-batch takes are there."""
         if not self._worker.transport:
             return
-        counts = [(s, 1 + s.behind - s.finished) for s in micro_batch.decode]
-        ends = [(self._outputs.running[s.index], s.cached + n) for s, n in (*micro_batch.encode, *counts)]
+        needs = self._needs(micro_batch)
 
         def known() -> bool:
             self.update()
-            return all(request.known >= end for request, end in ends)
+            return all(request.known >= end for request, end in needs)
 
         self._worker.wait(known)
+
+    def _needs(self, micro_batch: MicroBatch) -> list[tuple[Running, int]]:
+        """How many tokens must be known of each request of a micro-batch."""
+        counts = [(s, 1 + s.behind - s.finished) for s in micro_batch.decode]
+        return [(self._outputs.running[s.index], s.cached + n) for s, n in (*micro_batch.encode, *counts)]
 
     def _order(self, batch: DeviceBatch, receivers: list[Running], start: float) -> None:
         """Send a micro-batch to all ranks of this line, and do this rank's share of it."""

@@ -94,11 +94,14 @@ class Running:
         return np.concatenate([self.prompt[begin:], np.array(beyond, dtype=np.int64)])
 
     def token(self, position: int) -> int:
-        """The token at a position of prompt, start and output."""
+        """The token at a position of prompt, start and output; 0 for one that isn't known yet."""
         beyond = position - len(self.prompt)
         if beyond < 0:
             return int(self.prompt[position])
-        return self.start[beyond] if beyond < len(self.start) else self.output[beyond - len(self.start)]
+        if beyond < len(self.start):
+            return self.start[beyond]
+        made = beyond - len(self.start)
+        return self.output[made] if made < len(self.output) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +168,9 @@ class DeviceBatch:
     sampling: tuple[Array, ...] | None = None
     """The arrays of a `Sampling` but the last, then the slots of the sampling state to clear, int64 [n], and the slots
     and tokens to enter there, int64 [2, n]. None: all greedy."""
+    fed: tuple[Array, Array] | None = None
+    """Rows whose tokens aren't known here, and their places among those that this rank has sampled last: int64 [n]
+    each."""
     work_lists: tuple[tuple[Array, ...], ...] = ()
     """For each part of the attention the arrays of its `WorkList`, or none; see `with_work_lists`."""
 
@@ -258,8 +264,12 @@ class Assembler:
         self._batches: dict[int, _Decoding] = {}
         """The last decoding batch of each micro-batch."""
 
-    def __call__(self, micro_batch: MicroBatch) -> tuple[DeviceBatch, list[Running]]:
-        """The device batch of a micro-batch, and the requests that its sampled tokens go to, in order."""
+    def __call__(
+        self, micro_batch: MicroBatch, sampled: Mapping[int, int] | None = None
+    ) -> tuple[DeviceBatch, list[Running]]:
+        """The device batch of a micro-batch, and the requests that its sampled tokens go to, in order. `sampled` are
+        the places of sequences, by their indices, among the tokens that were sampled last and aren't known here yet.
+        """
         parts = [self._encoding(micro_batch)] if micro_batch.encode else []
         if micro_batch.decode:
             parts.append(self._decoding(micro_batch))
@@ -281,7 +291,8 @@ class Assembler:
             ),
             rows=None if len(rows) == computed + len(fill) else rows,
             new_tokens=len(rows),
-            sampling=_sampling(receivers),
+            sampling=_sampling(receivers, sampled or {}),
+            fed=_fed(micro_batch, begins[-1], sampled) if sampled else None,
         )
         return batch, receivers
 
@@ -354,7 +365,16 @@ def _tables(running: list[Running]) -> Array:
     return padded
 
 
-def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
+def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tuple[Array, Array] | None:
+    """`DeviceBatch.fed` of a micro-batch whose decoding rows begin at `begin`."""
+    rows = [(begin + i, sampled[s.index]) for i, s in enumerate(micro_batch.decode) if s.index in sampled]
+    if not rows:
+        return None
+    places = np.array(rows, dtype=np.int64)
+    return places[:, 0].copy(), places[:, 1].copy()
+
+
+def _sampling(receivers: list[Running], sampled: Mapping[int, int]) -> tuple[Array, ...] | None:
     """The receivers' `DeviceBatch.sampling`; None: all greedy."""
     if all(receiver.request.greedy for receiver in receivers):
         return None
@@ -376,7 +396,7 @@ def _sampling(receivers: list[Running]) -> tuple[Array, ...] | None:
         np.array(top_p, dtype=np.float32),
         np.array(penalty, dtype=np.float32),
         np.array(seed, dtype=np.int64),
-        np.array([len(receiver.prompt) + len(receiver.output) for receiver in receivers], dtype=np.int64),
+        np.array([len(r.prompt) + len(r.output) + (r.sequence.index in sampled) for r in receivers], dtype=np.int64),
         np.array([receiver.slot or 0 for receiver in receivers], dtype=np.int64),
         np.array(cleared, dtype=np.int64),
         np.array([slots, tokens], dtype=np.int64),

@@ -1,6 +1,9 @@
-"""Compute: a rank's share of a micro-batch on its device. On a GPU everything is queued; only tokens are waited for."""
+"""Compute: a rank's share of a micro-batch on its device. On a GPU everything is queued: it is launched, and complete
+later.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -10,6 +13,18 @@ from xrunner.comm.packing import send
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.rank.sampling_state import SamplingState
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A micro-batch that a device computes."""
+
+    states: torch.Tensor
+    """[rows, hidden]: after this rank's layers."""
+    tokens: torch.Tensor | None
+    """int64 [tokens], on the host: where this rank samples, the new tokens."""
+    moment: Moment | None
+    """When both are complete; None: they are."""
 
 
 class Compute:
@@ -34,20 +49,28 @@ class Compute:
         self._gpu, self._wait = gpu, wait
         self.state = SamplingState(model.spec.vocab, model.device) if samples else None
         self._dealing, self.planning = Dealing.of(model, cache), Planning.of(model, cache)
+        self._last = torch.empty(0)
+        """The tokens sampled last, on the device: int64 [tokens]"""
         self.graphs = None
         if gpu and graphs:
             self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states, self.planning)
 
-    def __call__(
-        self, batch: DeviceBatch, x: torch.Tensor | None, between: Between = lambda: None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A batch's states [rows, hidden] after this rank's layers, given x after those of the stage before, and where
-        this rank samples the new tokens, int64 [tokens], on the host. Everything is complete when this returns.
-        `between` is called between layers, unless one graph has them all.
+    def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A batch's states [rows, hidden], given x of the stage before, and where this rank samples the new tokens,
+        int64 [tokens], on the host. Everything is complete when this returns.
         """
-        graph = self.graphs.replay(batch, x) if self.graphs else None
+        launched = self.launch(batch, x)
+        self.complete(launched)
+        return launched.states, launched.tokens
+
+    def launch(self, batch: DeviceBatch, x: torch.Tensor | None, between: Between = lambda: None) -> Launched:
+        """Compute a batch, given the states x [rows, hidden] of the stage before. `between` is called between layers,
+        unless one graph has them all.
+        """
+        graph = self.graphs.replay(batch, x, self._feed) if self.graphs else None
         if graph is None:
             tensors = batch.with_work_lists(self._dealing).to_device(self._gpu, self.state)
+            self._feed(batch, tensors.tokens)
             if self.planning:
                 tensors = self.planning.planned(tensors, batch.attention)
             states = self._model.forward(tensors, self._cache, x, between)
@@ -59,7 +82,13 @@ class Compute:
                 graph.states[: len(batch.tokens)].clone(),
                 None,
             )  # the graph's own are overwritten by the next batch
-        return states, self._completed(tokens, between)
+        return self._launched(states, tokens)
+
+    def _feed(self, batch: DeviceBatch, tokens: torch.Tensor) -> None:
+        """Put the tokens sampled last where a batch takes them as input, int64 [rows]."""
+        if batch.fed is not None:
+            rows, places = send(batch.fed, self._gpu)
+            tokens.index_copy_(0, rows, self._last.index_select(0, places))
 
     def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
         """The token after each of a decoding batch's rows, by the graph where all are greedy."""
@@ -68,14 +97,19 @@ class Compute:
         sampling = self.state.sampling(batch.sampling, send(batch.sampling, self._gpu))
         return self._model.sample(graph.states[: batch.computed], sampling)
 
-    def _completed(self, tokens: torch.Tensor | None, between: Between) -> torch.Tensor | None:
-        """Wait until everything is complete; returns the tokens on the host."""
+    def _launched(self, states: torch.Tensor, tokens: torch.Tensor | None) -> Launched:
+        """What was queued, with the tokens' copy to the host."""
         if self._gpu is None:
-            return tokens
+            return Launched(states, tokens, None)
         host = None
         if tokens is not None:
+            self._last = tokens
             host = self._gpu.pinned(tokens.nbytes).view(tokens.dtype)
             if len(tokens):
                 self._gpu.copy(host, tokens)
-        self._wait(self._gpu.moment(), between)
-        return host
+        return Launched(states, host, self._gpu.moment())
+
+    def complete(self, launched: Launched, between: Between = lambda: None) -> None:
+        """Wait until a batch is complete."""
+        if launched.moment is not None:
+            self._wait(launched.moment, between)

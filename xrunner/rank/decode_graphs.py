@@ -19,6 +19,8 @@ from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import fill, packed_bytes, views
 from xrunner.rank.assembly import DeviceBatch
 
+Feed = Callable[[DeviceBatch, torch.Tensor], object]
+
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of sequences for which there are graphs."""
 
@@ -60,15 +62,15 @@ class DecodeGraphs:
                     self._model, self._cache, self._gpu, padding, self._samples, self._takes_states, planning
                 )
 
-    def replay(self, batch: DeviceBatch, x: torch.Tensor | None) -> "DecodeGraph | None":
+    def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None) -> "DecodeGraph | None":
         """Run this rank's layers for a batch by a graph and return it, valid until the next batch; None where no graph
-        fits. Its rows beyond the batch's tokens are padding.
+        fits. Its rows beyond the batch's tokens are padding. `feed` puts tokens into its input that aren't known here.
         """
         index = bisect.bisect_left(SIZES, len(batch.tokens))
         graph = self._graphs.get(SIZES[index]) if batch.phase == "decode" and index < len(SIZES) else None
         if graph is None or batch.attention[0][2].shape[1] > self._width:
             return None
-        graph.replay(self._padded(batch, graph.size), x)
+        graph.replay(self._padded(batch, graph.size), x, feed)
         return graph
 
     def _padded(self, batch: DeviceBatch, size: int) -> DeviceBatch:
@@ -95,6 +97,7 @@ class DecodeGraph:
         self._gpu, self._planning = gpu, planning
         self._buffer = torch.empty(packed_bytes(padding.arrays), dtype=torch.uint8, device=model.device)
         tensors = padding.of_tensors(views(self._buffer, padding.arrays))
+        self._input = tensors.tokens
         fill(self._buffer, padding.arrays, gpu)
         if planning:
             tensors = planning.planned(tensors, padding.attention)
@@ -112,9 +115,10 @@ class DecodeGraph:
         self._compute = gpu.capture(compute)
         self._sample: Callable[[], None] | None = gpu.capture(sample) if samples else None
 
-    def replay(self, batch: DeviceBatch, x: torch.Tensor | None) -> None:
+    def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed) -> None:
         """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
         fill(self._buffer, batch.arrays, self._gpu)
+        feed(batch, self._input)
         if self._planning:
             self._planning.plan(batch.attention)
         if self._x is not None and x is not None:

@@ -1,6 +1,7 @@
 """Worker: runs one rank's layers on one device batch after the other."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,23 @@ from xrunner.comm.encoder_output import EncodedReceiving
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival, Receiving, Sending
 from xrunner.comm.place import Place
-from xrunner.comm.transport import CACHE, NOTICE, STATES, TOKENS, Transport
+from xrunner.comm.transport import CACHE, NOTICE, STATES, TOKENS, Transport, wait
 from xrunner.rank.assembly import DeviceBatch
-from xrunner.rank.compute import Compute
+from xrunner.rank.compute import Compute, Launched
 
 END = "end"
 """The order that ends a worker's run."""
 FREE = "free"
 """The notice that the first encoding stage is free for the next batch."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A batch on this rank's device."""
+
+    batch: DeviceBatch
+    start: float
+    launched: Launched
 
 
 class Worker:
@@ -36,6 +46,8 @@ class Worker:
         self.transport = transport
         self.now: Callable[[], float] = lambda: 0.0
         """Seconds since the run began, the same on every rank."""
+        self._ended = 0.0
+        """When the last batch was computed."""
         self.spans: list[Span] | None = []
         """What it has computed; None: that isn't kept."""
         self.between: Callable[[], object] = lambda: None
@@ -47,30 +59,47 @@ class Worker:
 
     def begin(self, now: Callable[[], float], record: bool = True) -> None:
         """Start a run, whose spans are kept if asked to `record`."""
-        self.now, self.spans = now, [] if record else None
+        self.now, self.spans, self._ended = now, [] if record else None, 0.0
 
     def wait(self, poll: Callable[[], Any]) -> Any:
         """Call `poll` until it returns neither None nor False, and return that."""
-        assert self.transport, "a rank alone has nothing to wait for"
-        return self.transport.wait(poll, self.between)
+        return self.transport.wait(poll, self.between) if self.transport else wait(poll)
 
     def run(self, batch: DeviceBatch, start: float | None = None) -> torch.Tensor | None:
-        """Compute a batch; its span begins at `start`, or when its states are there. Where this rank samples, returns
-        the time of its end, as the bits of a float64, and its tokens: int64 [1 + tokens].
-        """
+        """Compute a batch; what `complete` returns."""
+        return self.complete(self.launch(batch, start))
+
+    def launch(self, batch: DeviceBatch, start: float | None = None) -> Running:
+        """Begin to compute a batch; its span begins at `start`, or when its states are there."""
         place = self.place
         x = None if place.before is None else self._receive(batch, place.before)
         outputs = self.encoded.wait_for(batch.decoding_blocks) if self.encoded else 0
         start = self.now() if start is None or outputs else start
         if self.encoded:
             self.encoded.store(outputs)
-        x, out = self.compute(batch, x, self._between_layers)
+        return Running(batch, start, self.compute.launch(batch, x, self._between_layers))
+
+    def is_complete(self, running: Running) -> bool:
+        """Whether a batch is computed."""
+        moment = running.launched.moment
+        return moment is None or moment.query()
+
+    def complete(self, running: Running) -> torch.Tensor | None:
+        """Wait until a batch is computed, and pass its states on. Where this rank samples, returns the time of its end,
+        as the bits of a float64, and its tokens: int64 [1 + tokens].
+        """
+        batch, place = running.batch, self.place
+        self.compute.complete(running.launched, self.between)
         end = self.now()
-        self._pass_on(batch, x)
+        self._pass_on(batch, running.launched.states)
         if self.spans is not None:
+            start = max(running.start, self._ended)  # it may have been launched while another was computed
             facts = batch.phase, batch.micro_batch, start, end, batch.sequences, batch.computed
             self.spans.append(Span(place.rank, place.stage, *facts))
-        return None if out is None else torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), out])
+        self._ended, tokens = end, running.launched.tokens
+        if tokens is None:
+            return None
+        return torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), tokens])
 
     def _pass_on(self, batch: DeviceBatch, x: torch.Tensor) -> None:
         """Send states [rows, hidden] to the stage after, and the encoder's output to the ranks that need it."""

@@ -46,8 +46,8 @@ class KVTransfer:
 class Lane:
     """A pipeline that runs one step after the other. Times in seconds.
 
-    A prefill is booked in the ledger when it is decided; decoding beside another lane when it ends, since that lane may
-    wait for the blocks it frees.
+    A prefill is booked in the ledger when it is decided; decoding beside another lane when it ends, since that lane
+    looks at what has been made, and may wait for the blocks it frees.
     """
 
     policy: Policy
@@ -97,11 +97,14 @@ class Lane:
             self.ledger.extend(step, ran.iterations)
             self.at = self.transfer.send(step, ran) if self.phase == "encode" else ran.next_s
             if self.phase == "decode":
+                if ran.iterations > 1:  # all but the last have ended before another lane acts
+                    self.ledger.advance(step, ran.iterations - 1)
                 self._running = step, ran
                 return freed
+            finished = self.ledger.advance(step, ran.iterations)
         else:
             (step, ran), self._running = self._running, None
-        finished = self.ledger.advance(step, iterations=ran.iterations)
+            finished = self.ledger.advance(step)
         self.record.book(step, ran, finished)
         return bool(finished or step.encode)
 

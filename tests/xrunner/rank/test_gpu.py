@@ -1,5 +1,6 @@
 """The runner on a GPU, without one: its copies, graphs and scratch block over the CPU's tensors."""
 
+import dataclasses
 import gc
 import itertools
 import time
@@ -27,6 +28,7 @@ from xrunner.comm.place import Place
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import STATES
 from xrunner.core.engine import Engine
+from xrunner.rank.compute import Launched
 from xrunner.rank.decode_graphs import SIZES, DecodeGraphs
 from xrunner.rank.worker import Worker
 
@@ -81,6 +83,65 @@ def test_sampled_tokens_are_the_same(models, arch):
     got, engine = run(models[arch], plan, todo, gpu)
     assert got == run(models[arch], plan, todo)[0]
     assert gpu.replayed == sum(span.phase == "decode" for span in engine.worker.spans)  # no greedy choice
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """(batches on the device when one is launched, rows that take their tokens there, rows) of each launch."""
+    seen, outstanding = [], [0]
+    launch, complete = Worker.launch, Worker.complete
+
+    def launched(self, batch, start=None):
+        outstanding[0] += 1
+        seen.append((outstanding[0], 0 if batch.fed is None else len(batch.fed[0]), batch.computed))
+        return launch(self, batch, start)
+
+    def completed(self, running):
+        outstanding[0] -= 1
+        return complete(self, running)
+
+    monkeypatch.setattr(Worker, "launch", launched)
+    monkeypatch.setattr(Worker, "complete", completed)
+    return seen
+
+
+@pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "chunked", "rra"])
+def test_the_next_step_is_queued_while_one_is_computed(models, ahead, policy):
+    plan = cells.schedule(models["llama"].spec, policy)
+    got, engine = run(models["llama"], plan, requests(), StandIn())
+    assert max(outstanding for outstanding, _, _ in ahead) == 2
+    fed = sum(rows for _, rows, _ in ahead)
+    # With two micro-batches the tokens of one come while the other is computed.
+    assert fed > 0.5 * sum(m for _, m in LENGTHS) if policy != "hybrid" else fed == 0
+    spans = sorted(engine.worker.spans, key=lambda span: span.start_s)
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(spans))
+    assert got == run(models["llama"], plan, requests())[0]
+
+
+def test_a_repetition_penalty_waits_for_its_tokens(models, ahead):
+    plan = cells.schedule(models["llama"].spec, "static")
+    run(models["llama"], plan, requests(temperature=0.5, repetition_penalty=1.2), StandIn())
+    assert all(rows == 0 for _, rows, _ in ahead)
+    ahead.clear()
+    todo = requests(temperature=0.9, seed=3)
+    got, _ = run(models["llama"], plan, todo, StandIn())
+    assert sum(rows for _, rows, _ in ahead) > 0
+    assert got == run(models["llama"], plan, todo)[0]
+
+
+@pytest.mark.parametrize("blocks", [40, 7])
+def test_stop_tokens_end_requests_a_step_later_and_change_none(models, ahead, blocks):
+    """With few blocks preempted ones too."""
+    model = models["llama"]
+    plan = cells.schedule(model.spec, "orca", kv_blocks=blocks, admission="grow")
+    whole, _ = run(model, plan, requests())
+    stop = whole["7"][0][5]
+    model = dataclasses.replace(model, eos=frozenset([stop]))
+    todo = requests(ignore_eos=False)
+    got, engine = run(model, plan, todo, StandIn())
+    assert got == run(model, cells.schedule(model.spec, "orca"), todo)[0]
+    assert got["7"][1] == "stop" and (blocks > 7 or engine._driver.ledger.preemptions)
+    assert sum(rows for _, rows, _ in ahead) > 0
 
 
 def test_rows_that_fill_up_touch_nothing_but_the_scratch_block(models):
@@ -158,7 +219,10 @@ def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
     vars(worker).update(
         model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], encoded=None, between=None
     )
-    worker.now, worker.compute = time.perf_counter, lambda work, x, between: (x.add_(1), None)
+    compute = SimpleNamespace(
+        launch=lambda work, x, between: Launched(x.add_(1), None, None), complete=lambda launched, between: None
+    )
+    worker.now, worker.compute, worker._ended = time.perf_counter, compute, 0.0
     work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
     for _ in range(3):
         worker.run(work)

@@ -1,5 +1,7 @@
 """A step on a GPU waits for nothing but its tokens: over tensors without data, where whatever reads one fails."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -126,6 +128,23 @@ def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decod
     attended = {name for phase, name in ((encode, "_attend_prefill"), (decode, "_attend_decode")) if phase}
     assert attended | {"_norm"} <= set(launched) and {"_rotate", "_write"} & set(launched)
     assert ("_sample" in launched) == bool(how and batch.new_tokens)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_that_takes_tokens_from_the_device_is_launched_without_waiting(models, launched, graphs):
+    model, gpu = models["llama"], Nowhere()
+    compute = Compute(model, model.new_cache(41, 16), True, gpu, graphs)
+    if graphs:
+        compute.graphs.capture(3, 6)
+    batch = device_batch(model, (), (3, 9, 30))
+    compute(batch, None)
+    gpu.there.clear()
+    waited = gpu.waited
+    fed = np.array([0, 2]), np.array([2, 1])
+    with Watching():
+        running = compute.launch(dataclasses.replace(batch, fed=fed), None)
+    assert gpu.waited == waited and running.moment is gpu and running.tokens.shape == (3,)
+    assert len(gpu.there) == 2  # the batch, and where to take tokens from
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu, bool])

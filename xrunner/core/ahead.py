@@ -1,0 +1,65 @@
+"""A GPU that one rank has for itself: the next step is planned, and queued, while the current one is computed.
+
+Sampled tokens stay on the device, where the next step takes them; the host gets them a step later. So a stop token ends
+its sequence a step later too, as on a pipeline.
+"""
+
+from dataclasses import dataclass
+
+from exegpt.batching import MicroBatch, Step
+from xrunner.core.lanes import OwnLane
+from xrunner.rank.assembly import Running
+from xrunner.rank.worker import Running as OnDevice
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A micro-batch on the device."""
+
+    receivers: list[Running]
+    on_device: OnDevice
+
+
+class AheadLane(OwnLane):
+    """The line of a rank that is alone with its GPU."""
+
+    def run(self, step: Step, now: float) -> None:
+        """Queue a step that was decided at `now`; of those before, no more than the last is still computed then."""
+        for micro_batch in self._micro_batching.split(step):
+            self._land(1)
+            sampled = self._sampled(micro_batch)
+            batch, receivers = self._assemble(micro_batch, sampled)
+            self._flying.append(_Flight(receivers, self._worker.launch(batch, now)))
+
+    def update(self) -> bool:
+        """Take the tokens that have come; whether there were any."""
+        count = len(self._flying)
+        while self._flying and self._worker.is_complete(self._flying[0].on_device):
+            self._take()
+        return len(self._flying) < count
+
+    def _sampled(self, micro_batch: MicroBatch) -> dict[int, int]:
+        """Where the tokens that a micro-batch takes, and that aren't here, are among those sampled last. All are waited
+        for where it needs others: a prompt's, those of a preempted sequence, or a repetition penalty's.
+        """
+        short = [request for request, end in self._needs(micro_batch) if request.known < end]
+        if not short:
+            return {}
+        places = {request.sequence.index: place for place, request in enumerate(self._flying[-1].receivers)}
+        decoding = {s.index for s in micro_batch.decode if not s.behind}
+        indices = [request.sequence.index for request in short]
+        if any(request.slot is not None for request in short) or not decoding.intersection(places).issuperset(indices):
+            self._land(0)
+            return {}
+        return {index: places[index] for index in indices}
+
+    def _land(self, most: int) -> None:
+        """Wait until at most so many micro-batches are on the device, and take the others' tokens."""
+        while len(self._flying) > most:
+            self._take()
+
+    def _take(self) -> None:
+        flight = self._flying.popleft()
+        result = self._worker.complete(flight.on_device)
+        if result is not None:
+            self._outputs.give(flight.receivers, result)
