@@ -227,7 +227,7 @@ def random_load(seed: int, prefix_caching: bool = False) -> Load:
     draw = random.Random(seed)
     longest_input, longest_output = draw.choice((8, 16, 32, 100)), draw.choice((40, 60, 90))
     if seed % 2:
-        longest_input, longest_output = min(longest_input, 32), 90
+        longest_input, longest_output = min(longest_input, 16), 90
     spread = draw.choice((0, 20, 100))
     arrivals = sorted(draw.randint(0, spread) for _ in range(draw.randint(40, 120)))
     prefixes: list[tuple[int, ...]] = [()]
