@@ -85,6 +85,19 @@ def tune(
     question = Question(
         cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission
     )
+    return _answer(question, policies, method, tolerance, lowest_latency, runnable, progress)
+
+
+def _answer(
+    question: Question,
+    policies: tuple[str, ...],
+    method: Method,
+    tolerance: float,
+    lowest_latency: bool,
+    runnable: tuple[str, ...],
+    progress: Callable[[int, int], None],
+) -> Tuned:
+    """The searches of all policies and what comes of them."""
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
@@ -98,19 +111,20 @@ def tune(
             alternatives = _compared(alternatives, won)
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
-            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], limits)
+            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], question.limits)
+    searches = [result.search for _, _, result in tried]
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
         Search(
             method,
-            sum(result.search.evaluations for _, _, result in tried),
-            sum(result.search.space for _, _, result in tried),
-            sum(result.search.seconds for _, _, result in tried),
+            sum(one.evaluations for one in searches),
+            sum(one.space for one in searches),
+            sum(one.seconds for one in searches),
         ),
         lowest if math.isfinite(lowest) else None,
-        (*_assumptions(limits, bound, winner), *_admission_assumptions(question, policies, winner)),
+        _assumptions(question, policies, winner),
     )
 
 
@@ -303,34 +317,27 @@ def _too_large(policy: str, question: Question) -> str:
     )
 
 
-def _admission_assumptions(
-    question: Question, policies: tuple[str, ...], winner: Alternative | None
-) -> tuple[str, ...]:
-    assumptions = []
-    if winner and winner.schedule and winner.estimate and winner.schedule.admission == "grow":
-        often = figure_text(winner.estimate.preemptions_per_request)
-        assumptions.append(
-            f"admission grow: the cache has room for the 95th percentile of what is held at a time; a request is "
-            f"preempted {often} times on average"
-        )
-    reserving = [name for name in policies if "grow" in question.admission and "grow" not in question.admissions(name)]
-    if reserving and winner:
-        assumptions.append(f"admission grow isn't searched for {', '.join(reserving)}")
-    return tuple(assumptions)
-
-
-def _assumptions(limits: Limits, bound: Bound, winner: Alternative | None) -> tuple[str, ...]:
-    assumptions = []
+def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
+    limits, assumptions = question.limits, []
     if limits.latency_s is not None:
         meaning = {
             "p99-length": "a sequence of the 99th-percentile output length meets the bound",
             "p99-queries": "99% of all queries meet the bound",
         }
         also = ", and one of the 99.9th too" if limits.tail else ""
-        assumptions.append(f"bound: {meaning[bound]}{also}, counted from the start of its encoding")
+        assumptions.append(f"bound: {meaning[question.bound]}{also}, counted from the start of its encoding")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
             f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
         )
+    if winner and winner.estimate and winner.schedule and winner.schedule.admission == "grow":
+        often = figure_text(winner.estimate.preemptions_per_request)
+        assumptions.append(
+            "admission grow: the cache has room for the 95th percentile of what is held at a time; a request is "
+            f"preempted {often} times on average"
+        )
+    reserving = [name for name in policies if "grow" in question.admission and "grow" not in question.admissions(name)]
+    if reserving:
+        assumptions.append(f"admission grow isn't searched for {', '.join(reserving)}: no formula for it is there")
     return tuple(assumptions)
