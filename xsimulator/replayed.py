@@ -49,7 +49,8 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     residents = rate * float(lifetime(workload.output.s).seconds @ workload.output.p)
     busy = np.array([run.estimate.utilisation[stage.devices[0]] for stage in scenario.replica.stages])
     first_token = float(steps.mean()), float(steps.std())
-    return Outcome(rate, lifetime, first_token, demand, max(1, round(residents)), busy, "decoding")
+    batch, preemptions = max(1, round(residents)), run.preemptions / count
+    return Outcome(rate, lifetime, first_token, demand, batch, busy, "decoding", preemptions=preemptions)
 
 
 def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | None) -> tuple[Demand, bool]:
