@@ -5,14 +5,13 @@ runner split alike.
 import itertools
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
 
 from exegpt.batching.sequence import Sequence
-from exegpt.batching.step import Step
+from exegpt.batching.step import Step, Work
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(Work):
     """The part of a step that goes through the stages as one."""
 
     index: int
@@ -20,21 +19,9 @@ class MicroBatch:
     decode: Items[Sequence]
 
     @property
-    def phase(self) -> Any:
-        """`encode`, `decode` or `mixed`."""
-        if self.encode and self.decode:
-            return "mixed"
-        return "encode" if self.encode else "decode"
-
-    @property
     def sequences(self) -> int:
         """Number of sequences."""
         return len(self.encode) + len(self.decode)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens computed in one iteration."""
-        return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Step: one iteration, as a policy decides it."""
 
 import sys
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +11,12 @@ ENDLESS = sys.maxsize
 """As many iterations as there may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One iteration: prompts (or chunks of them) to encode, and sequences to give one more token."""
+class Work:
+    """What one pass through the stages computes."""
 
-    encode: tuple[tuple[Sequence, int], ...] = ()
-    """(sequence, tokens of its prompt to compute now)."""
-    decode: tuple[Sequence, ...] = ()
-    repeats: int = 1
-    """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
-    arrivals: bool = False
-    """Whether an arrival may end the row."""
+    __slots__ = ()
+    encode: Items[tuple[Sequence, int]]
+    decode: Items[Sequence]
 
     @property
     def phase(self) -> Any:
@@ -33,3 +29,16 @@ class Step:
     def tokens(self) -> int:
         """Tokens computed."""
         return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Work):
+    """One iteration: prompts (or chunks of them) to encode, and sequences to give one more token."""
+
+    encode: tuple[tuple[Sequence, int], ...] = ()
+    """(sequence, tokens of its prompt to compute now)."""
+    decode: tuple[Sequence, ...] = ()
+    repeats: int = 1
+    """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
+    arrivals: bool = False
+    """Whether an arrival may end the row."""
