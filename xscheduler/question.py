@@ -111,7 +111,7 @@ class Question:
 
     def admissions(self, policy: str) -> tuple[Admission, ...]:
         """Of the rules of admission that are searched those that a policy has, and its steady state."""
-        grows = TRAITS[policy].grows and policy in GROWING and not self.load.encoder_decoder
+        grows = TRAITS[policy].grows and policy in GROWING
         return tuple(rule for rule in self.admission if rule == "reserve" or grows)
 
     @functools.cached_property

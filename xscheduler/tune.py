@@ -27,6 +27,7 @@ from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
+from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
 
@@ -78,7 +79,7 @@ def tune(
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
-    check_asked(policies, fixed or {})
+    check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
     cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
     load = Load(workload, model.encoder_layers > 0, steady_state)
@@ -142,11 +143,21 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def check_asked(policies: tuple[str, ...], fixed: dict[str, int]) -> None:
-    """InputError for a policy that can't be searched, or a variable that can't be fixed to its value."""
+def check_asked(
+    policies: tuple[str, ...], fixed: dict[str, int], admission: tuple[Admission, ...] = ("reserve",)
+) -> None:
+    """InputError for a policy that can't be searched, none that can with this rule of admission, or a variable that
+    can't be fixed to its value.
+    """
     for policy in policies:
         if policy not in SPACES and (policy not in TRAITS or TRAITS[policy].disaggregated):
             raise InputError(f"Policy '{policy}' can't be searched: {', '.join(SPACES)} can.")
+    growing = [name for name in SPACES if TRAITS[name].grows and name in GROWING]
+    if "reserve" not in admission and not set(policies) & set(growing):
+        raise InputError(
+            f"No steady state with admission 'grow' is known for {', '.join(policies)}: use --admission reserve, or "
+            f"{', '.join(growing)}."
+        )
     for name, value in fixed.items():
         if name not in VARIABLES:
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
@@ -278,7 +289,7 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
     if not members and question.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
     if not members and not question.admissions(policy):
-        return "it has no admission grow, or no steady state with it"
+        return "no steady state with admission grow is known for it"
     if not members and TRAITS[policy].disaggregated and question.cost_model.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
     if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):

@@ -104,7 +104,7 @@ def steady(policy: str, scenario: Scenario) -> Steady:
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
     """What one replica's steady state comes to under a policy's control variables."""
-    if controls.get("admission") == "grow" and (policy not in GROWING or scenario.load.encoder_decoder):
+    if controls.get("admission") == "grow" and policy not in GROWING:
         return replayed.steady(policy, scenario)(controls)
     return steady(policy, scenario)(controls)
 

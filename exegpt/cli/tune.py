@@ -98,11 +98,6 @@ def tune(
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
     given |= {"columns": columns, "rate": rate, "engine": engine}
     settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
-    if admission == "grow" and settings[0].model.encoder_layers:
-        raise InputError(
-            f"--admission grow is searched for decoder-only models, and '{settings[0].model.name}' has an encoder: "
-            "leave it out."
-        )
     delivery = Delivery(out, report, json, _target(export, settings[0], model))
     if open_system:
         return rated.answer(settings, bounds[0], rate, arrivals, seed, prices, asked, delivery)

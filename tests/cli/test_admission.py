@@ -51,7 +51,10 @@ def test_tune_searches_the_rule_that_is_asked_for(exegpt, tmp_path):
     ("more", "said"),
     [
         (("--admission", "often"), "--admission 'often' is not known: use one of reserve, grow, auto."),
-        (("-m", "t5-11b", "--admission", "grow"), "'t5-11b' has an encoder"),
+        (
+            ("--policy", "rra,static", "--admission", "grow"),
+            "No steady state with admission 'grow' is known for rra",
+        ),
         (("--admission", "auto", "--rate", "1/s"), "Searches at a rate replay schedules that reserve"),
     ],
 )

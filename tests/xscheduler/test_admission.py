@@ -7,6 +7,7 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.errors import InputError
 from exegpt.policies import TRAITS
 from exegpt.served import steady_tokens_s
 from exegpt.workload import Workload, task
@@ -59,15 +60,21 @@ def test_reserving_is_the_default():
     assert tune(OPT, ONE, WORKLOAD, PROFILE, policies=("chunked",)).schedule.admission == "reserve"
 
 
-def test_who_cannot_grow_says_so(monkeypatch):
-    """A policy may grow without a formula for it."""
-    monkeypatch.setitem(TRAITS, "rra", replace(TRAITS["rra"], grows=True))
+def test_who_has_no_formula_for_it_says_so():
+    assert TRAITS["rra"].grows
     policies = ("chunked", "rra")
     both = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=BOTH)
     assert "admission grow isn't searched for rra: no formula for it is there" in both.assumptions
     assert {a.policy: a.schedule.admission for a in both.alternatives} == {"chunked": "grow", "rra": "reserve"}
     grow = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=("grow",))
     assert grow.alternatives[1].schedule is None
-    assert grow.alternatives[1].reason == "it has no admission grow, or no steady state with it"
-    encoder = tune(T5, ONE, task("T"), roofline_profile(T5, ONE), policies=("orca",), admission=BOTH)
-    assert encoder.schedule.admission == "reserve"
+    assert grow.alternatives[1].reason == "no steady state with admission grow is known for it"
+    with pytest.raises(InputError, match="No steady state with admission 'grow' is known for rra: use"):
+        tune(OPT, ONE, WORKLOAD, PROFILE, policies=("rra",), admission=("grow",))
+
+
+def test_an_encoder_decoder_grows_too():
+    asked = (T5, ONE, task("G"), roofline_profile(T5, ONE, overhead_s=2e-3))
+    reserve, grow = (tune(*asked, policies=("orca",), fixed={"max_num_seqs": 64}, admission=(rule,)) for rule in BOTH)
+    assert grow.schedule.kv_blocks < 0.75 * reserve.schedule.kv_blocks
+    assert grow.estimate.throughput_tok_s == pytest.approx(reserve.estimate.throughput_tok_s, rel=0.02)

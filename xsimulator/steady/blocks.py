@@ -86,11 +86,11 @@ class BlockDistribution:
         return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), self.longest)
 
 
-def grown_blocks(workload: Workload) -> Reservation:
-    """Blocks held by one resident of a decoder-only model that has those of its tokens so far: its prompt's and, with
-    an age that is uniform over an output as likely as the iterations that it stays, of what it has generated.
+def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservation:
+    """Blocks held by one resident that has those of its tokens so far: its prompt's and, with an age that is uniform
+    over an output as likely as the iterations that it stays, of what it has generated.
     """
-    need, p = decode_iterations_of(workload.output, encoder_decoder=False)
+    need, p = decode_iterations_of(workload.output, encoder_decoder)
     older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)
     ages, weights = np.arange(len(older)), older / older.sum()
     inputs, age = workload.input, float(weights @ ages)

@@ -78,7 +78,7 @@ class Load:
     def resident_blocks(self, admission: Admission) -> Reservation:
         """Blocks held by one resident of iteration-level scheduling."""
         if admission == "grow":
-            return grown_blocks(self.workload)
+            return grown_blocks(self.workload, self.encoder_decoder)
         return BlockDistribution.of(self.workload, self.encoder_decoder, resident=True).reservation(None)
 
     @memoized

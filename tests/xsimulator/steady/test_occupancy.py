@@ -93,13 +93,15 @@ def test_a_pool_is_the_percentile_of_what_residents_hold(name, residents):
         ("llama-3.1-8b", "1xH100-SXM", 1, "orca", "C2", 128, 0.6),
         ("opt-13b", "2xA40", 1, "orca", "T", 128, 0.6),
         ("opt-13b", "2xA40", 1, "chunked", "G", 24, 0.9),
+        ("t5-3b", "1xA40", 1, "orca", "T", 128, 1.0),
+        ("t5-3b", "2xA40", 1, "orca", "S", 24, 0.6),
     ],
 )
 def test_the_event_simulator_meets_it(model, cluster, tp, policy, name, residents, share):
     """A pool of the size that a search gives it (`share` 1), or less, where memory decides how many are resident."""
     requests = [replace(request, arrival_s=0.0) for request in WORKLOADS[name].draw(2000, seed=1)]
     workload = Workload.from_requests(name, requests)
-    blocks = int(share * Load(workload, False).pool_blocks("grow", residents))
+    blocks = int(share * Load(workload, builtin_model(model).encoder_layers > 0).pool_blocks("grow", residents))
     plan, profile = engine(model, cluster, tp, policy, workload, residents, blocks)
     predicted, run = estimate(plan, profile, variation=False), replay(plan, profile, requests, timeline=False)
     middle = run.served[len(run.served) // 4 : -len(run.served) // 4]
