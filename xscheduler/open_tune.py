@@ -1,7 +1,7 @@
 """Tuning for requests that arrive over time: the schedule with the highest goodput, over all policies."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from exegpt.cluster import ClusterSpec
@@ -115,22 +115,20 @@ def tune_at(
         lambda a: a.policy,
         runnable=runnable,
     )
-    search = Search(
-        "racing" if method == "bnb" else method,
-        sum(search.points for search in searches.values()),
-        sum(search.size for search in searches.values()),
-        time.perf_counter() - started,
-        meter.replays,
-    )
     tuned = Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        search,
+        _cost(searches.values(), method, time.perf_counter() - started, meter),
         lowest if lowest < float("inf") else None,
         _assumptions(bounds, bound, arrivals, meter, rate, winner),
     )
     return Rated(tuned, rate, sustained)
+
+
+def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
+    points, size = (sum(counts) for counts in zip(*((one.points, one.size) for one in searches), strict=True))
+    return Search("racing" if method == "bnb" else method, points, size, seconds, meter.replays)
 
 
 def _check_method(method: Method, size: int) -> None:
