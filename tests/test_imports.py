@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.orders": {"exegpt", "exegpt.batching"},
     "exegpt.models": {"exegpt", "exegpt.kernels"},
     "exegpt.cli": None,
-    "exegpt.report": {"exegpt", "exegpt.policies", "xrunner.core"},
+    "exegpt.report": {"exegpt"},
     "exegpt.reproduction": NOUNS | SIMULATOR | {"exegpt.report", "xprofiler", "xscheduler"},
     "xprofiler": {"exegpt", *RUNNABLE, *RUNNER},
     "xsimulator": NOUNS | {"xsimulator.steady", "xsimulator.replay"},

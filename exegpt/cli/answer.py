@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from exegpt.cluster import ClusterSpec
     from exegpt.estimate import Estimate
     from exegpt.profile import Profile
+    from exegpt.report.series import Series
     from exegpt.schedule import Schedule
     from xscheduler.tuned import Alternative, Tuned
 
@@ -146,15 +147,21 @@ def print_export(schedule: "Schedule", target: "Target") -> None:
         )
 
 
-def frontier(answers: "list[Tuned]") -> dict[str, tuple[tuple[float, float], ...]]:
-    """Policy → the (latency in seconds, output tokens/s) of its best schedules under each answer's bound."""
+def frontier(answers: "list[Tuned]") -> "tuple[Series, ...]":
+    """Every policy's best schedules under each answer's bound, as plots draw them."""
+    from exegpt.policies import TRAITS
+    from exegpt.report.series import Series
+
     points: dict[str, set[tuple[float, float]]] = {}
     for answer in answers:
         for other in answer.alternatives:
             estimate = other.estimate
             if other.schedule and estimate and estimate.latency_s is not None:
                 points.setdefault(other.policy, set()).add((estimate.latency_s, estimate.throughput_tok_s))
-    return {policy: tuple(sorted(row)) for policy, row in sorted(points.items())}
+    return tuple(
+        Series(policy, tuple(sorted(row)), TRAITS[policy].mark, TRAITS[policy].colour)
+        for policy, row in sorted(points.items())
+    )
 
 
 def frontier_bounds(setting: "Setting", count: int = 7, **asked: Any) -> list[float]:
@@ -241,9 +248,9 @@ def print_plot(answers: "list[Tuned]", bound_s: float | None) -> None:
     """The frontier of all policies, as far as the answers tell it."""
     from exegpt.report.terminal import plot
 
-    points = frontier(answers)
-    if sum(map(len, points.values())) > len(points):
-        print(plot(points, bound_s))
+    series = frontier(answers)
+    if any(len(policy.points) > 1 for policy in series):
+        print(plot(series, bound_s))
 
 
 def infeasible_text(answer: "Tuned", bound_s: float) -> str:

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from exegpt.change import Change
 from exegpt.document import to_dict
 from exegpt.estimate import Estimate
 from exegpt.request import Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served, steady_tokens_s
 from exegpt.timeline import Timeline
-
-if TYPE_CHECKING:
-    from xrunner.core.adaptation import Change
 
 KEYS = (
     "throughput_seq_s",
@@ -42,7 +40,7 @@ class Comparison:
     seconds: float
     measured_timeline: Timeline
     predicted_timeline: Timeline
-    changes: "tuple[Change, ...]" = ()
+    changes: tuple[Change, ...] = ()
     """Schedules that took over while it ran; what is predicted is of the first."""
     preemptions: int = 0
     predicted_preemptions: int = 0

@@ -1,12 +1,13 @@
 """The report: one HTML file that needs no network and no script."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.comparison import KEYS, Comparison
+from exegpt.report.series import Series
 from exegpt.timeline import Timeline
 from exegpt.workload import Workload
 
@@ -54,8 +55,8 @@ class Report:
     facts: tuple[tuple[str, str], ...]
     """What it was found for: (name, text) pairs."""
     workload: Workload
-    frontier: dict[str, tuple[tuple[float, float], ...]]
-    """Policy → predicted (latency in seconds, output tokens per second)."""
+    frontier: tuple[Series, ...]
+    """As predicted; what was measured is drawn from the comparisons."""
     bound_s: float | None
     comparisons: tuple[Comparison, ...] = field(default=())
     """The first one is the schedule that was chosen."""
@@ -72,10 +73,7 @@ class Report:
 def page(report: Report) -> str:
     """The whole HTML document."""
     measured = {c.schedule.policy: c for c in report.comparisons}
-    series = [
-        svg.Series(name, points, _point(measured.get(name)))  # type: ignore[call-overload]
-        for name, points in report.frontier.items()
-    ]
+    series = [replace(policy, measured=_point(measured.get(policy.name))) for policy in report.frontier]
     caption = "Dots: what each policy's best schedule is predicted to reach at several bounds, in the steady state."
     if measured:
         caption += " Rings: what was measured, ramp-up and drain included."

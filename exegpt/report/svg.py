@@ -6,21 +6,12 @@ from dataclasses import dataclass
 from html import escape
 
 from exegpt.duration import duration_text
-from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
+from exegpt.report.series import Series
 
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44
 PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhead": "#8a8f98"}
-
-
-@dataclass(frozen=True)
-class Series:
-    """One policy's points (x, y), with its measured point where there is one."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    measured: tuple[float, float] | None = None
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -85,22 +76,23 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
         x = axes.x(bound_s)
         shapes.append(f'<path class="bound" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')
         shapes.append(_text(x + 5, _TOP + 10, "bound"))
-    for row, one in enumerate(series):
-        colour = TRAITS[one.name].colour
-        points = sorted(one.points)
+    for row, policy in enumerate(series):
+        points = sorted(policy.points)
         path = "M" + "L".join(f"{axes.x(x):.1f} {axes.y(y):.1f}" for x, y in points) if points else ""
-        shapes.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        shapes.append(f'<path d="{path}" fill="none" stroke="{policy.colour}" stroke-width="2"/>')
         for x, y in points:
-            title = f"<title>{escape(one.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, predicted</title>"
-            shapes.append(f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3.5" fill="{colour}">{title}</circle>')
-        if one.measured:
-            x, y = one.measured
-            title = f"<title>{escape(one.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, measured</title>"
+            title = f"<title>{escape(policy.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, predicted</title>"
+            shapes.append(
+                f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3.5" fill="{policy.colour}">{title}</circle>'
+            )
+        if policy.measured:
+            x, y = policy.measured
+            title = f"<title>{escape(policy.name)}: {figure_text(y)} tokens/s at {duration_text(x)}, measured</title>"
             at = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
-            shapes.append(f'<circle {at} r="7" fill="none" stroke="{colour}" stroke-width="2">{title}</circle>')
+            shapes.append(f'<circle {at} r="7" fill="none" stroke="{policy.colour}" stroke-width="2">{title}</circle>')
         x = _LEFT + 90 * row
-        shapes.append(f'<rect x="{x}" y="{HEIGHT + 2}" width="10" height="10" fill="{colour}"/>')
-        shapes.append(_text(x + 15, HEIGHT + 11, one.name))
+        shapes.append(f'<rect x="{x}" y="{HEIGHT + 2}" width="10" height="10" fill="{policy.colour}"/>')
+        shapes.append(_text(x + 15, HEIGHT + 11, policy.name))
     return _svg(shapes, HEIGHT + 20, "Throughput and latency by policy")
 
 

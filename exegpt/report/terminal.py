@@ -1,31 +1,29 @@
 """The frontier as a small plot for terminals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from exegpt.duration import duration_text
-from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
+from exegpt.report.series import Series
 
 
-def plot(
-    frontier: Mapping[str, Sequence[tuple[float, float]]], bound_s: float | None, width: int = 64, height: int = 13
-) -> str:
+def plot(frontier: Sequence[Series], bound_s: float | None, width: int = 64, height: int = 13) -> str:
     """Throughput (up, output tokens/s) over latency (right, seconds) of every policy, one letter each.
 
     Where points fall together the policy with more throughput is seen. Empty text for no points.
     """
-    points = sorted((y, x, policy) for policy, row in frontier.items() for x, y in row)
+    points = sorted((y, x, policy.name, policy.mark) for policy in frontier for x, y in policy.points)
     if not points:
         return ""
-    right = max([x for _, x, _ in points] + [bound_s or 0.0])
-    top = max(y for y, _, _ in points)
+    right = max([x for _, x, *_ in points] + [bound_s or 0.0])
+    top = max(y for y, *_ in points)
     grid = [[" "] * width for _ in range(height)]
     if bound_s:
         for row in grid:
             row[round(bound_s / right * (width - 1))] = "┊"
-    for y, x, policy in points:
+    for y, x, _, mark in points:
         row = height - 1 - round(y / top * (height - 1)) if top else height - 1
-        grid[row][round(x / right * (width - 1)) if right else 0] = TRAITS[policy].mark
+        grid[row][round(x / right * (width - 1)) if right else 0] = mark
     lines = []
     for number, row in enumerate(grid):
         up = height - 1 - number
@@ -33,5 +31,5 @@ def plot(
         lines.append(f"{label} │{''.join(row).rstrip()}")
     lines.append(f"{'':8} └{'─' * width}")
     lines.append(f"{'tok/s':>8}  0{f'latency {duration_text(right)}':>{width - 1}}")
-    legend = "  ".join(f"{TRAITS[policy].mark} {policy}" for policy in frontier)
+    legend = "  ".join(f"{policy.mark} {policy.name}" for policy in frontier)
     return "\n".join([*lines, f"{'':10}{legend}" + ("  ┊ bound" if bound_s else "")])

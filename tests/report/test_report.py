@@ -1,6 +1,7 @@
 """The report on imagined runs: figures, shapes, and a page that asks nothing of the network."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,12 +13,16 @@ from exegpt import document
 from exegpt.report import svg
 from exegpt.report.comparison import KEYS, Comparison, median, relative
 from exegpt.report.html import Report, page
+from exegpt.report.series import Series
 from exegpt.report.terminal import plot
 from exegpt.request import Result
 from exegpt.served import Served, summarise
 from exegpt.timeline import Span, Timeline
 from exegpt.workload import task
 from tests.exegpt.nouns import schedule
+
+RRA = Series("rra", ((1.0, 100.0), (2.0, 150.0)), "R", "#c23b53")
+STATIC = Series("static", ((2.0, 50.0),), "s", "#5c8f3c")
 
 
 def served(slower=1.0, count=6):
@@ -114,7 +119,7 @@ def report(**changes):
         "title": "A <report>",
         "facts": (("model", "m & n"),),
         "workload": task("T"),
-        "frontier": {"rra": ((1.0, 100.0), (2.0, 150.0)), "static": ((1.5, 60.0),)},
+        "frontier": (RRA, STATIC),
         "bound_s": 1.8,
         "comparisons": (comparison(), comparison("static")),
     }
@@ -131,7 +136,7 @@ def test_the_page_is_whole_and_self_contained():
     assert len(re.findall("<svg", text)) == 3
 
 
-@pytest.mark.parametrize("changes", [{"comparisons": ()}, {"frontier": {}}, {"bound_s": None}])
+@pytest.mark.parametrize("changes", [{"comparisons": ()}, {"frontier": ()}, {"bound_s": None}])
 def test_the_page_does_without(changes):
     assert Page(page(report(**changes))).open == []
 
@@ -156,11 +161,11 @@ def test_the_bars_of_a_distribution_add_up():
 
 
 def test_the_terminal_plot_shows_every_policy_and_the_bound():
-    text = plot({"rra": [(1.0, 100.0), (4.0, 200.0)], "static": [(2.0, 50.0)]}, 3.0)
+    text = plot([replace(RRA, points=((1.0, 100.0), (4.0, 200.0))), STATIC], 3.0)
     lines = text.splitlines()
     assert lines[0].endswith("R") and "200" in lines[0]  # the highest throughput, to the far right
     assert sum(line.count("R") for line in lines[:13]) == 2
     assert sum(line.count("┊") for line in lines[:13]) >= 12
     assert "rra" in lines[-1] and "bound" in lines[-1]
-    assert plot({}, None) == ""
-    assert plot({"rra": [(0.0, 0.0)]}, None)
+    assert plot([], None) == ""
+    assert plot([replace(RRA, points=((0.0, 0.0),))], None)

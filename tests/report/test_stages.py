@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from exegpt.estimate import Estimate
 from exegpt.report.html import Report, page
+from exegpt.report.series import Series
 from exegpt.report.stages import COLUMNS, stage_rows, stage_utilisation
 from exegpt.schedule import Stage
 from exegpt.workload import task
@@ -42,7 +43,7 @@ def test_a_report_of_a_search_says_why_and_on_which_stages():
         "Schedules",
         (),
         task("S"),
-        {"waa-c": ((1.0, 2.0),)},
+        (Series("waa-c", ((1.0, 2.0),), "W", "#d98032"),),
         None,
         policies=(("waa-c", "2", "1 s", "90 ms", "8 ms", "the best <by far>"),),
         stages=(COLUMNS, *map(tuple, stage_rows(SPLIT, BUSY))),

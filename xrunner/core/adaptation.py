@@ -11,9 +11,9 @@ changes to the followers (`replicas.py`).
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
+from exegpt.change import Change
 from exegpt.policies import traits_of
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload
@@ -25,25 +25,6 @@ Reschedule = Callable[[Workload, Schedule], Schedule | None]
 """The best schedule for a workload, given the schedule whose layers and caches the ranks hold; None where none meets
 the bound.
 """
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change of schedule. Seconds since the run began."""
-
-    drifted_s: float
-    """When the drift was detected."""
-    found_s: float
-    """When the search ended."""
-    changed_s: float
-    """When it took over."""
-    pause_s: float
-    """For how long nothing was computed."""
-    moved: bool
-    """Whether layers moved to other ranks."""
-    schedule: Schedule
-    refused: str | None = None
-    """Why the ranks refused it and kept their schedule; None: they took it."""
 
 
 class Adaptation:

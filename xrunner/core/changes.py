@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from exegpt.change import Change
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
-from xrunner.core.adaptation import Change, Reschedule
+from xrunner.core.adaptation import Reschedule
 from xrunner.core.capacity import blocks_needed
 from xrunner.core.engine import Engine
 from xrunner.core.report import RunReport

@@ -12,11 +12,12 @@ from typing import Any
 
 from exegpt.batching import Order
 from exegpt.batching.sequence import PREEMPTED
+from exegpt.change import Change
 from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy, traits_of
 from exegpt.request import Request
 from exegpt.schedule import Schedule
-from xrunner.core.adaptation import Change, takes_over_in_place
+from xrunner.core.adaptation import takes_over_in_place
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
 from xrunner.core.lanes import Lane, OwnLane

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from exegpt import __version__
+from exegpt.change import Change
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
@@ -19,7 +20,6 @@ from xrunner.comm.place import Place, devices, ranks_needed
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
-from xrunner.core.adaptation import Change
 from xrunner.core.events import Token
 from xrunner.core.valid import why_not
 from xrunner.rank.assembly import DeviceBatch

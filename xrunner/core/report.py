@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from exegpt.change import Change
 from exegpt.request import Result
 from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
-from xrunner.core.adaptation import Change
 from xrunner.core.driver import Driver
 from xrunner.rank.worker import Worker
 
