@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from exegpt.app.compare import execute
+from exegpt.app.demo import create_demo_model
+from exegpt.app.engine_settings import engine_schedule
+from exegpt.app.settings import Setting, find_setting, set_threads
 from exegpt.batching.admission import most_cached
-from exegpt.cli.demo import create_demo_model
-from exegpt.cli.engine import engine_schedule
-from exegpt.cli.execute import execute
-from exegpt.cli.inputs import Setting, find_setting, set_threads
 from exegpt.models import Model, load_model
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE, Schedule

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from exegpt.batching import MicroBatch, Sequence
-from exegpt.cli import output
+from exegpt.report import output
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
 from xrunner.rank.assembly import Assembler, Running

@@ -10,7 +10,6 @@ compute.
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, run_all
-from exegpt.cli import peers
-from exegpt.cli.answer import schedule_text, search_schedule
-from exegpt.cli.demo import create_demo_model
-from exegpt.cli.inputs import Setting, find_setting
+from exegpt.app import peers
+from exegpt.app.demo import create_demo_model
+from exegpt.app.search import search_schedule
+from exegpt.app.settings import Setting, find_setting
+from exegpt.duration import format_duration
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
+from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from exegpt.served import summarise
@@ -70,7 +71,7 @@ def static_bound(setting: Setting, most: int) -> float:
     """The 70th percentile of static batching's latencies over batches in multiples of four (paper section 7.1)."""
     latencies = []
     for batch in range(4, most + 1, 4):
-        answer = search_schedule(setting, math.inf, policies=("static",), fixed={"encode_batch": batch})
+        answer = search_schedule(setting, None, policies=("static",), fixed={"encode_batch": batch})
         if answer.estimate and answer.estimate.latency_s:
             latencies.append(answer.estimate.latency_s)
     return float(f"{statistics.quantiles(latencies, n=10)[6]:.3g}")
@@ -99,7 +100,7 @@ def _medians(schedules: Sequence[Schedule], runs: Sequence[Sequence[Any]]) -> tu
     return rows, timelines
 
 
-def disaggregated(directory: Path, workload: str, bound_s: float, most: int) -> Schedule | None:
+def disaggregated(directory: Path, workload: str, bound_s: float | None, most: int) -> Schedule | None:
     """WAA's best schedule on the ranks with at most so many residents; None where there is none within the bound.
 
     Where prompts are encoded faster than their outputs are decoded, memory alone says how many are resident: the most
@@ -113,7 +114,10 @@ def disaggregated(directory: Path, workload: str, bound_s: float, most: int) -> 
         if found:
             return found
         share *= 0.98
-    print(f"WAA: no schedule has at most {most} residents and a latency of at most {bound_s:.3g} s", file=sys.stderr)
+    print(
+        f"WAA: no schedule has at most {most} residents and a latency of at most {format_duration(bound_s)}",
+        file=sys.stderr,
+    )
     return None
 
 
@@ -198,7 +202,7 @@ def main() -> None:
     bound = static_bound(setting, args.most)
     unbounded, bounded = (
         [a.schedule for a in search_schedule(setting, b, most_resident=args.most).alternatives if a.schedule]
-        for b in (math.inf, bound)
+        for b in (None, bound)
     )
     ours, timelines = run_ours(model, [*unbounded, *bounded], requests, args.runs)
     flops_s, bytes_s = machine.matrix_flops_s(), machine.read_bandwidth_bytes_s()
@@ -208,7 +212,7 @@ def main() -> None:
         for row, timeline in zip(ours[: len(unbounded)], timelines, strict=False)
         for share in shares(model.spec, row.name, timeline, context, flops_s, bytes_s)
     ]
-    sides = [one for one in (disaggregated(directory, args.workload, b, args.most) for b in (math.inf, bound)) if one]
+    sides = [one for one in (disaggregated(directory, args.workload, b, args.most) for b in (None, bound)) if one]
     rows, timelines, rates = run_disaggregated(directory, sides, requests, args.runs)
     ours += rows
     for row, timeline in zip(rows, timelines, strict=True):

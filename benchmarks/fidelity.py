@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, mpirun
-from exegpt.cli.answer import search_schedule
-from exegpt.cli.demo import create_demo_model
-from exegpt.cli.execute import execute
-from exegpt.cli.inputs import Setting, find_setting
+from exegpt.app.compare import execute
+from exegpt.app.demo import create_demo_model
+from exegpt.app.search import search_schedule
+from exegpt.app.settings import Setting, find_setting
 from exegpt.models import load_model
 from exegpt.report.comparison import Comparison, relative
 from exegpt.workload import Workload
@@ -81,7 +81,7 @@ class Row:
 
 def bound_between(setting: Setting, place: float, **asked: Any) -> float:
     """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
-    free = search_schedule(setting, math.inf, lowest_latency=True, **asked)
+    free = search_schedule(setting, None, lowest_latency=True, **asked)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
     bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
@@ -124,7 +124,7 @@ def run_case(
 
 def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> Row:
     """What came of one schedule's runs."""
-    from exegpt.cli.answer import schedule_text
+    from exegpt.report.schedule_text import schedule_text
 
     steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done if c.steady]
     latencies = [c.measured.latency_s or math.nan for c in done]
@@ -182,7 +182,7 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
     a profile that these ranks measured, and about `seconds` of requests.
     """
     from exegpt import document
-    from exegpt.cli.answer import schedule_text
+    from exegpt.report.schedule_text import schedule_text
 
     cluster, profile = measure_ranks(directory, ranks)
     made, rows = profile.parent, []
@@ -192,7 +192,7 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
         asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
         # where WAA's memory is full, as with T on two devices, no bound but memory says how many are resident
-        bound_s = bound_between(setting, 0.5, **asked) if policy == "rra" else math.inf
+        bound_s = bound_between(setting, 0.5, **asked) if policy == "rra" else None
         answer = search_schedule(setting, bound_s, **asked)
         if answer.schedule is None or answer.estimate is None:
             raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
@@ -214,7 +214,7 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
 
 def show_ranks(rows: list[RanksRow], ranks: int) -> None:
     """Print the table."""
-    from exegpt.cli import output
+    from exegpt.report import output
 
     lines = []
     for row in rows:

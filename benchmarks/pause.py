@@ -5,7 +5,6 @@ decoding apart, which takes the whole model on both. What the paper's Table 4 ca
 """
 
 import argparse
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from benchmarks.job import measure_ranks, mpirun
 from exegpt import document
-from exegpt.cli.answer import schedule_text, search_schedule
-from exegpt.cli.demo import create_demo_model
-from exegpt.cli.inputs import find_setting
+from exegpt.app.demo import create_demo_model
+from exegpt.app.search import search_schedule
+from exegpt.app.settings import find_setting
+from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from xrunner.core.requests import random_requests
@@ -76,7 +76,7 @@ def main() -> None:
     settings = [find_setting(str(directory), str(cluster), w, str(profile), **given) for w in (BEFORE, AFTER)]
     stages = {"replicas": 1, "tp_degree": 1}
     plans = [
-        search_schedule(setting, math.inf, policies=policies, fixed=stages, most_resident=32).schedule
+        search_schedule(setting, None, policies=policies, fixed=stages, most_resident=32).schedule
         for setting, policies in zip(settings, (("rra",), ("waa-c", "waa-m")), strict=True)
     ]
     if not (plans[0] and plans[1]):

@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
 from benchmarks.silicon import DATA
+from exegpt.app.engine_settings import engine_schedule
+from exegpt.app.settings import Setting
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.engine import engine_schedule
-from exegpt.cli.inputs import Setting
 from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
 from exegpt.engine import find_engine
 from exegpt.served import Served, latencies

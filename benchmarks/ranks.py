@@ -8,7 +8,6 @@ the median run counts. Run it when the machine is quiet.
 """
 
 import argparse
-import math
 import statistics
 import sys
 from dataclasses import replace
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, run_all
-from exegpt.cli.answer import schedule_text, search_schedule
-from exegpt.cli.demo import create_demo_model
-from exegpt.cli.inputs import Setting, find_setting
+from exegpt.app.demo import create_demo_model
+from exegpt.app.search import search_schedule
+from exegpt.app.settings import Setting, find_setting
 from exegpt.model import ModelSpec
+from exegpt.report.schedule_text import schedule_text
 from exegpt.schedule import Schedule
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
@@ -56,7 +56,7 @@ def best(setting: Setting, asked: Asked, most: int) -> list[Schedule]:
     found = []
     for fixed, policies in asked:
         each = most // fixed.get("replicas", 1)
-        answer = search_schedule(setting, math.inf, policies=policies, fixed=fixed, most_resident=each)
+        answer = search_schedule(setting, None, policies=policies, fixed=fixed, most_resident=each)
         found += [answer.schedule] if answer.schedule else []
     return found
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.spaces import LARGE, SMALL, random_space
+from exegpt.app.settings import find_setting
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.inputs import find_setting
 from exegpt.cluster import parse_cluster
 from exegpt.model import ModelSpec
 from exegpt.profile import LayerTables, Profile, Table

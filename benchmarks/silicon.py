@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.app.engine_settings import engine_schedule
+from exegpt.app.settings import Setting
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.engine import engine_schedule
-from exegpt.cli.inputs import Setting
 from exegpt.cluster import parse_cluster
 from exegpt.profile import Profile, Table
 from exegpt.schedule import Schedule, Stage

@@ -10,10 +10,10 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
 
 
-def parse_duration(text: str) -> float:
-    """Seconds in `text`; `inf` is math.inf. Raises InputError for anything that is not a positive duration."""
+def parse_duration(text: str) -> float | None:
+    """Seconds in `text`; None for `inf`: unbounded. Raises InputError for anything that is not a positive duration."""
     if text.strip().lower() == "inf":
-        return math.inf
+        return None
     match = _FORM.fullmatch(text.strip().lower())
     if not match:
         raise InputError(f"'{text}' is not a duration: write a number and a unit, like 5s, 250ms, 2m, or inf.")
@@ -23,9 +23,9 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float | None) -> str:
     """`seconds` in the form that `parse_duration` reads, to three digits."""
-    if math.isinf(seconds):
+    if seconds is None:
         return "inf"
     unit = "ms" if seconds < 1 else "s" if seconds < 120 else "m"
     return f"{figure_text(seconds / _SECONDS[unit]).replace(',', '')}{unit}"

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.policies": {"exegpt", "exegpt.batching"},
     "exegpt.orders": {"exegpt", "exegpt.batching"},
     "exegpt.models": {"exegpt", "exegpt.kernels"},
+    "exegpt.app": None,
     "exegpt.cli": None,
     "exegpt.report": {"exegpt"},
     "exegpt.reproduction": NOUNS | SIMULATOR | {"exegpt.report", "xprofiler", "xscheduler"},
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xrunner.rank": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE, "xrunner.comm"},
     "xrunner.core": NOUNS | RUNNABLE | {"xrunner.comm", "xrunner.rank"},
 }
+ALLOWED["exegpt.app"] = set(ALLOWED) - {"exegpt.cli", "exegpt.reproduction"}
 OUTSIDE = {
     "exegpt.kernels": {"torch", "numpy", "numba", "llvmlite", "triton"},
     "exegpt.batching": {"numpy"},

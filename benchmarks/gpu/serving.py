@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from exegpt.cli import peers
-from exegpt.cli.answer import schedule_text, search_schedule
-from exegpt.cli.execute import execute
-from exegpt.cli.inputs import Setting, find_setting
+from exegpt.app import peers
+from exegpt.app.compare import execute
+from exegpt.app.search import search_schedule
+from exegpt.app.settings import Setting, find_setting
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
+from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request
 from exegpt.served import summarise
 from xprofiler.measure import measure_profile

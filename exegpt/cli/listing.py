@@ -17,7 +17,7 @@ def list_(
 
     Example: exegpt list models
     """
-    from exegpt.cli import output
+    from exegpt.report import output
 
     listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies}
     if what not in listings:
@@ -97,17 +97,3 @@ def _policies() -> list[dict[str, object]]:
     from exegpt.policies import TRAITS
 
     return [{"policy": t.name, "variables": ", ".join(t.searched), "what": t.what} for t in TRAITS.values()]
-
-
-def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
-    """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
-    from exegpt.policies import TRAITS
-
-    own = {name for name in fixed if not name.startswith("tp_")}
-    found = tuple(policy for policy in policies if own <= set(TRAITS[policy].searched))
-    if not found:
-        missing = " and ".join(sorted(own))
-        none = f"None of the policies {', '.join(policies)} has {missing}"
-        said = none if len(policies) > 1 else f"Policy {policies[0]} has no {missing}"
-        raise InputError(f"{said}: `exegpt list policies` shows which variables each has.")
-    return found

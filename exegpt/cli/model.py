@@ -30,13 +30,14 @@ def create(
 
     Example: exegpt model create tiny --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 128
     """
-    from exegpt.cli import inputs, output
+    from exegpt.app.choices import check_choice
     from exegpt.document import to_dict
     from exegpt.models.create import create_model
     from exegpt.models.families import FAMILIES
+    from exegpt.report import output
 
-    inputs.check_choice(dtype, tuple(DTYPES), "--dtype")
-    inputs.check_choice(arch, tuple(FAMILIES), "--arch")
+    check_choice(dtype, tuple(DTYPES), "--dtype")
+    check_choice(arch, tuple(FAMILIES), "--arch")
     spec = create_model(
         directory, arch, layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards
     )

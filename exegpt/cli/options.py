@@ -1,9 +1,19 @@
 """Options that several commands share, so that each has one name, one meaning and one help text."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], typed: Mapping[str, Any]) -> T:
+    """The options object `kind` (a dataclass) of a command's parameters: for each field the parameter of its name."""
+    return kind(**{field.name: typed[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 MODEL_HELP = "A built-in name (`exegpt list models`), its Hugging Face id, or a model directory."

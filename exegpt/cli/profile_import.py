@@ -37,16 +37,19 @@ def import_(
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
     from exegpt import document
-    from exegpt.cli import inputs, output
+    from exegpt.app.choices import check_choice
+    from exegpt.app.files import check_output
+    from exegpt.app.settings import find_model
     from exegpt.duration import parse_duration
     from exegpt.errors import InputError
     from exegpt.model import BYTES
+    from exegpt.report import output
 
-    inputs.check_choice(source, SOURCES, "Source")
+    check_choice(source, SOURCES, "Source")
     for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
-        inputs.check_choice(value or "bf16", tuple(BYTES), option)
-    output.check_output(out)
-    spec = inputs.find_model(model)
+        check_choice(value or "bf16", tuple(BYTES), option)
+    check_output(out)
+    spec = find_model(model)
     overhead_s = parse_duration(overhead) if overhead else 0.0
     if source == "aiconfigurator":
         from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile

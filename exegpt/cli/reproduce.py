@@ -121,10 +121,11 @@ def _show(
 ) -> None:
     """Do the work, then print its sections or its document, and write the page."""
     from exegpt import document
-    from exegpt.cli import output
+    from exegpt.app.files import check_output
+    from exegpt.report import output
     from exegpt.report.sections import page
 
-    output.check_output(report)
+    check_output(report)
     with output.progress(name) as progress:
         result = work(progress)
     made = sections(result)

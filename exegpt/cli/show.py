@@ -36,7 +36,7 @@ def show(
 
     Example: exegpt show 8xH100-SXM --yaml > mine.yaml
     """
-    from exegpt.cli import output
+    from exegpt.report import output
 
     kind = _kind(file)
     if yaml:
@@ -81,9 +81,9 @@ def _cluster_yaml(file: Path) -> str:
 
 
 def _cluster(file: Path) -> "Shown":
-    from exegpt.cli import output
     from exegpt.cluster import parse_cluster
     from exegpt.document import to_dict
+    from exegpt.report import output
 
     cluster = parse_cluster(str(file))
     device, links = cluster.device, {"link in a node": cluster.intra, "link between nodes": cluster.inter}
@@ -113,7 +113,7 @@ def _text(value: Any) -> str:
 
 
 def _schedule(file: Path) -> "Shown":
-    from exegpt.cli.inputs import read_schedule
+    from exegpt.app.files import read_schedule
     from exegpt.document import to_dict
     from exegpt.report.stages import stage_utilisation
 
@@ -132,7 +132,7 @@ def _schedule(file: Path) -> "Shown":
 
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
-    from exegpt.cli import output
+    from exegpt.report import output
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
     from exegpt.report.schedule_text import bound_text, schedule_text
     from exegpt.report.stages import COLUMNS, stage_rows
@@ -156,8 +156,8 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
     """The schedule's estimate where the profile that it stands on is at hand: a roofline, or this machine's own."""
-    from exegpt.cli.inputs import find_profile
-    from exegpt.cli.stock import found_on
+    from exegpt.app.profiles import find_profile
+    from exegpt.app.rooflines import found_on
     from xsimulator import estimate
 
     if schedule.profile.source == "roofline":
@@ -169,8 +169,8 @@ def _predicted(schedule: "Schedule") -> "Estimate | None":
 
 def _profile(file: Path) -> "Shown":
     from exegpt import document
-    from exegpt.cli import output
     from exegpt.profile import Profile
+    from exegpt.report import output
 
     profile = document.read(Profile, file)
     tables = _tables(profile)
@@ -243,7 +243,7 @@ def _results(file: Path) -> "Shown":
 
 
 def _print_results(facts: dict[str, Any]) -> None:
-    from exegpt.cli import output
+    from exegpt.report import output
     from exegpt.report.figures import PERCENTILES, percentile_rows
 
     tokens, seconds = facts["output_tokens"], facts["seconds"]

@@ -1,8 +1,7 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +9,8 @@ from exegpt.cli import options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.cli.export import Target
-    from exegpt.cli.inputs import Setting
+    from exegpt.app.export import Target
+    from exegpt.app.settings import Setting
 
 
 def tune(
@@ -76,72 +75,54 @@ def tune(
 
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
     """
-    from exegpt.cli import bounded, inputs, output, rated
-    from exegpt.cli.answer import Delivery
+    from exegpt.app.choices import check_choice, check_columns, policy_names
+    from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.search import SearchOptions
+    from exegpt.app.settings import find_setting, set_threads
+    from exegpt.app.tuning import PATTERNS, TuneOptions
+    from exegpt.cli import bounded, rated
     from exegpt.duration import parse_duration
     from exegpt.price import read_prices
+    from exegpt.trace import parse_rate
 
-    output.check_output(out)
-    output.check_output(report)
+    check_output(out)
+    check_output(report)
     clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
-    output.check_distinct((out, report), (workload, profile, price, *clusters))
-    inputs.set_threads(threads)
+    check_distinct((out, report), (workload, profile, price, *clusters))
+    set_threads(threads)
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
-    bounds = [parse_duration(part) for part in (latency_bound or "inf").split(",")]
-    asked = _asked(bound, ttft, tpot, policy, search, tolerance, admission)
-    inputs.check_choice(arrivals, rated.PATTERNS, "--arrivals")
-    inputs.check_columns(columns, workload)
+    bounds_s = tuple(parse_duration(part) for part in (latency_bound or "inf").split(","))
+    check_choice(bound, ("p99-length", "p99-queries"), "--bound")
+    check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
+    check_choice(admission, ("reserve", "grow", "auto"), "--admission")
+    token_bounds_s = [parse_duration(text) if text else None for text in (ttft, tpot)]
+    policies = policy_names(policy)
+    check_choice(arrivals, PATTERNS, "--arrivals")
+    check_columns(columns, workload)
     prices = read_prices(price) if price else None
-    open_system = rate is not None or arrivals == "trace"
-    _check_combination(len(bounds), len(clusters), open_system, prices is not None)
+    _check_combination(len(bounds_s), len(clusters), rate is not None or arrivals == "trace", prices is not None)
     given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
     given |= {"columns": columns, "rate": rate, "engine": engine}
-    settings = [inputs.find_setting(model, where, workload, profile, **given) for where in clusters]
-    delivery = Delivery(out, report, json, _target(export, settings[0], model))
-    if open_system:
-        return rated.answer(settings, bounds[0], rate, arrivals, seed, prices, asked, delivery)
-    runnable = delivery.target.policies if delivery.target else ()
-    return bounded.answer(settings[0], bounds, asked | {"runnable": runnable}, advice, delivery)
-
-
-def _asked(
-    bound: str, ttft: str | None, tpot: str | None, policy: str | None, search: str, tolerance: float, admission: str
-) -> dict[str, Any]:
-    """What the search is asked for beside setting and latency, as `xscheduler.tune` names it."""
-    from exegpt.cli import inputs
-
-    inputs.check_choice(bound, ("p99-length", "p99-queries"), "--bound")
-    inputs.check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
-    inputs.check_choice(admission, ("reserve", "grow", "auto"), "--admission")
-    return {
-        "bound": bound,
-        "ttft_s": _bound(ttft),
-        "tpot_s": _bound(tpot),
-        "policies": inputs.policy_names(policy),
-        "method": search,
-        "tolerance": tolerance,
-        "admission": ("reserve", "grow") if admission == "auto" else (admission,),
-    }
-
-
-def _bound(text: str | None) -> float | None:
-    """A bound in seconds; None for none, which `inf` is too."""
-    from exegpt.duration import parse_duration
-
-    seconds = math.inf if text is None else parse_duration(text)
-    return seconds if math.isfinite(seconds) else None
+    settings = tuple(find_setting(model, where, workload, profile, **given) for where in clusters)
+    target = _target(export, settings[0], model)
+    runnable = target.policies if target else ()
+    rules = ("reserve", "grow") if admission == "auto" else (admission,)
+    search_options = SearchOptions(bound, *token_bounds_s, policies, search, tolerance, rules, runnable)
+    rate_seq_s = parse_rate(rate) if rate else None
+    tune_options = options.build(TuneOptions, locals() | {"search": search_options})
+    return (rated if tune_options.open_system else bounded).answer(tune_options, json)
 
 
 def _target(engine: str | None, setting: "Setting", typed: str | None) -> "Target | None":
     """The engine whose flags are asked for; InputError where it is unknown or can't run the model."""
-    from exegpt.cli import inputs
-    from exegpt.cli.export import ENGINES, Target, check_exportable
+    from exegpt.app.choices import check_choice
+    from exegpt.app.export import ENGINES, Target, check_exportable
 
     if engine is None:
         return None
     engine = engine.lower()
-    inputs.check_choice(engine, ENGINES, "--export")
+    check_choice(engine, ENGINES, "--export")
     check_exportable(setting.model, engine)
     return Target(engine, typed if typed and Path(typed).is_dir() else None)
 

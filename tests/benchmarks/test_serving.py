@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import serving
-from exegpt.cli import peers
+from exegpt.app import peers
 from exegpt.model import ModelSpec
 
 CPU = torch.device("cpu")

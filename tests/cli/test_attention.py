@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exegpt import document
-from exegpt.cli.inputs import find_profile
+from exegpt.app.profiles import find_profile
 from exegpt.cluster import local_cluster
 from exegpt.model import ModelSpec
 from exegpt.models import planning

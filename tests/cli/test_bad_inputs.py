@@ -150,7 +150,7 @@ def test_an_interrupt_is_said_in_one_word(exegpt, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exegpt.cli.inputs.find_setting", interrupted)
+    monkeypatch.setattr("exegpt.app.settings.find_setting", interrupted)
     done = exegpt("tune", "-l", "5s")
     assert (done.code, done.out, done.err) == (130, "", "exegpt: Interrupted.\n")
 

@@ -1,118 +1,6 @@
-"""Schedules as another engine's flags: names and values that vLLM 0.33 accepts."""
+"""--export: what the exported commands say of dtypes and policies."""
 
-from dataclasses import replace
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from exegpt.builtin_models import builtin_model
-from exegpt.cli.export import export
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.schedule import Stage
-from exegpt.workload import Workload, task
-from tests.exegpt.nouns import schedule
-from xprofiler.roofline import roofline_profile
-from xscheduler.tune import POLICIES, tune
-
-LLAMA = builtin_model("llama-3.1-8b")
-SWITCHES = ("--enable-chunked-prefill", "--no-enable-chunked-prefill")
-
-
-def flags(made):
-    """The flags of a command line, and what it says is lost."""
-    commands, lost = export(made, "vllm")
-    words = commands.splitlines()[0].split()
-    assert words[:2] == ["vllm", "serve"] and words[3] in SWITCHES and lost
-    assert words[4] == f"--{'' if made.prefix_caching else 'no-'}enable-prefix-caching" and len(words[5:]) % 2 == 0
-    given = dict(zip(words[5::2], words[6::2], strict=True))
-    assert given.keys() <= set(KNOWN)
-    return {**given, "chunked": words[3] == SWITCHES[0]}, lost
-
-
-def check(made):
-    """What vLLM checks of its arguments when it starts."""
-    given, _ = flags(made)
-    number = {name: int(given[f"--{name}"]) for name in INTEGERS}
-    assert min(number.values()) >= 1
-    assert number["max-num-batched-tokens"] >= number["max-num-seqs"]
-    assert given["chunked"] or number["max-num-batched-tokens"] >= number["max-model-len"]
-    assert number["max-model-len"] <= made.model.spec.context
-    assert number["block-size"] in (1, 8, 16, 32, 64, 128, 256)
-    assert made.model.spec.heads % number["tensor-parallel-size"] == 0
-    assert number["pipeline-parallel-size"] <= made.model.spec.layers
-    devices = number["tensor-parallel-size"] * number["pipeline-parallel-size"] * number["data-parallel-size"]
-    nodes = int(given.get("--nnodes", 1))
-    assert made.cluster.devices % devices == 0 and devices <= nodes * made.cluster.devices_per_node
-    assert given["--dtype"] in ("auto", "half", "float16", "bfloat16", "float", "float32")
-    assert given["--kv-cache-dtype"] in ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
-    assert given.get("--quantization", "fp8") == "fp8"
-    assert 0 < float(given["--gpu-memory-utilization"]) <= 1
-    return given
-
-
-INTEGERS = (
-    "tensor-parallel-size pipeline-parallel-size data-parallel-size max-model-len max-num-seqs "
-    "max-num-batched-tokens block-size"
-).split()
-KNOWN = (  # vllm/engine/arg_utils.py of 0.33.0
-    "--tensor-parallel-size --pipeline-parallel-size --data-parallel-size --dtype --quantization --kv-cache-dtype "
-    "--max-model-len --max-num-seqs --max-num-batched-tokens --block-size --gpu-memory-utilization --nnodes "
-    "--master-addr --node-rank --headless"
-).split()
-
-
-def test_what_the_engine_has_itself_is_passed_on():
-    stages = (Stage((0, 1), 2, "both", None, (0, 16)), Stage((2, 3), 2, "both", None, (16, 32)))
-    more = {"stages": stages, "tp_degree": 2, "replicas": 2, "kv_blocks": 77, "dtype": "bf16"}
-    made = schedule("chunked", LLAMA, cluster=parse_cluster("8xA40"), **more)
-    given, lost = flags(made)
-    assert lost == "keys and values are kept in the model's own dtype, not in fp32"
-    flags(replace(made, prefix_caching=True))
-    given, lost = flags(replace(made, kv_dtype="bf16"))
-    assert lost == "nothing is lost" and given["chunked"]
-    assert given["--max-num-seqs"] == "8" and given["--max-num-batched-tokens"] == "64"
-    assert given["--tensor-parallel-size"] == "2" and given["--pipeline-parallel-size"] == "2"
-    assert given["--data-parallel-size"] == "2" and given["--dtype"] == "bfloat16"
-
-
-def pipeline(cluster, tp, stages, replicas=1, **more):
-    layers = LLAMA.layers // stages
-    cut = tuple(
-        Stage(tuple(range(i * tp, i * tp + tp)), tp, "both", None, (i * layers, i * layers + layers))
-        for i in range(stages)
-    )
-    given = {"stages": cut, "replicas": replicas, "dtype": "bf16", "kv_dtype": "bf16"}
-    return schedule("chunked", LLAMA, cluster=parse_cluster(cluster), **given | more)
-
-
-def test_a_replica_over_nodes_has_a_command_for_each():
-    commands, lost = export(pipeline("2x8xH100-SXM", 8, 2), "vllm")
-    first, second = commands.splitlines()
-    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2" in first
-    assert first.endswith("--nnodes 2 --master-addr $NODE0 --node-rank 0")
-    assert second == first[:-1] + "1 --headless"
-    assert lost == "run one command on each of 2 nodes, $NODE0 the first one's address"
-    _, lost = export(pipeline("4x8xH100-SXM", 8, 2, replicas=2), "vllm")
-    assert lost.startswith("for each of the 2 replicas run one command on each of 2 nodes")
-
-
-def test_replicas_on_several_nodes_are_started_on_each():
-    commands, lost = export(pipeline("2x8xH100-SXM", 2, 1, replicas=8), "vllm")
-    assert "--data-parallel-size 4 " in commands and "--nnodes" not in commands
-    assert lost == "run it on each of 2 nodes behind a load balancer"
-
-
-def test_the_engines_cache_is_capped_by_memory_alone():
-    """It sizes its cache by itself; a schedule that fills the memory says that graphs and buffers need a part of it."""
-    commands, lost = export(pipeline("1xH100-SXM", 1, 1), "vllm")
-    assert "num-gpu-blocks" not in commands and lost == "nothing is lost"
-    blocks = int(56 * 2**30 / (16 * 32 * LLAMA.kv_bytes(1, "bf16")))
-    commands, lost = export(pipeline("1xH100-SXM", 1, 1, kv_blocks=blocks), "vllm")
-    assert "num-gpu-blocks" not in commands and "--gpu-memory-utilization 0.9" in commands
-    fraction = float(lost.rsplit(" ", 1)[1])
-    assert "for graphs and buffers up to 2 GiB" in lost and 0.87 < fraction < 0.9
+import json
 
 
 def test_the_checkpoints_own_dtype_is_planned_and_exported(exegpt):
@@ -139,61 +27,12 @@ def test_a_device_without_bf16_falls_to_fp16_and_says_so(exegpt, tmp_path):
 
 
 def test_a_model_directory_says_its_dtype(exegpt, tiny):
-    import json
 
     config = json.loads((tiny / "config.json").read_text())
     assert config["dtype"] == "float32"
     done = exegpt("tune", "-m", tiny, "-c", "1xA40", "-l", "inf", "-w", "20/10", "--no-advice", "--json").json
     assert done["schedule"]["dtype"] == "bf16"
     assert any(text == "dtype: bf16, since checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
-
-
-@pytest.mark.parametrize("policy", ["static", "orca", "rra"])
-def test_the_nearest_budget_holds_a_prompt_beside_all_residents(policy):
-    given, lost = flags(schedule(policy, LLAMA))
-    residents, budget = int(given["--max-num-seqs"]), int(given["--max-num-batched-tokens"])
-    assert residents == {"static": 4, "orca": 8, "rra": 9}[policy]
-    assert budget > residents and lost != "nothing is lost"
-
-
-def test_unequal_stages_become_equal_and_that_is_said():
-    stages = (Stage((0, 1), 2, "both", None, (0, 20)), *(Stage((i,), 1, "both", None, (i, i + 1)) for i in (2, 3)))
-    given, lost = flags(schedule("rra", LLAMA, stages=stages, tp_degree=2, tp_gpus=2))
-    assert (given["--tensor-parallel-size"], given["--pipeline-parallel-size"]) == ("2", "2")
-    assert "unequal" in lost
-
-
-def test_eight_bit_weights_are_quantised_as_they_are_loaded():
-    given, _ = flags(schedule("chunked", LLAMA, dtype="fp8", kv_dtype="fp8"))
-    assert (given["--dtype"], given["--quantization"], given["--kv-cache-dtype"]) == ("auto", "fp8", "fp8")
-
-
-def test_encoder_decoders_are_refused():
-    with pytest.raises(InputError, match="doesn't run encoder-decoders like 't5-11b'"):
-        export(schedule("static", builtin_model("t5-11b")), "vllm")
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    model=st.sampled_from(["llama-3.1-8b", "opt-13b", "gpt2"]),
-    cluster=st.sampled_from(["1xA40", "4xA40", "2xH100-SXM", "6xA100-80GB"]),
-    workload=st.one_of(
-        st.sampled_from([task("S"), task("G")]),
-        st.builds(Workload.fixed, st.integers(1, 600), st.integers(1, 400)),
-    ),
-    bound_s=st.sampled_from([None, 0.5, 3.0, 20.0]),
-    kv_dtype=st.sampled_from(["fp16", "fp8", "bf16"]),
-)
-def test_every_schedule_that_a_search_finds_is_accepted(model, cluster, workload, bound_s, kv_dtype):
-    spec, where = builtin_model(model), parse_cluster(cluster)
-    profile = roofline_profile(spec, where, "fp16")
-    found = tune(spec, where, workload, profile, latency_bound_s=bound_s, kv_dtype=kv_dtype, policies=POLICIES)
-    for other in found.alternatives:
-        if other.schedule:
-            given = check(other.schedule)
-            if other.policy == "chunked":
-                assert int(given["--max-num-batched-tokens"]) == other.schedule.max_num_batched_tokens
-                assert int(given["--max-num-seqs"]) == other.schedule.max_num_seqs
 
 
 def test_a_policy_that_the_engine_lacks_is_told_with_those_that_it_has(exegpt):

@@ -11,13 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.cli import demo
-from exegpt.cli.execute import bound_text
-from exegpt.cli.own_profile import speed_text
-from exegpt.estimate import Estimate
-from exegpt.report.comparison import Comparison
-from exegpt.timeline import Timeline
-from tests.exegpt.nouns import schedule
+from exegpt.app import demo
 from tests.xprofiler.small import shrink
 from xprofiler import machine
 
@@ -116,11 +110,11 @@ def test_bench_refuses_a_number_beside_requests(exegpt, tiny, requests, cache, t
 
 def test_a_run_is_another_where_other_requests_are_skipped(exegpt, tiny, cache, tmp_path, monkeypatch):
     """An interrupted run's error for a request that is no longer asked for isn't among the resumed one's results."""
-    from exegpt.cli import run
+    from exegpt.app import offline_run
 
     taken = []
-    real = run.run_fingerprint
-    monkeypatch.setattr(run, "run_fingerprint", lambda *given: taken.append(real(*given)) or taken[-1])
+    real = offline_run.run_fingerprint
+    monkeypatch.setattr(offline_run, "run_fingerprint", lambda *given: taken.append(real(*given)) or taken[-1])
     good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
     for bad in ("b", "c", "b"):
         lines = (good, good | {"id": bad, "max_tokens": 0})
@@ -157,36 +151,13 @@ def test_line_18_a_terminated_run_leaves_what_is_done_and_goes_on(exegpt, tiny, 
     assert len({one["id"] for one in results}) == 400 and f"resumed: {len(before)} of 400" in done.err
 
 
-def _comparison(measured, replayed, steady, bound=10.0):
-    figures = Estimate(1.0, 10.0, *[None] * 7)
-    latencies = (replace(figures, latency_s=seconds) for seconds in (measured, replayed, steady))
-    plan = replace(schedule("orca"), latency_bound_s=bound)
-    return Comparison(plan, *latencies, (), (), 1.0, Timeline("measured", ()), Timeline("simulated", ()))
-
-
-def test_line_22_a_bound_says_what_it_was_checked_against():
-    text = bound_text(_comparison(9.0, 9.4, 9.8), "steady state")
-    assert "checked against the steady state (steady state 9.8 s, replay of these very requests 9.4 s)" in text
-    assert text.endswith("orca holds it: measured 9 s, 10.0% below.")
-    assert "10.0% longer than the replay predicted" in bound_text(_comparison(10.2, 9.18, 9.0), "replay")
-    assert "its replay misses it too" in bound_text(_comparison(10.2, 10.1, 9.0), "steady state")
-    assert bound_text(_comparison(10.2, 10.1, 9.0, None), "steady state") == ""
-
-
-def test_line_20_a_change_of_speed_is_told_beyond_three_percent():
-    assert speed_text((1.02, 0.98, 1.01)) == ""
-    said = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
-    assert said in speed_text((1.1, 1.0, 1.0))
-    assert "the head and attention 1.20 times as long" in speed_text((1.0, 1.0, 1.2))
-
-
 def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(exegpt, tiny, tiny_profile, monkeypatch):
-    from exegpt.cli.inputs import find_setting
+    from exegpt.app.settings import find_setting
     from xsimulator.replay.event_simulator import replay
 
     setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
-    bounds = demo._places(demo._frontier(setting))
-    plan = demo._plan(setting, bounds, None, 0)
+    bounds = demo.places(demo.search_frontier(setting))
+    plan = demo.make_plan(setting, bounds, None, 0)
     assert plan.schedules[0] == plan.answer.schedule == plan.best_steady
     lengths = [request.lengths for request in plan.requests]
     latency_s = replay(plan.answer.schedule, setting.profile, lengths).estimate.latency_s

@@ -4,13 +4,9 @@ import re
 
 import pytest
 
+from exegpt.app.settings import fit_context
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.engine import engine_schedule, resident
-from exegpt.cli.inputs import find_setting, fit_context
-from exegpt.errors import InputError
 from exegpt.workload import RequestLengths, Workload, task
-from xsimulator import estimate
-from xsimulator.replay.event_simulator import replay
 
 ASKED = ("tune", "-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca,rra", "--no-advice")
 
@@ -23,14 +19,6 @@ def test_fixed_lengths_beyond_the_context_are_refused(exegpt, command):
     done = exegpt(*command.split())
     assert done.code == 2 and done.out == ""
     assert "3,000 + 512 = 3,512 tokens don't fit the context of 'opt-13b', 2,048 tokens" in done.err
-
-
-def test_fixed_lengths_up_to_the_context_stand_as_they_are():
-    opt = builtin_model("opt-13b")
-    assert fit_context(Workload.fixed(1536, 512), opt) == (Workload.fixed(1536, 512), [])
-    with pytest.raises(InputError, match="2,049 tokens"):
-        fit_context(Workload.fixed(1537, 512), opt)
-    assert fit_context(Workload.fixed(9000, 512), builtin_model("t5-11b"))[0].input.mean == 9000
 
 
 def test_the_headline_says_what_was_simulated(exegpt, tmp_path):
@@ -176,17 +164,3 @@ def test_more_sequences_than_memory_holds_wait(exegpt):
     assert found["feasible"] and max(found["memory_bytes"]) <= 0.9 * 40 * 2**30
     fewer = exegpt(*SIMULATE, "73", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
     assert found["throughput_tok_s"] == fewer["throughput_tok_s"]
-
-
-@pytest.mark.parametrize("workload", ["2048/256", "T"])
-def test_what_waits_is_what_a_replay_finds(workload):
-    """An oracle: a long list through the event simulator, with far more slots than blocks."""
-    setting = find_setting("opt-13b" if workload == "T" else "llama-3.1-8b", "1xA40", workload, "roofline")
-    schedule = engine_schedule(setting, "chunked", 1, None, 16, max_num_seqs=2000, max_num_batched_tokens=2048)
-    runs, notes = resident(schedule, setting.profile)
-    assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
-    steady = estimate(runs, setting.profile)
-    served = replay(schedule, setting.profile, setting.workload.draw(30 * runs.max_num_seqs, seed=3), timeline=False)
-    ends = sorted(one.finish_s for one in served.served)
-    middle = ends[len(ends) // 5 : -len(ends) // 5]
-    assert steady.throughput_seq_s == pytest.approx((len(middle) - 1) / (middle[-1] - middle[0]), rel=0.05)

@@ -1,7 +1,5 @@
 """Durations as people write them."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from exegpt.errors import InputError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5s", 5), ("250ms", 0.25), ("2m", 120), (" 1.5 s ", 1.5), (".5s", 0.5), ("1h", 3600), ("INF", math.inf)],
+    [("5s", 5), ("250ms", 0.25), ("2m", 120), (" 1.5 s ", 1.5), (".5s", 0.5), ("1h", 3600), ("INF", None)],
 )
 def test_durations_have_a_number_and_a_unit(text, seconds):
     assert parse_duration(text) == seconds

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from exegpt.app.profiles import find_profile
 from exegpt.builtin_models import builtin_model
-from exegpt.cli.inputs import find_profile
 from exegpt.cluster import parse_cluster
 from exegpt.profile import Table
 from xprofiler.cluster import found_cluster, write_cluster

@@ -4,11 +4,13 @@ import os
 import sys
 from pathlib import Path
 
-from exegpt.cli import inputs, main, rescheduling
+from exegpt.app import reschedule
+from exegpt.app.files import read_schedule
+from exegpt.cli import main
 from xrunner.core import drift
 
 if __name__ == "__main__":
     drift.WINDOW = 12
-    found = inputs.read_schedule(Path(os.environ["NEXT"]))
-    rescheduling.rescheduling = lambda setting: lambda *_: found
+    schedule = read_schedule(Path(os.environ["NEXT"]))
+    reschedule.rescheduler = lambda setting: lambda *_: schedule
     sys.exit(main())

@@ -58,7 +58,7 @@ def test_tune_prefers_the_simpler_policy_whatever_the_order(order):
 
 
 def test_a_short_list_prefers_the_simpler_policy_too():
-    from exegpt.cli.shortlist import for_these
+    from exegpt.app.shortlist import best_by_replay
     from exegpt.workload import RequestLengths
     from xscheduler.search import Search
     from xscheduler.tuned import Alternative, Tuned
@@ -70,9 +70,11 @@ def test_a_short_list_prefers_the_simpler_policy_too():
     requests = [RequestLengths(50, 1)] * 8
     made = tuple(Alternative(s.policy, s, estimate(s, profile()), "") for s in alone)
     tuned = Tuned(made[0].schedule, made[0].estimate, made, Search("bnb", 1, 1, 0.0), None, ())
-    assert for_these(tuned, profile(), requests).schedule.policy == "orca"
+    assert best_by_replay(tuned, profile(), requests).schedule.policy == "orca"
     slower = replace(made[1], schedule=replace(alone[1], policy="static", encode_batch=1))
-    assert for_these(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"
+    assert (
+        best_by_replay(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"
+    )
 
 
 def test_a_policy_of_somebody_elses_comes_last(monkeypatch):

@@ -197,7 +197,7 @@ def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
 
 
 def test_progress_is_told_before_every_policy():
-    from exegpt.cli.inputs import find_setting
+    from exegpt.app.settings import find_setting
 
     setting, told = find_setting("opt-13b", "1xA40", "S"), []
     policies = ("orca", "static", "chunked")

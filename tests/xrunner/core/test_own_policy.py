@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exegpt.app.export import export
 from exegpt.batching import ENDLESS, Ledger, Sequence, Step
-from exegpt.cli.export import export
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec

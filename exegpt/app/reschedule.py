@@ -1,6 +1,5 @@
 """Searching again while a run goes on, for the lengths that its requests turn out to have."""
 
-import math
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exegpt import document
-from exegpt.cli.inputs import Setting
+from exegpt.app.settings import Setting
 from exegpt.errors import InputError
 from exegpt.policies import TRAITS, traits_of
 from exegpt.quantity import figure_text
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
     from xrunner.core.adaptation import Reschedule
 
 WORTH = 0.1
-"""The share of the throughput that other layers or a larger cache must bring: for them everybody waits."""
-_PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from exegpt.cli.rescheduling import main; main()"
+"""The share of the throughput that other layers or a larger cache must bring: for them all requests wait."""
+_PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from exegpt.app.reschedule import main; main()"
 """The process that searches finds its modules where the run does."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchInput:
     """What `best` is asked for."""
 
     setting: Setting
@@ -41,11 +40,11 @@ class NewSchedule(NamedTuple):
     why_not: str = ""
 
 
-def rescheduling(setting: Setting) -> "Reschedule":
+def rescheduler(setting: Setting) -> "Reschedule":
     """A search like the one for the schedule that runs: the same policy (of WAA's, either), bound, devices and
     replicas. It says on standard error what it looks for, and what comes of it.
     """
-    from exegpt.cli import output
+    from exegpt.report import output
     from exegpt.report.schedule_text import schedule_text
 
     most = len(setting.workload.requests or ()) or None  # no batch is larger than the list of requests
@@ -54,14 +53,14 @@ def rescheduling(setting: Setting) -> "Reschedule":
         means = [figure_text(distribution.mean, 4) for distribution in (workload.input, workload.output)]
         note = f"lengths have changed, to {means[0]} input and {means[1]} output tokens on average"
         output.note(f"{note}: searching again")
-        found, why_not = in_a_process(Asked(replace(setting, workload=workload), held, most))
-        output.note(f"found: {schedule_text(found)}" if found else f"the run keeps its schedule: {why_not}")
-        return found
+        schedule, why_not = in_a_process(SearchInput(replace(setting, workload=workload), held, most))
+        output.note(f"found: {schedule_text(schedule)}" if schedule else f"the run keeps its schedule: {why_not}")
+        return schedule
 
     return reschedule
 
 
-def in_a_process(asked: Asked) -> NewSchedule:
+def in_a_process(search_input: SearchInput) -> NewSchedule:
     """What `best` finds in a process of its own: a thread would take turns with the run, which then is several times as
     slow. Question and answer are JSON on its standard input and output; it ends when the former does, with the run.
     """
@@ -69,27 +68,27 @@ def in_a_process(asked: Asked) -> NewSchedule:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdin and process.stdout
         try:
-            process.stdin.write(document.dumps(document.to_dict(asked), indent=None) + "\n")
+            process.stdin.write(document.dumps(document.to_dict(search_input), indent=None) + "\n")
             process.stdin.flush()
-            said = process.stdout.read()
+            answer = process.stdout.read()
         except BrokenPipeError:  # it has ended already
-            said = ""
-    if not said:
+            answer = ""
+    if not answer:
         return NewSchedule(None, f"the search was ended (exit code {process.returncode})")
-    return document.from_dict(NewSchedule, document.parse_json(said, "the search's answer"), "the search's answer")
+    return document.from_dict(NewSchedule, document.parse_json(answer, "the search's answer"), "the search's answer")
 
 
 def main() -> None:
     """The process that searches."""
     question = "the search's question"
-    asked = document.from_dict(Asked, document.parse_json(sys.stdin.readline(), question), question)
+    search_input = document.from_dict(SearchInput, document.parse_json(sys.stdin.readline(), question), question)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     os.nice(19)  # where there are no CPUs to spare, the run goes first
     try:
-        found = best(asked.setting, asked.held, asked.most)
+        result = best(search_input.setting, search_input.held, search_input.most)
     except InputError as error:
-        found = NewSchedule(None, str(error))
-    print(document.dumps(document.to_dict(found), indent=None), flush=True)
+        result = NewSchedule(None, str(error))
+    print(document.dumps(document.to_dict(result), indent=None), flush=True)
 
 
 def _end_with_the_run() -> None:
@@ -103,27 +102,26 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     best one that takes over in place, or, if that is better by more than `WORTH`, the best of all. `most` caps the
     sequences that one replica decodes at once.
     """
-    from exegpt.cli.answer import infeasible_text, search_schedule
+    from exegpt.app.search import infeasible_text, search_schedule
     from xrunner.comm.place import ranks_needed
     from xrunner.core.adaptation import takes_over_in_place
     from xscheduler.policy_spaces import POLICIES
 
-    bound_s = math.inf if held.latency_bound_s is None else held.latency_bound_s
+    bound_s = held.latency_bound_s
     disaggregated = traits_of(held).disaggregated
     policies = tuple(name for name in POLICIES if TRAITS[name].disaggregated) if disaggregated else (held.policy,)
 
-    def search(fixed: dict[str, int], **asked: Any) -> Any:
-        asked |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
-        asked |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
-        return search_schedule(setting, bound_s, bound=held.bound, **asked)
+    def search(fixed: dict[str, int], **options: Any) -> Any:
+        options |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
+        options |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
+        return search_schedule(setting, bound_s, bound=held.bound, **options)
 
     free = search({})
     if free.schedule is None:
         return NewSchedule(None, infeasible_text(free, bound_s))
     stays = free
-    if (
-        disaggregated and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks
-    ):  # a full memory is never of quite one size
+    # A full memory is never of quite one size.
+    if disaggregated and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks:
         blocks = min(free.schedule.kv_blocks, held.kv_blocks)
         stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))
     if not takes_over_in_place(free.schedule, held) and not disaggregated:  # WAA's stages can't be asked for

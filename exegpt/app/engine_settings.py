@@ -1,9 +1,11 @@
 """A running engine's settings as the schedule that it follows."""
 
 import bisect
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from exegpt.app.choices import admission_rule, check_choice, check_prefix_caching
+from exegpt.app.settings import Setting
 from exegpt.errors import InputError
 from exegpt.policies import TRAITS, checked
 from exegpt.quantity import figure_text
@@ -11,7 +13,6 @@ from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 
 if TYPE_CHECKING:
-    from exegpt.cli.inputs import Setting
     from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
 
@@ -20,49 +21,56 @@ _USUAL = {"max_num_batched_tokens": 2048, "prefills_per_step": 1}
 """What an engine's variables are where its settings don't say."""
 
 
-def follow(setting: "Setting", settings: dict[str, Any]) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule that a running engine follows with these settings (option → value, None: not given), and what was
-    assumed.
+@dataclass(frozen=True)
+class EngineSettings:
+    """A running engine's settings; None: not given."""
+
+    policy: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefills_per_step: int | None = None
+    tp_degree: int | None = None
+    replicas: int | None = None
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    admission: str | None = None
+    prefix_caching: bool = False
+
+
+def follow(setting: Setting, settings: EngineSettings) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule that a running engine follows with these settings, and what was assumed.
 
     InputError for a setting that its policy doesn't have.
     """
-    from exegpt.cli import inputs
-
-    policy = settings["--policy"] or "chunked"
-    inputs.check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
-    admission = inputs.admission_rule(settings["--admission"], policy)
-    if settings["--prefix-caching"]:
-        inputs.check_prefix_caching(policy, setting.model)
-    own = {}
+    policy = settings.policy or "chunked"
+    check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
+    admission = admission_rule(settings.admission, policy)
+    if settings.prefix_caching:
+        check_prefix_caching(policy, setting.model)
+    variables = {}
     for name, usual in _USUAL.items():
-        option = f"--{name.replace('_', '-')}"
+        value = getattr(settings, name)
         if name in TRAITS[policy].variables:
-            own[name] = settings[option] or usual
-        elif settings[option] is not None:
-            raise InputError(f"Policy {policy} has no {option}: leave {option} {settings[option]} out.")
-    replicas = settings["--replicas"] or 1
-    tp_degree = settings["--tp-degree"] or _usual_degree(setting, replicas)
-    most, told = settings["--max-num-seqs"], []
+            variables[name] = value or usual
+        elif value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"Policy {policy} has no {option}: leave {option} {value} out.")
+    replicas = settings.replicas or 1
+    tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
+    most, assumed = settings.max_num_seqs, []
     if most is None:
         wide = _usual_residents(setting.cluster)
-        most = min(wide, own.get("max_num_batched_tokens", wide))
+        most = min(wide, variables.get("max_num_batched_tokens", wide))
         why = f"vLLM's default on {setting.cluster.device.kind}" if most == wide else "one per token of the budget"
-        told.append(f"max_num_seqs: {most:,}, {why}")
-    schedule = engine_schedule(
-        setting,
-        policy,
-        tp_degree,
-        settings["--kv-blocks"],
-        settings["--block-size"] or BLOCK_SIZE,
-        replicas,
-        max_num_seqs=most,
-        **own,
-    )
-    schedule = replace(schedule, admission=admission, prefix_caching=bool(settings["--prefix-caching"]))
-    if not settings["--tp-degree"] and setting.cluster.devices > replicas:
+        assumed.append(f"max_num_seqs: {most:,}, {why}")
+    block_size = settings.block_size or BLOCK_SIZE
+    variables["max_num_seqs"] = most
+    schedule = engine_schedule(setting, policy, tp_degree, settings.kv_blocks, block_size, replicas, **variables)
+    schedule = replace(schedule, admission=admission, prefix_caching=settings.prefix_caching)
+    if not settings.tp_degree and setting.cluster.devices > replicas:
         widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
-        told.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
-    return schedule, tuple(told)
+        assumed.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
+    return schedule, tuple(assumed)
 
 
 def _usual_residents(cluster: "ClusterSpec") -> int:
@@ -70,7 +78,7 @@ def _usual_residents(cluster: "ClusterSpec") -> int:
     return 1024 if cluster.device.memory_bytes >= 70 * 2**30 and "A100" not in cluster.device.kind else 256
 
 
-def _usual_degree(setting: "Setting", replicas: int) -> int:
+def _usual_degree(setting: Setting, replicas: int) -> int:
     """The tensor-parallel degree that engines are usually started with: the widest within a node that the model and the
     profile have.
     """
@@ -82,13 +90,13 @@ def _usual_degree(setting: "Setting", replicas: int) -> int:
 
 
 def engine_schedule(
-    setting: "Setting",
+    setting: Setting,
     policy: str,
     tp_degree: int,
     kv_blocks: int | None,
     block_size: int,
     replicas: int = 1,
-    **own: int,
+    **variables: int,
 ) -> Schedule:
     """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds.
 
@@ -97,11 +105,11 @@ def engine_schedule(
     from xscheduler.allocation import uniform_stages
 
     model, profile = setting.model, setting.profile
-    _check_engine(setting, policy, **own)
+    _check_engine(setting, policy, **variables)
     stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
     fits = kv_blocks is None
     if kv_blocks is None:
-        most = own.get("max_num_batched_tokens") or own["prefills_per_step"] * setting.workload.input.max
+        most = variables.get("max_num_batched_tokens") or variables["prefills_per_step"] * setting.workload.input.max
         kv_blocks = _room(setting, stages, most) * BLOCK_SIZE // block_size
     longest = setting.workload.input.max + setting.workload.output.max - 1
     if kv_blocks * block_size < longest:
@@ -112,7 +120,7 @@ def engine_schedule(
             f"{short} can't hold the longest request of {longest:,} tokens: "
             f"{way or f'pass --kv-blocks {-(-longest // block_size)} at least'}."
         )
-    made = Schedule(
+    schedule = Schedule(
         version=Schedule.VERSION,
         policy=policy,
         model=ModelReference(model, model.fingerprint),
@@ -126,12 +134,12 @@ def engine_schedule(
         kv_dtype=setting.kv_dtype,
         tp_degree=tp_degree,
         replicas=replicas,
-        **own,  # type: ignore[arg-type]
+        **variables,  # type: ignore[arg-type]
     )
-    return checked(made)
+    return checked(schedule)
 
 
-def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
+def _room(setting: Setting, stages: tuple[Stage, ...], tokens: int) -> int:
     """Blocks of BLOCK_SIZE tokens that memory holds beside iterations of so many tokens; InputError for none."""
     from xsimulator.cost.replica import CostModel
 
@@ -154,14 +162,14 @@ def _room(setting: "Setting", stages: tuple[Stage, ...], tokens: int) -> int:
     return room
 
 
-def _check_engine(setting: "Setting", policy: str, **own: int) -> None:
+def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
     """InputError for settings that no engine follows."""
     if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
         raise InputError(
             f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
             "--policy orca."
         )
-    budget, residents = own.get("max_num_batched_tokens"), own["max_num_seqs"]
+    budget, residents = variables.get("max_num_batched_tokens"), variables["max_num_seqs"]
     if budget is not None and budget < residents:
         raise InputError(
             f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "

@@ -4,15 +4,12 @@ import functools
 import platform
 import shlex
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt import quantity
 from exegpt.duration import duration_text
-from exegpt.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +30,12 @@ def stderr() -> "Console":
 def note(text: str) -> None:
     """Say something that is not the answer."""
     stderr().print(text, markup=False, soft_wrap=True)
+
+
+def notes(texts: Iterable[str]) -> None:
+    """What an answer stands on, each sentence once."""
+    for text in dict.fromkeys(texts):
+        note(f"· {text}")
 
 
 def emit(data: dict[str, Any]) -> None:
@@ -122,36 +125,6 @@ def provenance(profile: "Profile | None" = None, seed: int | None = None, **more
         "command_line": shlex.join(["exegpt", *sys.argv[1:]]),
         **more,
     }
-
-
-def check_output(path: Path | None) -> None:
-    """InputError before the work begins if its result could not be written to `path`."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder: name a file in it.")
-    if path.exists() and not path.is_file():  # it would be replaced, and the machine without its /dev/null
-        raise InputError(f"'{path}' is a device or a pipe: name a file, or leave the option out.")
-    if not path.parent.is_dir():
-        raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
-
-
-def check_distinct(outputs: "Sequence[Path | None]", sources: "Sequence[str | Path | None]") -> None:
-    """InputError where an output would replace a file that is read, or another output."""
-    named = [path for path in outputs if path is not None]
-    if not named:
-        return
-    taken = {Path(source).resolve() for source in sources if source is not None and Path(source).is_file()}
-    for path in named:
-        if path.resolve() in taken:
-            raise InputError(f"'{path}' is another of this command's files, and would be replaced: name another.")
-        taken.add(path.resolve())
 
 
 def seconds(value: float | None) -> str:

@@ -59,7 +59,7 @@ def generate_static(model: Any, requests: Sequence[Request], batch: int) -> Peer
         width = max(len(r.prompt_ids) for r in group)
         ids = torch.tensor([[0] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in group])
         mask = torch.tensor([[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in group])
-        made = model.generate(
+        generated = model.generate(
             ids.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=max(r.max_tokens for r in group),
@@ -67,7 +67,7 @@ def generate_static(model: Any, requests: Sequence[Request], batch: int) -> Peer
             eos_token_id=None,
             pad_token_id=0,
         )
-        outputs += [row[width : width + r.max_tokens] for row, r in zip(made.tolist(), group, strict=True)]
+        outputs += [row[width : width + r.max_tokens] for row, r in zip(generated.tolist(), group, strict=True)]
         done = time.perf_counter() - start
         served += [
             Served(first + i, len(r.prompt_ids), r.max_tokens, 0.0, began, done, done) for i, r in enumerate(group)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from exegpt.app import shortlist
 from exegpt.builtin_models import builtin_model
-from exegpt.cli import shortlist
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
@@ -21,7 +21,7 @@ PROFILE = roofline_profile(MODEL, CLUSTER, overhead_s=2e-3)
 def test_it_is_the_soonest_of_those_that_hold_the_bound(bound_s):
     requests = task("T").draw(40, seed=3)
     answer = tune(MODEL, CLUSTER, Workload.from_requests("list", requests), PROFILE, latency_bound_s=bound_s)
-    chosen = shortlist.for_these(answer, PROFILE, requests)
+    chosen = shortlist.best_by_replay(answer, PROFILE, requests)
     runs = {a.policy: replay(a.schedule, PROFILE, requests) for a in answer.alternatives if a.schedule}
     own = runs[chosen.schedule.policy]
     late = {policy: max(0.0, run.estimate.latency_s - (bound_s or float("inf"))) for policy, run in runs.items()}
@@ -35,6 +35,6 @@ def test_a_long_list_is_left_to_the_steady_state(monkeypatch):
     requests = task("T").draw(20, seed=3)
     answer = tune(MODEL, CLUSTER, task("T"), PROFILE, policies=("static", "orca"))
     monkeypatch.setattr(shortlist, "MOST", 19)
-    assert shortlist.for_these(answer, PROFILE, requests) is answer
+    assert shortlist.best_by_replay(answer, PROFILE, requests) is answer
     nothing = replace(answer, schedule=None)
-    assert shortlist.for_these(nothing, PROFILE, requests[:5]) is nothing
+    assert shortlist.best_by_replay(nothing, PROFILE, requests[:5]) is nothing

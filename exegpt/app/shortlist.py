@@ -19,7 +19,7 @@ def checked_by(requests: "Sequence[RequestLengths]") -> str:
     return "steady state" if len(requests) > MOST else "replay of these very requests"
 
 
-def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLengths]") -> "Tuned":
+def best_by_replay(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLengths]") -> "Tuned":
     """The answer with that policy's schedule as the best under which these very requests are through first, of those
     that hold the bound in their replay; where none does, the one that comes closest. A long list leaves it as it is.
     """
@@ -30,11 +30,11 @@ def for_these(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLe
         return answer
     bound_s = answer.schedule.latency_bound_s or math.inf
     ranked = []
-    for one in answer.alternatives:
-        if one.schedule and one.estimate:
-            run = replay(one.schedule, profile, requests, timeline=False)
+    for alternative in answer.alternatives:
+        if alternative.schedule and alternative.estimate:
+            run = replay(alternative.schedule, profile, requests, timeline=False)
             late = max(0.0, (run.estimate.latency_s or 0.0) - bound_s)
-            ranked.append((late, run.seconds, one))
+            ranked.append((late, run.seconds, alternative))
     least = min(late for late, *_ in ranked)
     in_time = [entry for entry in ranked if entry[0] == least]
     best = preferred(in_time, lambda entry: 1.0 / entry[1], lambda entry: entry[2].policy)

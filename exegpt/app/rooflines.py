@@ -35,13 +35,13 @@ def stock_profile(
 
 def like(profile: "Profile", model: "ModelSpec", cluster: "ClusterSpec") -> "Profile":
     """The roofline of another cluster in the dtypes and under the engine of a roofline."""
-    told = profile.provenance
-    return stock_profile(model, cluster, profile.dtype, told["kv_dtype"], told["engine"])
+    facts = profile.provenance
+    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"])
 
 
 def found_on(schedule: "Schedule") -> "Profile | None":
     """The roofline that a schedule was found on; None where it is none of a known engine's."""
-    return next((one for one in _candidates(schedule) if one.fingerprint == schedule.profile.fingerprint), None)
+    return next((p for p in _candidates(schedule) if p.fingerprint == schedule.profile.fingerprint), None)
 
 
 def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
@@ -67,7 +67,7 @@ def check_engine(engine: str | None, profile: str | None) -> None:
         )
 
 
-def told(profile: "Profile", typed: bool = True) -> str:
+def engine_text(profile: "Profile", typed: bool = True) -> str:
     """Whose time is in a roofline."""
     name = profile.provenance["engine"]
     if name == "none":
@@ -81,12 +81,12 @@ def accuracy(profile: "Profile") -> tuple[str, ...]:
         return ()
     from exegpt.compared import COMPARED, SOURCE
 
-    rows = [one for one in COMPARED if one.device == profile.device]
+    rows = [row for row in COMPARED if row.device == profile.device]
     if not rows:
-        known = ", ".join(dict.fromkeys(one.device for one in COMPARED))
+        known = ", ".join(dict.fromkeys(row.device for row in COMPARED))
         return (f"accuracy: no published throughput of {profile.device} was compared with rooflines, only of {known}",)
-    off = ", ".join(f"{one.median_error:.0%} at TP{one.tp} ({one.rows})" for one in rows)
-    beyond = sum(one.rows * one.beyond_quarter for one in rows) / sum(one.rows for one in rows)
+    off = ", ".join(f"{row.median_error:.0%} at TP{row.tp} ({row.rows})" for row in rows)
+    beyond = sum(row.rows * row.beyond_quarter for row in rows) / sum(row.rows for row in rows)
     return (
         f"accuracy: rooflines of {profile.device} were off by {off}: medians over so many throughputs of {SOURCE}, "
         f"{beyond:.0%} of them by more than a quarter",

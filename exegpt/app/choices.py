@@ -1,0 +1,69 @@
+"""Words that name one of several things: refused with the list where they name none."""
+
+from pathlib import Path
+
+from exegpt.batching.admission import Admission
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.policies import TRAITS
+from exegpt.trace import SUFFIXES
+
+
+def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
+    """InputError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
+
+
+def check_columns(columns: str | None, *sources: str | None) -> None:
+    """InputError for a trace's columns where none of `sources` is a trace."""
+    if columns and not any(Path(source or "").suffix in SUFFIXES for source in sources):
+        raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
+
+
+def policy_names(text: str | None) -> tuple[str, ...]:
+    """The policies in a comma-separated list; all that can be searched where there is none."""
+    from xscheduler.tune import POLICIES
+
+    if text is None:
+        return POLICIES
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+    for name in names:
+        check_choice(name, POLICIES, "Policy")
+    return names
+
+
+def admission_rule(typed: str | None, policy: str | None) -> Admission:
+    """The rule that --admission names; InputError for one that the policy doesn't have."""
+    if typed is None:
+        return "reserve"
+    check_choice(typed, ("reserve", "grow"), "--admission")
+    if typed == "reserve":
+        return "reserve"
+    growing = [name for name, traits in TRAITS.items() if traits.grows]
+    if policy is not None and policy not in growing:
+        raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
+    return "grow"
+
+
+def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
+    """InputError for --prefix-caching where the policy, or all of them, can't for a model."""
+    caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
+    if model.encoder_layers:
+        raise InputError(
+            f"--prefix-caching is for decoder-only models, and '{model.name}' has an encoder: leave it out."
+        )
+    if policy is not None and policy not in caching:
+        raise InputError(f"--prefix-caching is for {', '.join(caching)}, and the policy is {policy}: leave it out.")
+
+
+def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
+    """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
+    wanted = {name for name in fixed if not name.startswith("tp_")}
+    having = tuple(policy for policy in policies if wanted <= set(TRAITS[policy].searched))
+    if not having:
+        missing = " and ".join(sorted(wanted))
+        none = f"None of the policies {', '.join(policies)} has {missing}"
+        which = none if len(policies) > 1 else f"Policy {policies[0]} has no {missing}"
+        raise InputError(f"{which}: `exegpt list policies` shows which variables each has.")
+    return having

@@ -1,0 +1,120 @@
+"""Profiles for models on clusters: a file's, this machine's stored one, one measured now at a few points, or the
+roofline.
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exegpt.app import rooflines
+from exegpt.cluster import ClusterSpec, device_kind
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.job import Job
+    from xrunner.comm.ranks import Ranks
+
+_ROOFLINE_HERE = (
+    "this machine's two rates, which kernels miss and to which an engine adds: good for comparing, no promise (a small "
+    "model's run can take ten times as long); `exegpt profile` measures"
+)
+
+
+def find_profile(
+    text: str | None,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    dtype: str | None,
+    *,
+    kv_dtype: str | None = None,
+    engine: str | None = None,
+    attention: str = "triton",
+) -> tuple[Profile, str]:
+    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
+    dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured. A
+    stored one was measured with the same `attention`; the text names a file's where it is another.
+    """
+    rooflines.check_engine(engine, text)
+    if text is not None and text != "roofline":
+        read = _profile_from_file(text, model, dtype)
+        return read, f"profile: '{text}'{_device_note(read, cluster)}{_attention_note(read, attention)}"
+    assert dtype, "only files know their own"
+    from xprofiler import machine, store
+
+    here = machine.which(cluster) if cluster.name.startswith("local") else None
+    if here and text is None:
+        stored = store.find_here(model, dtype, here, attention)
+        if stored:
+            rooflines.check_engine(engine, stored.fingerprint)
+            return stored, profile_text(stored) + _spread_note(stored)
+    roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine)
+    why = "" if text else ", none that was measured fits this model, cluster and dtype"
+    whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
+    return roofline, f"profile: roofline{why}; {whose}"
+
+
+def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
+    """That a profile was measured on other devices than the cluster's; nothing where it was on those, by any name."""
+    try:
+        kind = device_kind(profile.device).kind
+    except InputError:
+        kind = profile.device
+    if cluster.name.startswith("local") or kind == cluster.device.kind:
+        return ""
+    return f", whose times are of {kind} and not of {cluster.device.kind}"
+
+
+def _attention_note(profile: Profile, attention: str) -> str:
+    """A profile's attention where it isn't the run's; empty where the profile names none."""
+    measured = profile.provenance.get("attention")
+    if measured is None or measured.split()[0] == attention:
+        return ""
+    return f", measured with attention by {measured} and not by {attention}"
+
+
+def _spread_note(profile: Profile) -> str:
+    """A warning for a profile whose times varied much while they were measured; else nothing."""
+    layer = profile.degrees[0].decoder
+    tables = (layer.rest, layer.encode_attention, layer.decode_attention, profile.degrees[0].head)
+    spread = max((sum(t.spread) / len(t.spread) for t in tables if t.spread), default=0.0)
+    if spread < 0.5:
+        return ""
+    return f"; its times vary by {spread:.0%}, since the machine was busy: run `exegpt profile` again when it is quiet"
+
+
+def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profile:
+    from exegpt import document
+
+    profile = document.read(Profile, path)
+    if profile.model != model.fingerprint:
+        raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
+    if dtype not in (None, profile.dtype):
+        raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")
+    return profile
+
+
+def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
+    """The ranks' cluster and its profile: stored, else measured now at few points, with a progress bar. All ranks call
+    it alike, and all get it.
+    """
+    from exegpt.report import output
+    from xprofiler.job import measured_job
+
+    first = ranks.rank == 0
+    with output.progress("measuring a few points") if first else nullcontext(lambda done, total: None) as progress:
+        return measured_job(directory, dtype, ranks, device, lambda _, done, total: progress(done, total), attention)
+
+
+def profile_text(profile: Profile) -> str:
+    """Which measured profile this is, and what could be better about it."""
+    from xprofiler.store import is_coarse
+
+    if is_coarse(profile):
+        return (
+            f"profile: measured on this machine at a few points ({profile.fingerprint}); `exegpt profile` measures all"
+        )
+    return f"profile: measured on this machine ({profile.fingerprint})"

@@ -1,0 +1,51 @@
+"""Request lists for a model directory: read from files, or drawn from a workload."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt.columns import parse_columns
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.request import Request
+from exegpt.workload import RequestLengths, Workload
+
+if TYPE_CHECKING:
+    from xrunner.core.requests import Rejected
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer, None where it has none."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(f"'{path}' is not a tokenizer: {error}.") from None
+
+
+def read_for_model(
+    source: str,
+    directory: Path,
+    spec: ModelSpec,
+    columns: str | None,
+    seed: int,
+    note: Callable[[str], None],
+    skip_invalid: bool = False,
+) -> "tuple[list[Request], list[Rejected]]":
+    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`."""
+    from xrunner.core.requests import read_requests
+
+    tokenizer = load_tokenizer(directory)
+    encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+    named = parse_columns(columns) if columns else None
+    return read_requests(source, spec, encode, seed=seed, columns=named, note=note, skip_invalid=skip_invalid)
+
+
+def draw(workload: Workload, num: int, seed: int, context: int) -> tuple[RequestLengths, ...]:
+    """`num` lengths of a workload, all there from the start."""
+    return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, context))

@@ -1,0 +1,137 @@
+"""Searches for the schedules of a setting, and what they answer beside the best one: the frontier, reasons, advice."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from exegpt.app.rooflines import like
+from exegpt.app.settings import Setting
+from exegpt.batching.admission import Admission
+from exegpt.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
+from exegpt.duration import duration_text, format_duration
+from exegpt.policies import TRAITS
+from exegpt.profile import Profile
+from exegpt.report.series import Series
+from exegpt.schedule import Bound
+
+if TYPE_CHECKING:
+    from xscheduler.search import Method
+    from xscheduler.tuned import Alternative, Tuned
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a search is asked for beside a setting and a bound on its latency: arguments of `xscheduler.tune`."""
+
+    bound: Bound
+    ttft_s: float | None
+    tpot_s: float | None
+    policies: tuple[str, ...]
+    method: "Method"
+    tolerance: float
+    admission: tuple[Admission, ...] = ("reserve",)
+    runnable: tuple[str, ...] = ()
+
+
+def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
+    """The best schedule for a setting under a bound in seconds (None: unbounded); `options` as in `xscheduler.tune`."""
+    from xscheduler.tune import tune
+
+    where = (setting.model, setting.cluster, setting.workload, setting.profile)
+    return tune(*where, latency_bound_s=latency_bound_s, kv_dtype=setting.kv_dtype, **options)
+
+
+def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
+    """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
+    would give, each searched anew.
+    """
+    from xscheduler import advice
+
+    def again(bound_s: float | None, cluster: ClusterSpec) -> "Tuned":
+        where = setting
+        if cluster != setting.cluster:
+            where = replace(setting, cluster=cluster, profile=_profile_on(setting, cluster))
+        return search_schedule(where, bound_s, **vars(options))
+
+    texts = []
+    if answer.schedule and answer.estimate:
+        texts.append(advice.use_of((answer.schedule, answer.estimate)))
+    looser = advice.looser_bound(again, answer, bound_s, setting.cluster)
+    if looser:
+        texts.append(looser)
+    if not setting.cluster.is_cpu:
+        larger = advice.twice(setting.cluster)
+        texts.append(advice.other_cluster(again, answer, bound_s, larger, "twice the devices"))
+    faster = _next_kind(setting.cluster) if setting.profile.source == "roofline" else None
+    if faster:
+        what = "the next device kind by memory bandwidth"
+        texts.append(advice.other_cluster(again, answer, bound_s, faster, what))
+    return texts
+
+
+def _profile_on(setting: Setting, cluster: ClusterSpec) -> Profile:
+    """The roofline of another cluster; a measured profile holds for more of the same devices."""
+    return like(setting.profile, setting.model, cluster) if setting.profile.source == "roofline" else setting.profile
+
+
+def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
+    """As many devices of the kind that has the least memory bandwidth above this one's; None where none has."""
+    device = cluster.device
+    better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
+    if not better or device.kind not in KINDS:
+        return None
+    kind = min(better, key=lambda spec: spec.bandwidth_bytes_s).kind
+    nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
+    return parse_cluster(f"{nodes}{cluster.devices_per_node}x{kind}", cluster.memory_fraction)
+
+
+def frontier(answers: "list[Tuned]") -> tuple[Series, ...]:
+    """Every policy's best schedules under each answer's bound, as plots draw them."""
+    points: dict[str, set[tuple[float, float]]] = {}
+    for answer in answers:
+        for other in answer.alternatives:
+            estimate = other.estimate
+            if other.schedule and estimate and estimate.latency_s is not None:
+                points.setdefault(other.policy, set()).add((estimate.latency_s, estimate.throughput_tok_s))
+    return tuple(
+        Series(policy, tuple(sorted(row)), TRAITS[policy].mark, TRAITS[policy].colour)
+        for policy, row in sorted(points.items())
+    )
+
+
+def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
+    """Bounds in seconds from just above the lowest reachable latency to that of the unbounded optimum, and None."""
+    import numpy as np
+
+    free = search_schedule(setting, None, lowest_latency=True, **options)
+    if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
+        return [None]
+    low, high = 1.1 * free.lowest_latency_s, free.estimate.latency_s
+    return [*np.geomspace(low, high, count).tolist(), None] if low < high else [None]
+
+
+def ranked(answer: "Tuned") -> "list[Alternative]":
+    """Every policy's best schedule, the answer first, then by falling throughput."""
+    best = answer.schedule.policy if answer.schedule else None
+    return sorted(
+        answer.alternatives,
+        key=lambda a: (a.policy != best, -(a.estimate.throughput_tok_s if a.estimate else -1.0)),
+    )
+
+
+def reasons(alternatives: Iterable["Alternative"]) -> list[str]:
+    """Why each policy is where it is; policies of one reason share a sentence."""
+    names: dict[str, list[str]] = {}
+    for other in alternatives:
+        names.setdefault(other.reason, []).append(other.policy)
+    return [f"{', '.join(policies)}: {reason}" for reason, policies in names.items()]
+
+
+def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:
+    """Why there is no schedule, in one sentence."""
+    if answer.lowest_latency_s is None:
+        return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
+    if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency could be met: another bound is in the way
+        return f"No schedule meets all bounds at once: {'; '.join(reasons(answer.alternatives))}."
+    lowest = duration_text(answer.lowest_latency_s)
+    return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."

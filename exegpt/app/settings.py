@@ -1,0 +1,178 @@
+"""What people type, made into nouns: model, cluster, workload and profile, with what was assumed on the way."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exegpt.app.choices import check_choice
+from exegpt.app.profiles import find_profile
+from exegpt.app.rooflines import accuracy
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.errors import InputError
+from exegpt.model import BYTES, DTYPES, ModelSpec
+from exegpt.profile import Profile
+from exegpt.quantity import figure_text, percent_text
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a schedule is searched for."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+    kv_dtype: str
+    assumptions: tuple[str, ...]
+
+
+def find_model(text: str) -> ModelSpec:
+    """The spec of a built-in model or of a model directory."""
+    from exegpt.builtin_models import builtin_model
+
+    return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
+
+
+def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
+    """The workload scaled to the model's context where its 99th percentile doesn't fit, and a sentence that says so, as
+    its name does.
+
+    T5's positions are relative, so it has no longest sequence. InputError for fixed lengths that don't fit: they are
+    what was asked for, not a sample of it.
+    """
+    if model.architecture == "t5":
+        return workload, []
+    lengths = (workload.input.max, workload.output.max)
+    if workload.requests is None and lengths == (workload.input.lengths[0], workload.output.lengths[0]):
+        if sum(lengths) > model.context:
+            raise InputError(
+                f"Requests of {lengths[0]:,} + {lengths[1]:,} = {sum(lengths):,} tokens don't fit the context of "
+                f"'{model.name}', {model.context:,} tokens: shorten them, or take a model with a longer one."
+            )
+        return workload, []
+    scaled, factor, clipped = workload.scaled_to(model.context)
+    if factor == 1.0 and not clipped:
+        return workload, []
+    context = f"the context of {model.context:,} tokens"
+    if factor == 1.0:
+        named = replace(scaled, name=f"{workload.name} clipped to {model.context:,} tokens")
+        return named, [f"{percent_text(clipped)} of the requests are longer than {context} and are clipped"]
+    named = replace(scaled, name=f"{workload.name} × {figure_text(factor)}")
+    text = f"lengths of workload {workload.name} times {figure_text(factor)}, to fit {context}"
+    rest = f"; {percent_text(clipped)} of the requests are longer still and are clipped" if clipped else ""
+    return named, [text + rest]
+
+
+def find_setting(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    profile: str | None = None,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    memory_fraction: float | None = None,
+    columns: str | None = None,
+    rate: str | None = None,
+    device: str | None = None,
+    engine: str | None = None,
+    one_by_one: bool = False,
+    attention: str = "triton",
+) -> Setting:
+    """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
+    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
+    request is simulated with its own pair of lengths, not with the two distributions. `attention` as in `find_profile`.
+    """
+    from exegpt.builtin_models import stands_for
+    from exegpt.columns import parse_columns
+    from exegpt.trace import parse_rate, parse_workload
+
+    assumptions: list[str] = []
+    if model is None:
+        model = "opt-13b"
+        assumptions.append("model: opt-13b, the default")
+    spec = find_model(model)
+    if not Path(model).is_dir() and (sizes := stands_for(model)):
+        assumptions.append(f"model: '{model}' has the sizes of {sizes}, with a context of {spec.context:,} tokens")
+    if cluster is None:
+        cluster = "local" if Path(model).is_dir() else "4xA40"
+        assumptions.append(f"cluster: {cluster}, the default")
+    if device and cluster != "local":
+        raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
+    where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
+    if where.name == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(
+        16, 1 << 20, 8
+    ):
+        nodes = f"{where.devices_per_node // 8}x8x{where.device.kind}"
+        assumptions.append(
+            f"cluster: {where.name} is one node, all its devices linked alike; nodes of eight are {nodes}"
+        )
+    if workload is None:
+        workload = "S"
+        assumptions.append("workload: task S (summarization), the default")
+    if isinstance(workload, str):
+        named = parse_columns(columns) if columns else None
+        workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
+    load, scaling = fit_context(workload, spec)
+    if load.correlation is not None and not one_by_one:
+        scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+    dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
+    named_file = profile not in (None, "roofline")
+    usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
+    how = {"kv_dtype": kv_dtype, "engine": engine}
+    chosen, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
+    if dtype is None:
+        assumptions.append(f"dtype: {chosen.dtype}, {why}")
+    return Setting(
+        spec, where, load, chosen, kv_dtype or chosen.dtype, (*assumptions, *scaling, which, *accuracy(chosen))
+    )
+
+
+def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
+    """What a run on this machine computes in: as asked, else a given schedule's, else the device's own."""
+    return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
+
+
+def _known_dtype(text: str | None, option: str) -> str | None:
+    """A dtype by our name or a checkpoint's (`bfloat16`); None and `auto`: not asked for."""
+    if text in (None, "auto"):
+        return None
+    name = DTYPES.get(text, text)
+    check_choice(name, tuple(BYTES), option)
+    return name
+
+
+def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
+    """The dtype that a model is served in where none was asked for, and why: on GPUs the checkpoint's own."""
+    if cluster.is_cpu:
+        return "fp32", "the default on CPUs"
+    if cluster.name.startswith("local"):
+        return "bf16", "the default on this machine's GPU"
+    if model.dtype is None:
+        return "fp16", "the default where the checkpoint doesn't say its own"
+    dtype, why = model.dtype, "the checkpoint's own"
+    if dtype == "fp32":
+        dtype, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
+    if dtype in cluster.device.flops_s or not cluster.device.flops_s:
+        return dtype, why
+    if "fp16" not in cluster.device.flops_s:
+        return next(iter(cluster.device.flops_s)), f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
+    return "fp16", f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
+
+
+def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
+    """This machine's device as a cluster."""
+    from exegpt.models.device import find_device
+    from xprofiler import machine
+
+    cluster = machine.local(find_device(device))
+    return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
+
+
+def set_threads(threads: int | None) -> None:
+    """Use so many CPU threads; None leaves torch's own choice, one per core."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

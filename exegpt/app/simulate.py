@@ -1,0 +1,185 @@
+"""`simulate`: what a schedule, or a running engine's settings, are predicted to give."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xsimulator
+from exegpt import document
+from exegpt.app import rooflines
+from exegpt.app.engine_settings import EngineSettings, follow, resident
+from exegpt.app.files import read_schedule
+from exegpt.app.profiles import find_profile
+from exegpt.app.settings import find_setting, fit_context
+from exegpt.columns import parse_columns
+from exegpt.document import to_dict
+from exegpt.duration import duration_text
+from exegpt.errors import InputError
+from exegpt.profile import Profile
+from exegpt.quantity import figure_text
+from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, percentile_rows
+from exegpt.schedule import Schedule
+from exegpt.served import latencies, percentiles
+from exegpt.timeline import Timeline, chrome_trace
+from exegpt.trace import read_trace
+from exegpt.workload import Workload
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """A schedule's file, or a model on a cluster with an engine's settings; None: not given."""
+
+    schedule: Path | None
+    timeline: Path | None
+    replay: str | None
+    """A trace whose requests are simulated one by one; None: the steady state."""
+    profile: str | None
+    model: str | None
+    cluster: str | None
+    workload: str | None
+    dtype: str | None
+    engine: str | None
+    columns: str | None
+    engine_settings: EngineSettings
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was simulated."""
+
+    schedule: Schedule
+    profile: Profile
+    assumptions: tuple[str, ...]
+    facts: dict[str, Any]
+    """For scripts."""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """For people."""
+    timeline: Callable[[], Timeline]
+    texts: tuple[str, ...] = ()
+    """What doesn't fit a table."""
+
+
+def simulate(options: SimulateOptions) -> Prediction:
+    """The prediction that was asked for; writes its timeline."""
+    if options.schedule:
+        schedule, profile, assumptions = _of_file(options, options.schedule)
+    elif options.model:
+        schedule, profile, assumptions = _of_engine(options)
+    else:
+        raise InputError(
+            "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
+        )
+    if options.replay:
+        prediction = _replay(schedule, profile, assumptions, options.replay, options)
+    else:
+        prediction = _steady(schedule, profile, assumptions)
+    if options.timeline:
+        trace = chrome_trace([prediction.timeline()])
+        document.write_text(options.timeline, document.dumps(trace, indent=None))
+    return prediction
+
+
+def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, ...]]:
+    """The schedule that an engine follows, its profile, and what was assumed."""
+    setting = find_setting(
+        options.model,
+        options.cluster,
+        options.workload or options.replay,
+        options.profile,
+        dtype=options.dtype,
+        columns=options.columns,
+        engine=options.engine,
+        one_by_one=bool(options.replay),
+    )
+    schedule, assumed = follow(setting, options.engine_settings)
+    return schedule, setting.profile, (*setting.assumptions, *assumed)
+
+
+def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
+    """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
+    others = {name: getattr(options, name) for name in ("model", "cluster", "workload", "dtype")}
+    for name, value in (vars(options.engine_settings) | others).items():
+        option = f"--{name.replace('_', '-')}"
+        if value not in (None, False):
+            typed = option if value is True else f"{option} {value}"
+            raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
+    schedule = read_schedule(path)
+    stock = options.profile in (None, "roofline") and options.engine is None
+    roofline = rooflines.found_on(schedule) if stock else None
+    if roofline:
+        which = f"profile: the roofline that it was found on, {rooflines.engine_text(roofline)}"
+        return schedule, roofline, (which, *rooflines.accuracy(roofline))
+    where = (schedule.model.spec, schedule.cluster, schedule.dtype)
+    profile, which = find_profile(options.profile, *where, kv_dtype=schedule.kv_dtype, engine=options.engine)
+    return schedule, profile, (which, *_another(schedule, profile), *rooflines.accuracy(profile))
+
+
+def _another(schedule: Schedule, profile: Profile) -> tuple[str, ...]:
+    """A sentence where a schedule was found on another profile than the one at hand."""
+    if profile.fingerprint == schedule.profile.fingerprint:
+        return ()
+    other = f"{schedule.profile.source} ({schedule.profile.fingerprint})"
+    return (f"the schedule was found on another profile, {other}, which --profile FILE takes: figures will differ",)
+
+
+def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:
+    """The steady state that a long run tends to."""
+    running, notes = resident(schedule, profile)
+    if schedule.prefix_caching:
+        notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
+    estimate = xsimulator.estimate(running, profile)
+    return Prediction(
+        schedule,
+        profile,
+        (*assumptions, *notes),
+        to_dict(estimate),
+        ESTIMATE_COLUMNS,
+        estimate_rows(estimate, schedule),
+        lambda: xsimulator.timeline(schedule, profile),
+    )
+
+
+def _replay(
+    schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], source: str, options: SimulateOptions
+) -> Prediction:
+    """A trace's requests one by one, scaled to the model's context where they don't fit it."""
+    from xsimulator.replay.event_simulator import replay
+
+    notes: list[str] = []
+    named = parse_columns(options.columns) if options.columns else None
+    trace = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
+    workload, scaling = fit_context(trace, schedule.model.spec)
+    start = time.perf_counter()
+    run = replay(schedule, profile, workload.requests or (), timeline=options.timeline is not None)
+    wall = time.perf_counter() - start
+    since_arrival = latencies(run.served, "arrival")
+    times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
+    rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
+    count = len(run.served)
+    if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
+        notes.append(f"arrivals: all requests of {trace.name} are there at the start, and their times count from then")
+    if schedule.prefix_caching:
+        notes.append(
+            "prefix caching: a trace has no tokens, so no two of its prompts begin alike; preempted requests found "
+            f"{run.reused:,} of their own tokens in the cache"
+        )
+    requests_s, tokens_s = map(figure_text, rates.values())
+    facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
+    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
+    text = (
+        f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
+        f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
+    )
+    return Prediction(
+        schedule,
+        profile,
+        (*assumptions, *notes, *scaling),
+        facts,
+        ("since arrival", *PERCENTILES),
+        percentile_rows(times),
+        lambda: run.timeline,
+        (text,),
+    )

@@ -1,0 +1,204 @@
+"""`tune`: searches under each latency bound, or at a rate of arrival on each cluster, and the files that it writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt import document
+from exegpt.app.export import Target
+from exegpt.app.reports import write_search_report
+from exegpt.app.search import SearchOptions, advise, search_schedule
+from exegpt.app.settings import Setting
+from exegpt.errors import InputError
+from exegpt.price import Prices, price_per_hour
+from exegpt.quantity import figure_text
+from exegpt.report import output
+from exegpt.schedule import Schedule
+from exegpt.workload import Workload
+
+if TYPE_CHECKING:
+    from xscheduler.arrivals import Arrivals
+    from xscheduler.open_tune import Rated
+    from xscheduler.tuned import Tuned
+
+PATTERNS = ("poisson", "trace")
+"""How requests arrive."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What a search is for, and where its answer goes."""
+
+    settings: tuple[Setting, ...]
+    """One per cluster."""
+    bounds_s: tuple[float | None, ...]
+    search: SearchOptions
+    rate_seq_s: float | None = None
+    """Of arrival; None with pattern `trace`: the trace's own."""
+    arrivals: str = "poisson"
+    """One of PATTERNS."""
+    seed: int = 0
+    prices: Prices | None = None
+    advice: bool | None = None
+    """None: for one bound on at most eight devices."""
+    target: Target | None = None
+    """The engine whose nearest flags are printed too."""
+    out: Path | None = None
+    """The schedule's file."""
+    report: Path | None = None
+
+    @property
+    def open_system(self) -> bool:
+        """Whether requests arrive over time."""
+        return self.rate_seq_s is not None or self.arrivals == "trace"
+
+
+@dataclass(frozen=True)
+class BoundedAnswer:
+    """The answer under one bound in seconds, None: unbounded."""
+
+    bound_s: float | None
+    tuned: "Tuned"
+    advice: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A cluster's best answer at the rate, and what the cluster costs."""
+
+    setting: Setting
+    rated: "Rated"
+    price_hour: float | None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a schedule sustains the rate."""
+        return self.rated.tuned.schedule is not None
+
+    @property
+    def price_million(self) -> float | None:
+        """The price of a million output tokens at the rate."""
+        if self.price_hour is None or not self.feasible:
+            return None
+        tokens_hour = 3600 * self.rated.rate_seq_s * self.setting.workload.output.mean
+        return 1e6 * self.price_hour / tokens_hour
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Those that sustain the rate come first, the cheapest of them before all; without prices, the smallest."""
+        devices = self.setting.cluster.devices
+        return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
+
+
+def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
+    """The answer under each bound, where requests always wait; writes the last schedule found, and the report."""
+    setting, bounds_s, search = options.settings[0], options.bounds_s, options.search
+    with output.progress("searching policies") as progress:
+        tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
+    advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
+    answers = tuple(
+        BoundedAnswer(bound_s, answer, tuple(advise(setting, answer, bound_s, search)) if advice else ())
+        for answer, bound_s in zip(tuned, bounds_s, strict=True)
+    )
+    best_schedule = next((answer.schedule for answer in reversed(tuned) if answer.schedule), None)
+    _write(options, setting, best_schedule, tuned, answers[-1].advice)
+    return answers
+
+
+def tune_rate(options: TuneOptions) -> list[Offer]:
+    """What sustains the rate on each cluster within the bound, the best offer first; writes its schedule and report."""
+    from xscheduler.goodput import Bounds
+
+    search, prices = options.search, options.prices
+    if search.tolerance:
+        raise InputError(f"--tolerance {search.tolerance} is of searches without a rate: leave it out with --rate.")
+    if search.admission != ("reserve",):
+        raise InputError("Searches at a rate replay schedules that reserve: leave --admission or --rate out.")
+    for setting in options.settings:
+        if prices is not None:
+            price_per_hour(prices, setting.cluster)  # a missing price is said before the work
+    rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
+    bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
+    offers = []
+    for setting in options.settings:
+        arrivals = _arrivals(setting, options.arrivals, options.seed)
+        price = None if prices is None else price_per_hour(prices, setting.cluster)
+        offers.append(Offer(setting, _tuned_at(setting, arrivals, bounds, rate_seq_s, search), price))
+    offers.sort(key=lambda offer: offer.order)
+    best = offers[0].rated.tuned
+    _write(options, offers[0].setting, best.schedule, [best])
+    return offers
+
+
+def _write(
+    options: TuneOptions,
+    setting: Setting,
+    schedule: Schedule | None,
+    answers: "list[Tuned]",
+    advice: tuple[str, ...] = (),
+) -> None:
+    if options.out and schedule:
+        document.write(options.out, schedule)
+    if options.report:
+        write_search_report(options.report, setting, answers, options.bounds_s, options.search, advice)
+
+
+def _trace_rate(workload: Workload) -> float:
+    """Requests per second in the trace."""
+    if workload.arrival_rate is None:
+        raise InputError(
+            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
+            "with --rate."
+        )
+    return workload.arrival_rate
+
+
+def _arrivals(setting: Setting, pattern: str, seed: int) -> "Arrivals":
+    """The pattern in which requests arrive."""
+    from xscheduler.arrivals import Arrivals
+
+    workload = setting.workload
+    context = None if setting.model.architecture == "t5" else setting.model.context
+    if pattern == "poisson":
+        return Arrivals.poisson(workload, context, seed, setting.cluster.devices)
+    if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
+        raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
+    return Arrivals.traced(workload, context)
+
+
+def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: float, search: SearchOptions) -> "Rated":
+    """The best answer on one cluster."""
+    from xscheduler.open_tune import tune_at
+
+    with output.progress(f"{setting.cluster.name} at {figure_text(rate_seq_s, 6)}/s") as progress:
+        return tune_at(
+            setting.model,
+            setting.cluster,
+            setting.workload,
+            setting.profile,
+            arrivals,
+            bounds,
+            rate_seq_s,
+            bound=search.bound,
+            policies=search.policies,
+            method=search.method,
+            kv_dtype=setting.kv_dtype,
+            runnable=search.runnable,
+            progress=progress,
+        )
+
+
+def headroom(rated: "Rated") -> list[str]:
+    """How far the answer is from its goodput, and how full and busy its devices are at the rate."""
+    from xscheduler.advice import use_of
+
+    schedule, estimate = rated.tuned.schedule, rated.tuned.estimate
+    if schedule is None or estimate is None:
+        return []
+    goodput = rated.sustained[schedule.policy].goodput
+    sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
+    times = figure_text(goodput.low / rated.rate_seq_s)
+    return [
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure}, is {times} times the rate",
+        use_of((schedule, estimate)),
+    ]
