@@ -203,7 +203,7 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
     from xsimulator.estimates import outcome
     from xsimulator.steady.scenario import Scenario
 
-    scenario, given = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
+    scenario, blocks = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
 
     def needed(most: int | None = None) -> int:
         changed = vars(schedule) if most is None else vars(schedule) | {"max_num_seqs": most}
@@ -211,18 +211,18 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
 
     notes = []
     if schedule.max_num_seqs is None:
-        if needed() > given:
-            lack = f"the steady state fills {needed():,} KV blocks and the schedule has {given:,}"
+        if needed() > blocks:
+            lack = f"the steady state fills {needed():,} KV blocks and the schedule has {blocks:,}"
             notes.append(f"{lack}: requests will wait for them, which --replay shows")
         return schedule, tuple(notes)
     room = scenario.replica.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
-    if given > room:
-        notes.append(f"{given:,} KV blocks are more than the {room:,} that memory holds by this estimate")
+    if blocks > room:
+        notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
     if needed() <= given:
         return schedule, tuple(notes)
-    most = bisect.bisect_right(range(1, schedule.max_num_seqs), given, key=needed)
+    most = bisect.bisect_right(range(1, schedule.max_num_seqs), blocks, key=needed)
     notes.append(
-        f"{given:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
+        f"{blocks:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
         f"{schedule.max_num_seqs:,}: the others wait in the queue, and the figures are for {most:,}"
     )
     return replace(schedule, max_num_seqs=max(1, most)), tuple(notes)

@@ -93,10 +93,12 @@ def frontier(answers: "list[Tuned]") -> tuple[Series, ...]:
             estimate = other.estimate
             if other.schedule and estimate and estimate.latency_s is not None:
                 points.setdefault(other.policy, set()).add((estimate.latency_s, estimate.throughput_tok_s))
-    return tuple(
-        Series(policy, tuple(sorted(row)), TRAITS[policy].mark, TRAITS[policy].colour)
-        for policy, row in sorted(points.items())
-    )
+    return tuple(series(policy, tuple(sorted(row))) for policy, row in sorted(points.items()))
+
+
+def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
+    """A policy's points with its mark and colour."""
+    return Series(policy, points, TRAITS[policy].mark, TRAITS[policy].colour)
 
 
 def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:

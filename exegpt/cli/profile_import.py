@@ -51,6 +51,8 @@ def import_(
     check_output(out)
     spec = find_model(model)
     overhead_s = parse_duration(overhead) if overhead else 0.0
+    if overhead_s is None:
+        raise InputError(f"--overhead '{overhead}' is no time of an iteration: write one like 3ms.")
     if source == "aiconfigurator":
         from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
 

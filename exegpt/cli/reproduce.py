@@ -128,13 +128,13 @@ def _show(
     check_output(report)
     with output.progress(name) as progress:
         result = work(progress)
-    made = sections(result)
+    shown = sections(result)
     if report:
-        document.write_text(report, page(f"{name} of the paper, reproduced", (STANDS_ON,), made))
+        document.write_text(report, page(f"{name} of the paper, reproduced", (STANDS_ON,), shown))
     if json:
         return output.emit({"reproduces": name, **asdict(result), "provenance": output.provenance()})
     output.note(f"· {STANDS_ON}")
-    for section in made:
+    for section in shown:
         output.table(section.columns, section.rows, section.title)
         for note in section.notes:
             print(note)

@@ -218,9 +218,9 @@ _WITHOUT = {
 
 def _missing(tables: "dict[str, Table | None]") -> list[str]:
     """What the profile doesn't hold, and what is taken instead."""
-    found = [f"{name} ({text})" for name, text in _WITHOUT.items() if not tables[name]]
+    missing = [f"{name} ({text})" for name, text in _WITHOUT.items() if not tables[name]]
     nothing = [name for name, table in tables.items() if table and max(table.values) == 0]
-    return found + [f"{name} (taken as no time at all)" for name in nothing]
+    return missing + [f"{name} (taken as no time at all)" for name in nothing]
 
 
 def _results(file: Path) -> "Shown":

@@ -102,9 +102,9 @@ def tune(
     check_columns(columns, workload)
     prices = read_prices(price) if price else None
     _check_combination(len(bounds_s), len(clusters), rate is not None or arrivals == "trace", prices is not None)
-    given = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
-    given |= {"columns": columns, "rate": rate, "engine": engine}
-    settings = tuple(find_setting(model, where, workload, profile, **given) for where in clusters)
+    how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
+    how |= {"columns": columns, "rate": rate, "engine": engine}
+    settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
     target = _target(export, settings[0], model)
     runnable = target.policies if target else ()
     rules = ("reserve", "grow") if admission == "auto" else (admission,)

@@ -19,6 +19,83 @@ _END = "<|endoftext|>"
 _LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Architectures with a Llama's config → transformers' names of their classes."""
 
+_LLAMA_KEYS = {
+    "vocab_size": "vocab",
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_size",
+    "intermediate_size": "ffn",
+    "max_position_embeddings": "context",
+}
+_KEYS = {
+    **dict.fromkeys(_LLAMAS, _LLAMA_KEYS),
+    "opt": {
+        "vocab_size": "vocab",
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "word_embed_proj_dim": "hidden",
+        "num_attention_heads": "heads",
+        "ffn_dim": "ffn",
+        "max_position_embeddings": "context",
+    },
+    "t5": {
+        "vocab_size": "vocab",
+        "num_layers": "layers",
+        "num_decoder_layers": "layers",
+        "d_model": "hidden",
+        "num_heads": "heads",
+        "d_kv": "head_size",
+        "d_ff": "ffn",
+        "n_positions": "context",
+    },
+    "gpt2": {
+        "vocab_size": "vocab",
+        "n_layer": "layers",
+        "n_embd": "hidden",
+        "n_head": "heads",
+        "n_inner": "ffn",
+        "n_positions": "context",
+    },
+}
+"""Architecture → a config's keys and the sizes that they have."""
+_CONSTANTS: dict[str, dict[str, Any]] = {
+    **{
+        arch: {
+            "architectures": [f"{name}ForCausalLM"],
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+            **({"sliding_window": None} if arch == "mistral" else {}),
+        }
+        for arch, name in _LLAMAS.items()
+    },
+    "opt": {
+        "architectures": ["OPTForCausalLM"],
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "pad_token_id": _BYTES,
+        "tie_word_embeddings": True,
+    },
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+        "pad_token_id": _BYTES,
+        "decoder_start_token_id": _BYTES,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+}
+"""Architecture → what its config has besides."""
+
 
 def create_model(
     directory: str | Path,
@@ -77,76 +154,19 @@ def _config(
 ) -> dict[str, Any]:
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
-    ends = {"vocab_size": vocab, "bos_token_id": _BYTES, "eos_token_id": _BYTES}
-    if arch in _LLAMAS:
-        window = {"sliding_window": None} if arch == "mistral" else {}
-        return (
-            ends
-            | window
-            | {
-                "architectures": [f"{_LLAMAS[arch]}ForCausalLM"],
-                "model_type": arch,
-                "num_hidden_layers": layers,
-                "hidden_size": hidden,
-                "num_attention_heads": heads,
-                "num_key_value_heads": kv_heads,
-                "head_dim": hidden // heads,
-                "intermediate_size": ffn,
-                "max_position_embeddings": context,
-                "hidden_act": "silu",
-                "rms_norm_eps": 1e-5,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-                "tie_word_embeddings": False,
-            }
-        )
-    if kv_heads != heads:
+    if arch not in _KEYS:
+        raise InputError(f"There is no architecture '{arch}' to create: {', '.join(FAMILIES)} are.")
+    if arch not in _LLAMAS and kv_heads != heads:
         raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
-    if arch == "opt":
-        return ends | {
-            "architectures": ["OPTForCausalLM"],
-            "model_type": "opt",
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "word_embed_proj_dim": hidden,
-            "num_attention_heads": heads,
-            "ffn_dim": ffn,
-            "max_position_embeddings": context,
-            "activation_function": "relu",
-            "do_layer_norm_before": True,
-            "pad_token_id": _BYTES,
-            "tie_word_embeddings": True,
-        }
-    if arch == "t5":
-        return ends | {
-            "architectures": ["T5ForConditionalGeneration"],
-            "model_type": "t5",
-            "num_layers": layers,
-            "num_decoder_layers": layers,
-            "d_model": hidden,
-            "num_heads": heads,
-            "d_kv": hidden // heads,
-            "d_ff": ffn,
-            "n_positions": context,
-            "feed_forward_proj": "gated-gelu",
-            "is_encoder_decoder": True,
-            "pad_token_id": _BYTES,
-            "decoder_start_token_id": _BYTES,
-            "tie_word_embeddings": False,
-        }
-    if arch == "gpt2":
-        return ends | {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "n_layer": layers,
-            "n_embd": hidden,
-            "n_head": heads,
-            "n_inner": ffn,
-            "n_positions": context,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-        }
-    raise InputError(f"There is no architecture '{arch}' to create: {', '.join(FAMILIES)} are.")
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": hidden // heads}
+    sizes |= {"ffn": ffn, "vocab": vocab, "context": context}
+    return {
+        "model_type": arch,
+        "bos_token_id": _BYTES,
+        "eos_token_id": _BYTES,
+        **{key: sizes[size] for key, size in _KEYS[arch].items()},
+        **_CONSTANTS[arch],
+    }
 
 
 def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:

@@ -10,8 +10,8 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from exegpt.app.search import series
 from exegpt.errors import InputError
-from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.sections import Section
@@ -37,7 +37,7 @@ PAPER = {
     "figure8": {"mean": 3.2, "largest": 15.2, "smallest": 1.1, "mean_unbounded": 2.2},
     "over all": {"mean": 2.9},
 }
-SERIES = (("FT", "#8a8f98"), ("RRA", TRAITS["rra"].colour), ("WAA", TRAITS["waa-c"].colour))
+SERIES = (("FT", "#8a8f98"), ("RRA", series("rra").colour), ("WAA", series("waa-c").colour))
 
 
 @dataclass(frozen=True)

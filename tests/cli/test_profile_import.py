@@ -38,6 +38,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
         ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
         ("aiconfigurator -m opt-13b --system h100_sxm --overhead 3", "'3' is not a duration"),
+        ("aiconfigurator -m opt-13b --system h100_sxm --overhead inf", "--overhead 'inf' is no time of an iteration"),
     ],
 )
 def test_bad_inputs(exegpt, tmp_path, arguments, message):
