@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.app import demo
 from tests.xprofiler.small import shrink
 from xprofiler import machine
 
@@ -149,18 +148,3 @@ def test_line_18_a_terminated_run_leaves_what_is_done_and_goes_on(exegpt, tiny, 
     assert done.code == 0, done.err
     results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len({one["id"] for one in results}) == 400 and f"resumed: {len(before)} of 400" in done.err
-
-
-def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(exegpt, tiny, tiny_profile, monkeypatch):
-    from exegpt.app.settings import find_setting
-    from xsimulator.replay.event_simulator import replay
-
-    setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
-    bounds = demo.places(demo.search_frontier(setting))
-    plan = demo.make_plan(setting, bounds, None, 0)
-    assert plan.schedules[0] == plan.answer.schedule == plan.best_steady
-    lengths = [request.lengths for request in plan.requests]
-    latency_s = replay(plan.answer.schedule, setting.profile, lengths).estimate.latency_s
-    assert latency_s <= plan.bound_s / (1 + demo.ROOM)
-    assert plan.answer.schedule.latency_bound_s == plan.bound_s
-    assert demo.LEAST <= len(plan.requests) <= demo.MOST

@@ -1,0 +1,47 @@
+"""Searches under bounds and at a rate, without a command line."""
+
+from dataclasses import replace
+
+import pytest
+
+from exegpt import document
+from exegpt.app.files import read_schedule
+from exegpt.app.search import SearchOptions, frontier_bounds, infeasible_text, search_schedule
+from exegpt.app.settings import find_setting
+from exegpt.app.tuning import TuneOptions, tune_bounds, tune_rate
+from exegpt.errors import InputError
+
+SEARCH = SearchOptions("p99-length", None, None, ("orca", "rra"), "bnb", 0.0)
+
+
+@pytest.fixture(scope="module")
+def options():
+    settings = tuple(find_setting("opt-1.3b", cluster, "T", "roofline") for cluster in ("1xA40", "1xH100-SXM"))
+    return TuneOptions(settings, (1e-6, None), SEARCH, advice=False)
+
+
+def test_every_bound_has_an_answer_and_the_last_schedule_is_written(options, tmp_path):
+    bounded, unbounded = tune_bounds(replace(options, out=tmp_path / "s.json", report=tmp_path / "r.html"))
+    assert bounded.tuned.schedule is None and "lowest reachable latency" in infeasible_text(bounded.tuned, 1e-6)
+    assert unbounded.bound_s is None and unbounded.tuned.schedule.latency_bound_s is None
+    assert read_schedule(tmp_path / "s.json") == unbounded.tuned.schedule
+    assert "No schedule" not in (tmp_path / "r.html").read_text()
+
+
+def test_the_last_bound_of_a_frontier_is_none(options):
+    bounds_s = frontier_bounds(options.settings[0], policies=("orca",))
+    assert bounds_s[-1] is None and bounds_s[:-1] == sorted(bounds_s[:-1])
+    unbounded = search_schedule(options.settings[0], None, policies=("orca",))
+    assert bounds_s[-2] == pytest.approx(unbounded.estimate.latency_s)
+
+
+def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(options, tmp_path):
+    asked = replace(options, bounds_s=(5.0,), rate_seq_s=2.0, prices={"A40": 3.0, "H100-SXM": 1.0})
+    asked = replace(asked, search=replace(SEARCH, policies=("orca",)), out=tmp_path / "s.json")
+    offers = tune_rate(asked)
+    assert [offer.price_hour for offer in offers] == [1.0, 3.0] and all(offer.feasible for offer in offers)
+    assert document.read_json(tmp_path / "s.json")["cluster"]["name"] == "1xH100-SXM"
+    with pytest.raises(InputError, match="no H100-SXM"):
+        tune_rate(replace(asked, prices={"A40": 3.0}))
+    with pytest.raises(InputError, match=r"--tolerance 0\.5"):
+        tune_rate(replace(asked, search=replace(SEARCH, tolerance=0.5)))

@@ -1,0 +1,39 @@
+"""Options objects of commands."""
+
+import inspect
+from dataclasses import dataclass, fields
+
+import pytest
+
+from exegpt.app.bench import BenchOptions
+from exegpt.app.measure import ProfileOptions
+from exegpt.app.offline_run import RunOptions
+from exegpt.cli.bench import bench
+from exegpt.cli.options import build
+from exegpt.cli.profile import profile
+from exegpt.cli.run import run
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: int
+    second: str
+
+
+def test_a_field_is_the_parameter_of_its_name():
+    assert build(Pair, {"second": "b", "first": 1, "json": True}) == Pair(1, "b")
+    with pytest.raises(KeyError, match="second"):
+        build(Pair, {"first": 1})
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "made"),
+    [(bench, BenchOptions, set()), (profile, ProfileOptions, set()), (run, RunOptions, {"policies", "fixed"})],
+)
+def test_every_option_reaches_the_object(command, options, made):
+    """But for those of the output, and those that `made` fields stand for."""
+    names = {field.name.removesuffix("_s") for field in fields(options)}
+    typed = set(inspect.signature(command).parameters) - {"json", "context"}
+    assert names - made <= typed
+    if not made:
+        assert names == typed
