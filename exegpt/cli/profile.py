@@ -34,7 +34,7 @@ def profile(
     """
     if context.invoked_subcommand:
         return
-    from exegpt.app.measure import ProfileOptions, measure
+    from exegpt.app.profiling import ProfileOptions, measure
     from exegpt.errors import InputError
     from exegpt.report import output
     from xrunner.comm.ranks import job

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from exegpt.app.bench import BenchOptions
-from exegpt.app.measure import ProfileOptions
+from exegpt.app.profiling import ProfileOptions
 from exegpt.app.offline_run import RunOptions
 from exegpt.cli.bench import bench
 from exegpt.cli.options import build
