@@ -218,7 +218,7 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
     room = scenario.replica.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
     if blocks > room:
         notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
-    if needed() <= given:
+    if needed() <= blocks:
         return schedule, tuple(notes)
     most = bisect.bisect_right(range(1, schedule.max_num_seqs), blocks, key=needed)
     notes.append(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import pytest
 
 from exegpt.app.bench import BenchOptions
-from exegpt.app.profiling import ProfileOptions
 from exegpt.app.offline_run import RunOptions
+from exegpt.app.profiling import ProfileOptions
 from exegpt.cli.bench import bench
 from exegpt.cli.options import build
 from exegpt.cli.profile import profile
