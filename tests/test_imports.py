@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xsimulator.replay": NOUNS | {"xsimulator.cost"},
     "xscheduler": NOUNS | SIMULATOR,
     "xrunner": set(),
-    "xrunner.comm": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE},
+    "xrunner.comm": {"exegpt", *RUNNABLE},
     "xrunner.rank": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE, "xrunner.comm"},
     "xrunner.core": NOUNS | RUNNABLE | {"xrunner.comm", "xrunner.rank"},
 }

@@ -33,6 +33,7 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
+from xsimulator.estimates import GROWING
 
 if TYPE_CHECKING:
     import torch
@@ -233,9 +234,11 @@ def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
     """
     bound_s, fixed, rows = options.latency_bound_s, options.fixed, setting.workload.requests or ()
     policies = with_variables(options.policies or _policies_with_cache(options), fixed)
+    grows = options.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
+    rules = ("grow",) if grows else ("reserve",)
     # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
     most = None if {"encode_batch", "max_num_seqs"} & fixed.keys() else len(rows) or None
-    answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most)
+    answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
     answer = best_by_replay(answer, setting.profile, rows)
@@ -245,9 +248,9 @@ def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
 
 
 def _policies_with_cache(options: RunOptions) -> tuple[str, ...]:
-    """The policies that have what is asked of the cache."""
+    """The policies that have what is asked of the cache, and a formula for it."""
     grows, caches = options.admission == "grow", options.prefix_caching
-    fit = [traits.name for traits in TRAITS.values() if traits.grows >= grows and traits.caches_prefixes >= caches]
+    fit = [n for n, traits in TRAITS.items() if (n in GROWING) >= grows and traits.caches_prefixes >= caches]
     return policy_names(",".join(fit) if grows or caches else None)
 
 
@@ -259,6 +262,9 @@ def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
     if options.prefix_caching and not schedule.prefix_caching:
         check_prefix_caching(schedule.policy, schedule.model.spec)
     caches, blocks = options.prefix_caching or schedule.prefix_caching, options.kv_blocks or schedule.kv_blocks
+    if options.adapt and (rule == "grow" or caches):
+        what = "admission grow" if rule == "grow" else "prefix caching"
+        raise InputError(f"--adapt searches schedules without {what}, which this one has: leave --adapt out.")
     return replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
 
 

@@ -58,7 +58,7 @@ ADMISSION = Annotated[
     typer.Option(
         "--admission",
         help="reserve (default): a request waits until the KV blocks for all that it may need are free; grow: it gets "
-        "them as it needs them, and the last one is preempted where none are left (orca, chunked).",
+        "them as it needs them, and the last one is preempted where none are left.",
     ),
 ]
 PREFIX_CACHING = Annotated[
