@@ -49,33 +49,33 @@ def why_behind(best: Answer, other: Answer) -> str:
 
 
 def _figures(best: Answer, other: Answer) -> list[str]:
-    found: list[tuple[float, str]] = []
+    reasons: list[tuple[float, str]] = []
     many, most = decoding(other[1]), decoding(best[1])
     if many and most:
         lost = 1 - many / most
         fewer = f"{figure_text(most)} in the best ({lost:.0%} fewer)"
-        found.append((lost, f"about {figure_text(many)} sequences are decoded at a time, {fewer}"))
+        reasons.append((lost, f"about {figure_text(many)} sequences are decoded at a time, {fewer}"))
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
         times = f"{duration_text(other[1].tpot_s)}, in the best {duration_text(best[1].tpot_s)}"
-        found.append((slower, f"a token takes {times} ({more_text(slower + 1)})"))
+        reasons.append((slower, f"a token takes {times} ({more_text(slower + 1)})"))
     idles, least = idle(other[1]), idle(best[1])
     if idles is not None and least is not None:
-        found.append((idles - least, f"devices idle {idles:.0%} of the time, in the best {least:.0%}"))
-    return [text for lost, text in sorted(found, reverse=True) if lost > _WORTH_SAYING]
+        reasons.append((idles - least, f"devices idle {idles:.0%} of the time, in the best {least:.0%}"))
+    return [text for lost, text in sorted(reasons, reverse=True) if lost > _WORTH_SAYING]
 
 
 def _ways(best: Answer, other: Answer) -> list[str]:
     """What follows from how the two policies work."""
     schedule = other[0]
-    own, ahead = traits_of(schedule), traits_of(best[0])
+    traits, ahead = traits_of(schedule), traits_of(best[0])
     one_stack = not schedule.model.spec.encoder_layers
     reasons = []
-    if one_stack and ahead.mixed and not (own.mixed or own.disaggregated):
+    if one_stack and ahead.mixed and not (traits.mixed or traits.disaggregated):
         reasons.append("prompts and decoding read the weights one after the other, in the best together")
-    if one_stack and own.disaggregated and not ahead.disaggregated:
+    if one_stack and traits.disaggregated and not ahead.disaggregated:
         reasons.append("every layer's weights are held twice")
-    if ahead.early_termination and not own.early_termination:
+    if ahead.early_termination and not traits.early_termination:
         output = schedule.workload.output
         longest = expected_longest(output, schedule.encode_batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
@@ -101,11 +101,11 @@ def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int | Non
     useless = ""
     for variable, above in _steps(space, point):
         values = space.values(point)
-        found = space.simulate((*values[:variable], above, *values[variable + 1 :]))
+        evaluation = space.simulate((*values[:variable], above, *values[variable + 1 :]))
         step = _step_text(space.variables[variable].name, values[variable], above)
-        if found.throughput <= space.at(point).throughput * 1.0005:
+        if evaluation.throughput <= space.at(point).throughput * 1.0005:
             useless = useless or f"{step} would give no more"
-        for figure, constraint in zip(found.figures, space.constraints, strict=True):
+        for figure, constraint in zip(evaluation.figures, space.constraints, strict=True):
             if figure > constraint.limit:
                 breaks = _breaks(constraint.name, figure, constraint.limit, widest)
                 broken.setdefault(constraint.name, f"{step} would {breaks}")
@@ -117,13 +117,13 @@ def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:
     """Each variable's place and its next value; the first is the batch, whose values end where memory does: one more is
     looked at.
     """
-    found = []
+    steps = []
     for k, (variable, index) in enumerate(zip(space.variables, point, strict=True)):
         if index < space.highest[k]:
-            found.append((k, variable.values[index + 1]))
+            steps.append((k, variable.values[index + 1]))
         elif k == 0 and len(variable.values) > 1:
-            found.append((k, variable.values[-1] + 1))
-    return found
+            steps.append((k, variable.values[-1] + 1))
+    return steps
 
 
 def _step_text(name: str, value: int, above: int) -> str:
@@ -165,7 +165,7 @@ Retune = Callable[[float | None, ClusterSpec], Tuned]
 """Searches again, under another bound in seconds or on another cluster."""
 
 
-def looser_bound(again: Retune, found: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
+def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
     """What a looser bound would give; None where there is none to loosen."""
     if bound_s is None:
         return None
@@ -173,26 +173,26 @@ def looser_bound(again: Retune, found: Tuned, bound_s: float | None, cluster: Cl
     asked = f"a bound of {format_duration(LOOSER * bound_s)} instead of {format_duration(bound_s)}"
     if loose.estimate is None or loose.schedule is None:
         return f"{asked} would not be enough"
-    if found.estimate is None:
+    if answer.estimate is None:
         return (
             f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
         )
-    gain = loose.estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
+    gain = loose.estimate.throughput_tok_s / answer.estimate.throughput_tok_s - 1
     if gain < 0.001:
         return f"{asked} would give no more"
     return f"{asked} would give {more_text(gain + 1)} throughput, with {loose.schedule.policy}"
 
 
-def other_cluster(again: Retune, found: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
+def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
     """What another cluster would give; `what` says how it came up."""
     there = again(bound_s, cluster)
     if there.estimate is None or there.schedule is None:
         return f"{cluster.name} ({what}) would not be enough"
     reached = f"{figure_text(there.estimate.throughput_tok_s)} tokens/s with {there.schedule.policy}"
-    if found.estimate is None or found.schedule is None:
+    if answer.estimate is None or answer.schedule is None:
         return f"{cluster.name} ({what}) would give {reached}"
-    times = there.estimate.throughput_tok_s / found.estimate.throughput_tok_s
-    more = cluster.devices / found.schedule.cluster.devices
+    times = there.estimate.throughput_tok_s / answer.estimate.throughput_tok_s
+    more = cluster.devices / answer.schedule.cluster.devices
     per_device = "" if more == 1 else f", {times / more:,.2f} times per device"
     return f"{cluster.name} ({what}) would give {times:,.2f} times the throughput{per_device}: {reached}"
 

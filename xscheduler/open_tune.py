@@ -127,7 +127,7 @@ def tune_at(
 
 
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
-    points, size = (sum(counts) for counts in zip(*((one.points, one.size) for one in searches), strict=True))
+    points, size = (sum(counts) for counts in zip(*((each.points, each.size) for each in searches), strict=True))
     return Search("racing" if method == "bnb" else method, points, size, seconds, meter.replays)
 
 

@@ -120,9 +120,9 @@ def _answer(
         alternatives,
         Search(
             method,
-            sum(one.evaluations for one in searches),
-            sum(one.space for one in searches),
-            sum(one.seconds for one in searches),
+            sum(cost.evaluations for cost in searches),
+            sum(cost.space for cost in searches),
+            sum(cost.seconds for cost in searches),
         ),
         lowest if math.isfinite(lowest) else None,
         _assumptions(question, policies, winner),

@@ -44,37 +44,41 @@ def estimate(
 
 def _waa(scenario: Scenario) -> Steady:
     sides = functools.cache(functools.partial(WAA, scenario))
-    return lambda own: sides(own["micro_batches"]).outcome(own["encode_batch"])
+    return lambda controls: sides(controls["micro_batches"]).outcome(controls["encode_batch"])
 
 
 def _static(scenario: Scenario) -> Steady:
-    return lambda own: static.outcome(scenario, own["encode_batch"], own.get("encode_micro_batches"))
+    return lambda controls: static.outcome(scenario, controls["encode_batch"], controls.get("encode_micro_batches"))
 
 
 def _hybrid(scenario: Scenario) -> Steady:
-    return lambda own: static.outcome(
-        scenario, own["encode_batch"], own.get("encode_micro_batches"), own["micro_batches"]
+    return lambda controls: static.outcome(
+        scenario, controls["encode_batch"], controls.get("encode_micro_batches"), controls["micro_batches"]
     )
 
 
-def _pool(own: Controls) -> Pool:
+def _pool(controls: Controls) -> Pool:
     """A schedule's cache; of a point of a search, that isn't one yet, what its residents need."""
-    if own.get("admission", "reserve") == "reserve":
+    if controls.get("admission", "reserve") == "reserve":
         return RESERVED
-    return Pool(True, own["kv_blocks"] * own["block_size"] // BLOCK_SIZE if "kv_blocks" in own else None)
+    return Pool(True, controls["kv_blocks"] * controls["block_size"] // BLOCK_SIZE if "kv_blocks" in controls else None)
 
 
 def _orca(scenario: Scenario) -> Steady:
-    return lambda own: orca.outcome(scenario, own["max_num_seqs"], own["prefills_per_step"], _pool(own))
+    return lambda controls: orca.outcome(
+        scenario, controls["max_num_seqs"], controls["prefills_per_step"], _pool(controls)
+    )
 
 
 def _chunked(scenario: Scenario) -> Steady:
-    return lambda own: chunked.outcome(scenario, own["max_num_seqs"], own["max_num_batched_tokens"], _pool(own))
+    return lambda controls: chunked.outcome(
+        scenario, controls["max_num_seqs"], controls["max_num_batched_tokens"], _pool(controls)
+    )
 
 
 def _rra(scenario: Scenario) -> Steady:
-    return lambda own: rra.outcome(
-        scenario, own["encode_batch"], own["decode_iterations"], own.get("encode_micro_batches")
+    return lambda controls: rra.outcome(
+        scenario, controls["encode_batch"], controls["decode_iterations"], controls.get("encode_micro_batches")
     )
 
 

@@ -125,6 +125,6 @@ class PrefixPool:
             raise AssertionError(f"sequences hold {dict(held)}, and the pool counts {self._holders}")
         if sorted([*self._unpublished, *self._kept, *held]) != list(range(self._untouched)):
             raise AssertionError(f"{len(held)} held + {self.available} free blocks are not {self.total}")
-        found = {block: key for key, blocks in self._published.items() for block in blocks}
-        if found != self._keys or not self._kept.keys() <= found.keys() <= held.keys() | self._kept.keys():
-            raise AssertionError(f"blocks {sorted(found)} can be found, and {list(self._kept)} are kept for that")
+        published = {block: key for key, blocks in self._published.items() for block in blocks}
+        if published != self._keys or not self._kept.keys() <= published.keys() <= held.keys() | self._kept.keys():
+            raise AssertionError(f"blocks {sorted(published)} can be found, and {list(self._kept)} are kept for that")

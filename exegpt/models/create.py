@@ -177,8 +177,8 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
     where: dict[str, str] = {}
     for shard in range(shards):
         most = max(spec.layers, spec.encoder_layers)
-        own = range(shard * most // shards, (shard + 1) * most // shards)
-        shapes = {name: shape for layer in own for name, shape in family.layer_shapes(spec, layer).items()}
+        layers = range(shard * most // shards, (shard + 1) * most // shards)
+        shapes = {name: shape for layer in layers for name, shape in family.layer_shapes(spec, layer).items()}
         if shard == shards - 1:
             shapes |= family.outer_shapes(spec)
         tensors = {name: weights.get(name, shape) for name, shape in shapes.items()}

@@ -79,12 +79,12 @@ class GPT2Layer:
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard):
         self.spec = shard.share(spec)
         self.shard = shard
-        shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
+        shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"{_PREFIX}h.{layer}.{name}"
             side_by_side = 3 if name.startswith("attn.c_attn") else 1
-            return shard.cut(read(weights, _PREFIX, full, shapes[full]), own[full], side_by_side)
+            return shard.cut(read(weights, _PREFIX, full, shapes[full]), sharded[full], side_by_side)
 
         def linear(name: str, **options: Any) -> PackedLinear:
             weight, bias = get(f"{name}.weight").t().contiguous(), get(f"{name}.bias")

@@ -112,11 +112,11 @@ class LlamaLayer:
     ):
         self.spec = shard.share(spec)
         self.shard = shard
-        shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
+        shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"model.layers.{layer}.{name}"
-            return shard.cut(weights.get(full, shapes[full]), own[full])
+            return shard.cut(weights.get(full, shapes[full]), sharded[full])
 
         def linear(*names: str) -> PackedLinear:
             biases = [get(f"{name}.bias") for name in names if f"model.layers.{layer}.{name}.bias" in shapes]

@@ -73,13 +73,13 @@ def _build(
     family.check_config(config, spec.name)
     if weights.device == CPU:
         keep_memory()
-    own = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
-    if not (encoder_layers and not own) and not 0 <= own.start < own.stop <= spec.layers:
+    held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
+    if not (encoder_layers and not held) and not 0 <= held.start < held.stop <= spec.layers:
         raise InputError(
-            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{own.start}:{own.stop}]."
+            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{held.start}:{held.stop}]."
         )
     if spec.encoder_layers:
-        alike = range(spec.encoder_layers) if layers is None else range(spec.encoder_layers)[own.start : own.stop]
+        alike = range(spec.encoder_layers) if layers is None else range(spec.encoder_layers)[held.start : held.stop]
         encoding = alike if encoder_layers is None else encoder_layers
         if encoding and not 0 <= encoding.start < encoding.stop <= spec.encoder_layers:
             raise InputError(
@@ -87,8 +87,8 @@ def _build(
                 f"layers[{encoding.start}:{encoding.stop}]."
             )
         ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
-        return _encoder_decoder(spec, config, weights, dtype, encoding, own, shard, ends)
-    made, ends = family.build(spec, config, weights, own, shard, embedding, head)
+        return _encoder_decoder(spec, config, weights, dtype, encoding, held, shard, ends)
+    made, ends = family.build(spec, config, weights, held, shard, embedding, head)
     return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
 
 

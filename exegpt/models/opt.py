@@ -74,11 +74,11 @@ class OPTLayer(GPT2Layer):
         self.spec = shard.share(spec)
         self.shard = shard
         self.epsilon = _EPSILON
-        shapes, own = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
+        shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"{_PREFIX}decoder.layers.{layer}.{name}"
-            return shard.cut(read(weights, _PREFIX, full, shapes[full]), own[full])
+            return shard.cut(read(weights, _PREFIX, full, shapes[full]), sharded[full])
 
         def both(name: str) -> tuple[torch.Tensor, torch.Tensor]:
             return get(f"{name}.weight"), get(f"{name}.bias")

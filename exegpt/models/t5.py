@@ -82,9 +82,9 @@ def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, sta
     buckets = config.get("relative_attention_num_buckets", _BUCKETS)
     most = config.get("relative_attention_max_distance", 128)
     table = weights.get(_bias_name(stack), (buckets, spec.heads))
-    own = shard.cut(table, (buckets, shard.share(spec).heads))
-    places = relative_buckets(most, buckets, both_ways=stack == "encoder").to(own.device)
-    return own[places].T.float().contiguous()
+    sharded = shard.cut(table, (buckets, shard.share(spec).heads))
+    places = relative_buckets(most, buckets, both_ways=stack == "encoder").to(sharded.device)
+    return sharded[places].T.float().contiguous()
 
 
 def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
@@ -119,11 +119,11 @@ class T5Layer:
         self.spec = shard.share(spec)
         self.shard = shard
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-6))
-        shapes, own = _shapes(spec, stack, layer), _shapes(self.spec, stack, layer)
+        shapes, sharded = _shapes(spec, stack, layer), _shapes(self.spec, stack, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"{stack}.block.{layer}.layer.{name}.weight"
-            return shard.cut(weights.get(full, shapes[full]), own[full])
+            return shard.cut(weights.get(full, shapes[full]), sharded[full])
 
         def linear(block: str, *names: str, **options: Any) -> PackedLinear:
             return PackedLinear(torch.cat([get(f"{block}.{name}") for name in names]), **options)

@@ -11,14 +11,14 @@ def schedule_text(schedule: Schedule) -> str:
 
 def variables_text(schedule: Schedule) -> str:
     """Its control variables and stages, without the policy's name."""
-    own = {name: getattr(schedule, name) for name in VARIABLES}
+    variables = {name: getattr(schedule, name) for name in VARIABLES}
     if schedule.encode_micro_batches == 1:
-        own["encode_micro_batches"] = None
+        variables["encode_micro_batches"] = None
     if schedule.admission != "reserve":
-        own["admission"] = schedule.admission
+        variables["admission"] = schedule.admission
     if schedule.prefix_caching:
-        own["prefix_caching"] = "on"
-    return " ".join(f"{name}={value}" for name, value in own.items() if value) + f" on {stages_text(schedule)}"
+        variables["prefix_caching"] = "on"
+    return " ".join(f"{name}={value}" for name, value in variables.items() if value) + f" on {stages_text(schedule)}"
 
 
 def stages_text(schedule: Schedule) -> str:

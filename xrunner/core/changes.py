@@ -30,21 +30,21 @@ def run_adapting(
     engine's run.
     """
     whose = [list(range(len(requests)))]
-    told: list[RunReport | None] = []
+    reports: list[RunReport | None] = []
     refused: list[str | None] = []
     while True:
-        own = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
-        told.append(own if engine.leads else None)
-        onward = engine.ranks.all((own.moving, own.left) if engine.leads else None, Change)
-        moving, left = next(one for one in onward if one)
+        report = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
+        reports.append(report if engine.leads else None)
+        onward = engine.ranks.all((report.moving, report.left) if engine.leads else None, Change)
+        moving, left = next(answer for answer in onward if answer)
         if not left:
             break
         whose.append([whose[-1][place] for place in left])
         engine, why_not = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
         refused.append(why_not)
-    # Each engine may have spoken on another rank. What they said is long: no rank hears it before all work is done.
-    everyone = zip(*engine.ranks.all(tuple(told), RunReport), strict=True)
-    return engine, _whole([next(one for one in engines if one) for engines in everyone], whose, refused)
+    # Another rank may have led each engine. Reports are long: none is sent before all work is done.
+    everyone = zip(*engine.ranks.all(tuple(reports), RunReport), strict=True)
+    return engine, _whole([next(report for report in of_ranks if report) for of_ranks in everyone], whose, refused)
 
 
 def _onward(
@@ -75,7 +75,7 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused
             change = replace(change, refused=refused[number - 1])
             changes.append(_with_pause(change, spans, report.timeline.spans))
         results += report.results
-        served += (replace(one, index=places[one.index]) for one in report.served)
+        served += (replace(request, index=places[request.index]) for request in report.served)
         spans += report.timeline.spans
         changes += report.changes
     timeline = Timeline("measured", tuple(sorted(spans, key=lambda span: span.start_s)))

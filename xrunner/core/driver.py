@@ -54,8 +54,8 @@ class Driver:
         self.policy: Any = make_policy(schedule, options.adjustment)
         self.ledger = make_ledger(schedule, options.order)
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
-        own = AheadLane if worker.gpu and not worker.transport else OwnLane
-        self._own = own(worker, schedule, outputs, assemble)
+        kind = AheadLane if worker.gpu and not worker.transport else OwnLane
+        self._own = kind(worker, schedule, outputs, assemble)
         self._others: list[Lane] = []
         if traits_of(schedule).disaggregated:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))

@@ -331,9 +331,9 @@ class Engine:
             places = deal([(len(r.prompt_ids), r.max_tokens) for r in requests], self.schedule.replicas)
             for rank in range(self.ranks.size):
                 place = Place(self.schedule, rank)
-                own = [(i, requests[i]) for i in places[place.replica]]
-                extent = Extent.of(self.schedule, [(len(r.prompt_ids), r.max_tokens) for _, r in own])
-                shares.append((own if rank == place.driver else [], extent))
+                share = [(i, requests[i]) for i in places[place.replica]]
+                extent = Extent.of(self.schedule, [(len(r.prompt_ids), r.max_tokens) for _, r in share])
+                shares.append((share if rank == place.driver else [], extent))
         else:
             self.ranks.agree(dict)
         return self.ranks.deal(shares, Request, Extent)

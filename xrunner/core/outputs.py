@@ -123,7 +123,7 @@ class Outputs:
             running.slot = None
         request, tokens = running.request, tuple(running.output)
         if self.drift and running.start_s is not None:
-            made = None if reason == "cancelled" else len(tokens)
-            self.drift.end(running.sequence.index, len(request.prompt_ids), made)
+            output_tokens = None if reason == "cancelled" else len(tokens)
+            self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
         times = request.arrival_s, running.start_s, running.first_token_s, moment
         self._emit(Result(request.id, len(request.prompt_ids), tokens, reason, *times))

@@ -39,11 +39,11 @@ class RunReport:
     def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
         """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
         spans_here = worker.spans or []
-        own: tuple[Any, ...] = (spans_here, [], [], 0, 0)
+        here: tuple[Any, ...] = (spans_here, [], [], 0, 0)
         if driver:
             ledger = driver.ledger
-            own = (spans_here, driver.outputs.served, driver.left, ledger.preemptions, ledger.reused)
-        parts = ranks.gather(own, Place(worker.place.schedule, 0).driver, Span, Served)
+            here = (spans_here, driver.outputs.served, driver.left, ledger.preemptions, ledger.reused)
+        parts = ranks.gather(here, Place(worker.place.schedule, 0).driver, Span, Served)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
         served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)
         left = tuple(sorted(place for _, _, part, *_ in parts for place in part))

@@ -93,10 +93,10 @@ def read_requests(
         except InputError as error:
             if not skip_invalid:
                 raise
-            own = _own_id(entry, where)
+            request_id = _own_id(entry, where)
             tokens = len(entry.prompt_ids) if isinstance(entry, Request) else 0
-            failed.append((where, None if own in seen else own, tokens, str(error)))
-            seen |= {own} if own else set()
+            failed.append((where, None if request_id in seen else request_id, tokens, str(error)))
+            seen |= {request_id} if request_id else set()
             continue
         seen.add(request.id)
         requests.append(request)
@@ -191,7 +191,7 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
 
 def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
     """How the request's tokens are chosen, as far as it says."""
-    found = {}
+    choice = {}
     for key, (kind, holds, text) in _CHOICE.items():
         value = entry.get(key)
         if value is None:
@@ -199,8 +199,8 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
         usable = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
         if not usable or not holds(value):
             raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
-        found[key] = kind(value)
-    return found
+        choice[key] = kind(value)
+    return choice
 
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:

@@ -34,7 +34,7 @@ class PartSeconds:
 
     def map(self, seconds_of: Callable[..., Any], *others: "PartSeconds") -> "PartSeconds":
         """`seconds_of` each part, with the same part of the others."""
-        return PartSeconds(**{name: seconds_of(*(getattr(one, name) for one in (self, *others))) for name in PARTS})
+        return PartSeconds(**{name: seconds_of(*(getattr(parts, name) for parts in (self, *others))) for name in PARTS})
 
 
 PARTS = tuple(part.name for part in fields(PartSeconds))

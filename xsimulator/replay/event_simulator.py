@@ -103,8 +103,8 @@ def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hash
     keys: list[bytes] = []
     extend_keys(keys, prompt, block_size)
     first, blocks = sequence.index << 32, (sequence.input_tokens + sequence.ends) // block_size
-    own = range(first + len(keys), first + blocks)
-    return [*keys, *own] if keys else own
+    unique = range(first + len(keys), first + blocks)
+    return [*keys, *unique] if keys else unique
 
 
 def _sides(
