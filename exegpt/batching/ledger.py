@@ -85,7 +85,7 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
-    def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits = lambda _: True) -> list[Sequence]:
+    def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
         """Make up to `most` waiting sequences resident, in order, as long as their blocks are free, and the policy says
         that each `fits`: none overtakes one that doesn't yet, nor a preempted one whose last token is on its way. Those
         that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the step has room for, if not
@@ -94,17 +94,17 @@ class Ledger:
         admitted: list[Sequence] = []
         while len(admitted) < most:
             sequence = self.waiting.peek(now)
-            if sequence is None or sequence.ready_s > now or not fits(sequence) or not self._allocate(sequence, chunk):
+            if sequence is None or not self._admit(sequence, now, chunk, fits):
                 break
             self.waiting.pop()
             admitted.append(sequence)
         return admitted
 
-    def admit_these(self, sequences: Iterable[Sequence], now: float, fits: Fits = lambda _: True) -> list[Sequence]:
+    def admit_these(self, sequences: Iterable[Sequence], now: float, fits: Fits | None = None) -> list[Sequence]:
         """Make waiting sequences resident, in the order given, until one's blocks aren't free, or it doesn't fit."""
         admitted: list[Sequence] = []
         for sequence in sequences:
-            if sequence.ready_s > now or not fits(sequence) or not self._allocate(sequence):
+            if not self._admit(sequence, now, None, fits):
                 break
             admitted.append(sequence)
         self.waiting.remove(admitted)
@@ -137,7 +137,7 @@ class Ledger:
 
     def extend(self, step: Step, iterations: int) -> None:
         """Give a step's decoding sequences the blocks for so many iterations in a row, which `repeats` allowed."""
-        if self.admission.grows and iterations > 1:
+        if self.admission.grows:
             for sequence in step.decode:
                 if not self._extend(sequence, iterations):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
@@ -187,8 +187,10 @@ class Ledger:
         self.preempted.append(sequence)
         self.preemptions += 1
 
-    def _allocate(self, sequence: Sequence, chunk: int | None = None) -> bool:
-        """Make a sequence resident, if its blocks are free."""
+    def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
+        """Make a sequence resident, if its blocks are free and nothing else is in the way."""
+        if sequence.ready_s > now or (fits is not None and not fits(sequence)):
+            return False
         missing = self.admission.blocks(sequence)
         reused: list[int] = []
         if self._prefixes:  # all but the last token, which is computed to give the next
@@ -231,11 +233,12 @@ class Ledger:
         finished: list[Sequence] = []
         if step.decode:
             self.iterations += iterations
+            if self.encoder_decoder:
+                self._catch_up(step)
         for sequence in step.decode:
             if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
                 continue
-            sequence.cached += iterations + sequence.behind
-            sequence.behind = 0
+            sequence.cached += iterations
             sequence.generated += iterations
             if sequence.generated >= sequence.ends:
                 finished.append(sequence)
@@ -246,6 +249,12 @@ class Ledger:
                 self._publish(sequence, sequence.cached)
         self._finish(finished)
         return finished
+
+    def _catch_up(self, step: Step) -> None:
+        """Book the outputs of preempted sequences that an encoder-decoder has computed again."""
+        for sequence in step.decode:
+            sequence.cached += sequence.behind
+            sequence.behind = 0
 
     def stop(self, sequence: Sequence) -> None:
         """End a sequence that made a stop token. On a pipeline that is known when later iterations of it have been

@@ -43,7 +43,8 @@ class Queue:
 
     def peek(self, now: float) -> Sequence | None:
         """The first sequence that has arrived."""
-        self._update(now)
+        if self.order.changes or (self._arriving and self._arriving[0][0] <= now):
+            self._update(now)
         return self._arrived[0][-1] if self._arrived else None
 
     def pop(self) -> Sequence:

@@ -34,7 +34,7 @@ class Joining:
         outlook = self.forecast.outlook(ledger.pool, ledger.resident)
         return self._admit(ledger, now, self._prompts(ledger.waiting.first(count, now), count), outlook.admits)
 
-    def _admit(self, ledger: Ledger, now: float, count: int, fits: Fits = lambda _: True) -> list[Sequence]:
+    def _admit(self, ledger: Ledger, now: float, count: int, fits: Fits | None = None) -> list[Sequence]:
         if self.adjustment is None:
             return ledger.admit(count, now, fits=fits)
         candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)

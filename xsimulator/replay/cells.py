@@ -4,6 +4,7 @@ A cell starts when its stage is free, its input has arrived from the stage befor
 micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +93,7 @@ class Pipeline:
         self._decode_seconds = [DecodeSeconds(cost) for cost in self._costs]
         self._kind = np.array([self._costs.index(cost) for cost in side.costs])
         """[stages]: which of them each one has."""
+        self._encoder_decoder = replica_cost.encoder_decoder
         self._takes_over = replica_cost.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
         """Whether prompts come from another side's encoders, and this one makes their keys and values."""
         self._hops: dict[int, Array] = {}
@@ -145,9 +147,11 @@ class Pipeline:
     def _run_decoding(self, micro_batches: list[MicroBatch], now: float, most: int, until: float) -> Ran:
         shapes = []
         for micro_batch in micro_batches:
-            live = [s for s in micro_batch.decode if s.status is not FINISHED]
+            decode = micro_batch.decode
+            live = [s for s in decode if s.status is not FINISHED]
             most = min([most, *[s.ends - s.generated for s in live]])
-            shapes.append((*_decoding(micro_batch), len(live)))
+            shape = _decoding(micro_batch) if self._encoder_decoder else (len(decode), _seen(decode) + len(live))
+            shapes.append((*shape, len(live)))
         if self._pace and until < np.inf:
             most = min(most, int((until - now) / self._pace) + 2)
         count = _COUNT[: min(most, _MOST)]
@@ -175,7 +179,8 @@ class Pipeline:
         self, micro_batches: list[MicroBatch], seconds: Array, ready: Array, now: float, until: float
     ) -> tuple[int, float, Array]:
         """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
-        hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
+        several = len(self.stages) > 1  # else there is no hop
+        hops = np.array([self._hop(micro_batch.tokens if several else 0) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
         iterations, next_s = follow(seconds, hops, ready, self._free, starts, ends, now, until)
         starts, ends = starts[:iterations], ends[:iterations]
@@ -209,9 +214,14 @@ def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
     """Tokens that an iteration decodes, and how many all of them see together. A finished row of a static batch is
     computed again at its last position.
     """
-    tokens = seen = 0
-    for s in micro_batch.decode:
-        count = 1 + s.behind
-        tokens += count
-        seen += count * s.cached + (0 if s.status is FINISHED else count * (count + 1) // 2)
+    decode = micro_batch.decode
+    tokens, seen = len(decode), _seen(decode) + sum([s.status is not FINISHED for s in decode])
+    for s in [s for s in decode if s.behind]:
+        tokens += s.behind
+        seen += s.behind * s.cached + s.behind * (s.behind + 3) // 2
     return tokens, seen
+
+
+def _seen(decode: Items[Sequence]) -> int:
+    """The cached tokens of sequences."""
+    return sum([s.cached for s in decode])

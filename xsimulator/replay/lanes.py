@@ -81,11 +81,13 @@ class Lane:
         when another lane acts. Returns whether lanes that wait may now have something to run.
         """
         if self._running is None:
-            preemptions = self.ledger.preemptions
-            step = self.policy.next_step(self.ledger, now, self.phase)
-            freed = self.ledger.preemptions > preemptions
-            for victim in self.ledger.preempted if freed else ():
-                victim.ready_s = self.pipeline.last_token_s(victim)
+            ledger = self.ledger
+            preemptions = ledger.preemptions
+            step = self.policy.next_step(ledger, now, self.phase)
+            freed = ledger.preemptions > preemptions
+            if freed:
+                for victim in ledger.preempted:
+                    victim.ready_s = self.pipeline.last_token_s(victim)
             self.waits = step is None
             if step is None:
                 self.at = self._next_arrival(now)
@@ -93,15 +95,16 @@ class Lane:
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
             self.record.start(step, now)
-            ran = self.pipeline.run(step, now, 1 if self.step_by_step else self.ledger.repeats(step), until)
-            self.ledger.extend(step, ran.iterations)
+            ran = self.pipeline.run(step, now, 1 if self.step_by_step else ledger.repeats(step), until)
+            if ran.iterations > 1:
+                ledger.extend(step, ran.iterations)
             self.at = self.transfer.send(step, ran) if self.phase == "encode" else ran.next_s
             if self.phase == "decode":
                 if ran.iterations > 1:  # all but the last have ended before another lane acts
-                    self.ledger.advance(step, ran.iterations - 1)
+                    ledger.advance(step, ran.iterations - 1)
                 self._running = step, ran
                 return freed
-            finished = self.ledger.advance(step, ran.iterations)
+            finished = ledger.advance(step, ran.iterations)
         else:
             (step, ran), self._running = self._running, None
             finished = self.ledger.advance(step)
@@ -113,6 +116,9 @@ class Lane:
         if self.phase == "decode":
             return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
         arrival = self.ledger.waiting.next_arrival(now)
-        first = self.ledger.waiting.peek(now)
-        landing = first.ready_s if first is not None and first.ready_s > now else inf
-        return min(landing, inf if arrival is None else arrival)
+        next_s = inf if arrival is None else arrival
+        if self.ledger.preemptions:
+            first = self.ledger.waiting.peek(now)
+            if first is not None and first.ready_s > now:
+                return min(next_s, first.ready_s)
+        return next_s
