@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.batching import MicroBatch, Sequence
+from exegpt.request import Request
 from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler, Running
 
@@ -46,3 +47,42 @@ def test_batches_that_change_at_any_moment(data, start):
             one.output.append(len(one.output))
         resident += [running[sequence.index] for sequence in joins]
         resident = [one for one in resident if len(one.output) < one.request.max_tokens]
+
+
+def decoding(start, cached, output, behind=0):
+    """A request of ten prompt tokens (100 and following) that is decoded, and how it is assembled."""
+    request = Request("0", tuple(range(100, 110)), 60)
+    sequence = Sequence(0, 10, 60)
+    sequence.cached, sequence.generated, sequence.recomputed, sequence.behind = cached, len(output), behind, behind
+    sequence.blocks = [7, 3, 5]
+    running = Running(request, sequence, np.array(request.prompt_ids), list(output), start=start)
+    return sequence, Assembler({0: running}, 16)
+
+
+def test_an_encoder_decoders_output_is_computed_again_in_one_pass():
+    """Its start token and all that it had made, after its input in the cache."""
+    sequence, assemble = decoding((1,), 10, (50, 51, 52), behind=3)
+    batch, receivers = assemble(MicroBatch(0, (), (sequence,)))
+    assert batch.tokens.tolist() == [1, 50, 51, 52] and batch.positions.tolist() == [10, 11, 12, 13]
+    assert batch.slots.tolist() == [7 * 16 + n for n in (10, 11, 12, 13)] and batch.rows.tolist() == [3]
+    ((begin, end, tables, offsets, contexts, starts),) = batch.attention
+    assert (begin, end) == (0, 4) and tables.tolist() == [[7, 3, 5]] and offsets.tolist() == [0, 4]
+    assert contexts.tolist() == [14] and starts.tolist() == [10] and len(receivers) == batch.new_tokens == 1
+
+
+def test_a_stage_waits_for_outputs_of_an_encoder_into_any_block_of_a_decoding_sequence():
+    """Grown blocks may be another's whose encoded input is still on its way: it must not be written over these."""
+    sequence, assemble = decoding((1,), 11, (50,))
+    batch, _ = assemble(MicroBatch(0, (), (sequence,)))
+    assert set(batch.decoding_blocks.ravel().tolist()) == {7, 3, 5}
+    sequence, assemble = decoding((1,), 0, ())
+    batch, _ = assemble(MicroBatch(0, [(sequence, 10)], ()))
+    assert batch.decoding_blocks.size == 0 and batch.prompts == 10
+
+
+def test_tokens_that_were_sampled_last_are_taken_on_the_device():
+    sequence, assemble = decoding((), 12, (50, 51))
+    batch, _ = assemble(MicroBatch(0, (), (sequence,)), {0: 4})
+    rows, places = batch.fed
+    assert batch.tokens.tolist() == [0] and batch.positions.tolist() == [12]
+    assert (rows.tolist(), places.tolist()) == ([0], [4])
