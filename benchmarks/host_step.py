@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "repetition penalty": {"repetit
 class Absent:
     """A GPU whose copies and graphs take no time and do nothing."""
 
-    device, capturing = META, False
+    device = META
 
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8)
@@ -47,17 +47,28 @@ class Absent:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Tokens that come back are all 0."""
 
-    def moment(self) -> "Absent":
-        return self
+    def moment(self) -> "Later":
+        return Later()
 
-    def synchronize(self) -> None:
-        """All is done."""
-
-    begin_graphs = synchronize
+    def begin_graphs(self) -> None:
+        """They need no memory."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
         return lambda: None
+
+
+class Later:
+    """A moment that hasn't come when it is asked for first: the next step is queued before it."""
+
+    asked = False
+
+    def query(self) -> bool:
+        before, self.asked = self.asked, True
+        return before
+
+    def synchronize(self) -> None:
+        """It comes."""
 
 
 class OwnTime(Ranks):
