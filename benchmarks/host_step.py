@@ -10,7 +10,7 @@ import cProfile
 import itertools
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +41,14 @@ class Absent:
 
     device = META
 
+    def __init__(self) -> None:
+        self._pinned: dict[int, Iterator[torch.Tensor]] = {}
+
     def pinned(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.uint8)
+        """One of a few that are used in turn, as PyTorch keeps pinned memory."""
+        if count not in self._pinned:
+            self._pinned[count] = itertools.cycle([torch.zeros(count, dtype=torch.uint8) for _ in range(4)])
+        return next(self._pinned[count])
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Tokens that come back are all 0."""
