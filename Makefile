@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DEV_INSTALLED := .venv/installed-dev
+MUTANTS_INSTALLED := .venv/installed-mutants
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench mutants clean
 
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
@@ -23,6 +24,14 @@ lint: $(DEV_INSTALLED)
 bench: $(DEV_INSTALLED)
 	for table in kernels fidelity cpu search; do $(BIN)/python -m benchmarks.$$table || exit 1; done
 
+# Half an hour: `make mutants SEED=2 SAMPLE=20 FOLDERS=xsimulator/cost` for others and fewer.
+SEED ?= 1
+SAMPLE ?= 40
+FOLDERS ?= exegpt/batching exegpt/policies xsimulator/replay xscheduler
+
+mutants: $(MUTANTS_INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(FOLDERS) --sample $(SAMPLE) --seed $(SEED)
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -34,6 +43,10 @@ $(INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/pytho
 
 $(DEV_INSTALLED): $(INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(MUTANTS_INSTALLED): $(DEV_INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutants]'
 	touch $@
 
 clean:

@@ -56,6 +56,7 @@ EXTRAS = {
         "mypy>=1.11",
         "ruff>=0.8",
     ],
+    "mutants": ["cosmic-ray>=8.7"],  # `make mutants`: makes the changes that tests should notice
 }
 
 setup(

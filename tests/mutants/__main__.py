@@ -1,0 +1,150 @@
+"""Mutation testing (`make mutants`): do the tests notice when an operator, a number or a condition changes?
+
+The mutants are cosmic-ray's. Its own command, like mutmut, runs one list of tests for each of thousands of mutants and
+cannot sample. Here the tests of the mutated folder run, closest first, in a forked process that has imported the
+libraries already and stops at the first failure. A mutant that needs `PATIENCE` times the tests' seconds is killed.
+
+The working tree is copied to a temporary folder and is itself never changed. `equivalent.yaml` lists mutants that
+compute the same as the original. They run too: one that is killed is listed wrongly, and an error.
+"""
+
+import argparse
+import compileall
+import importlib
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from tests.mutants.sample import Mutant, sample
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = "hypothesis numba numpy optuna pyarrow pydantic pytest scipy.optimize scipy.stats".split()
+PATIENCE = 2
+ENOUGH = 0.9
+# Path of modules (the longest that fits counts): tests that should notice, quickest first.
+TESTS = {
+    "exegpt/batching": "golden batching policies xsimulator/replay",
+    "exegpt/policies": "golden policies batching xsimulator/replay xsimulator/steady",
+    "xsimulator/replay": "golden xsimulator/replay xsimulator/steady/test_occupancy.py",
+    "xsimulator/cost": "xsimulator/cost xsimulator/steady",
+    "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
+    "xscheduler": " ".join(
+        f"xscheduler/test_{name}.py"
+        for name in "ties allocation policy_spaces cache advice search ceilings tune admission families".split()
+    ),
+    **dict.fromkeys(("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"), "xscheduler/test_goodput.py"),
+}
+FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
+
+
+def tests_of(path: str) -> tuple[list[str], list[str]]:
+    """Arguments of pytest for the mutants of a module: the tests of its own name, and those listed."""
+    listed = TESTS[max((start for start in TESTS if path.startswith(start)), key=len)]
+    own = sorted((ROOT / "tests").glob(f"{Path(path).parent.name}/test_{Path(path).stem}.py"))
+    return [str(file.relative_to(ROOT)) for file in own], [f"tests/{name}" for name in listed.split()]
+
+
+def notices(tree: Path, arguments: list[str], cpu_s: int = resource.RLIM_INFINITY) -> bool:
+    """Whether a test fails or the tests need more than `cpu_s`, in a child process: mutants don't share modules."""
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        os.chdir(tree)
+        sys.path[0] = str(tree)
+        for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+            del sys.modules[name]
+        log = os.open("log", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        import pytest
+
+        options = "-x -q -p no:cacheprovider --timeout=0 --hypothesis-seed=0 --hypothesis-profile=mutants".split()
+        os._exit(int(pytest.main([*options, "-m", "not slow", *arguments])))
+    return os.waitpid(child, 0)[1] != 0
+
+
+def killed(tree: Path, mutant: Mutant, tests: list[str], cpu_s: int) -> bool:
+    """Whether the tests notice a mutant."""
+    file = tree / mutant.path
+    original = file.read_text(encoding="utf-8")
+    for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
+        compiled.unlink()
+    file.write_text(mutant.code, encoding="utf-8")
+    noticed = notices(tree, tests, cpu_s)
+    file.write_text(original, encoding="utf-8")
+    return noticed
+
+
+def limit(tree: Path, tests: list[str]) -> int:
+    """CPU seconds that a mutant may take, by those of the original, which must pass."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    if notices(tree, tests):
+        sys.exit(f"{' '.join(tests)} fail without a mutant:\n{(tree / 'log').read_text()[-3000:]}")
+    return 10 + PATIENCE * int(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+
+
+def judge(tree: Path, mutants: list[Mutant]) -> Counter[str]:
+    """Run mutants one by one, print those that no test notices, and count the outcomes."""
+    listed = yaml.safe_load((tree / "tests/mutants/equivalent.yaml").read_text(encoding="utf-8")) or []
+    equivalent = {(entry["module"], entry["before"], entry["after"]) for entry in listed}
+    limits: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for mutant in mutants:
+        own, tests = tests_of(mutant.path)
+        key = " ".join(tests)
+        limits[key] = limits.get(key) or limit(tree, tests)
+        outcome = "killed" if killed(tree, mutant, own + tests, limits[key]) else "survived"
+        if (mutant.path, mutant.before, mutant.after) in equivalent:
+            outcome = "listed wrongly" if outcome == "killed" else "equivalent"
+        counts[outcome] += 1
+        if outcome != "killed":
+            print(f"{outcome}: {mutant.path}:{mutant.line}\n  - {mutant.before}\n  + {mutant.after}", flush=True)
+    return counts
+
+
+def register_profile() -> None:
+    """A profile of hypothesis without shrinking, which takes long, and without examples that other mutants failed."""
+    from hypothesis import Phase, settings
+
+    settings.register_profile("mutants", deadline=None, phases=(Phase.explicit, Phase.generate))
+
+
+def copy_tree(tree: Path) -> None:
+    """A copy of the working tree, with compiled extensions and without caches; its tests must pass."""
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "dist", "__pycache__"))
+    compileall.compile_dir(tree, quiet=2)
+    sys.dont_write_bytecode = True  # a mutant's would be taken for the original's
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tree.parent)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", choices=FOLDERS, help="folders to mutate", metavar="FOLDER")
+    parser.add_argument("--sample", type=int, default=60, help="mutants of each folder")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    register_profile()
+    counts = {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        tree = Path(place) / "tree"
+        copy_tree(tree)
+        for folder in options.folders:
+            counts[folder] = judge(tree, sample(ROOT, folder, options.sample, options.seed))
+    print("| folder | mutants | killed | equivalent | survived | killed of the others |\n|---|---|---|---|---|---|")
+    for folder, count in counts.items():
+        share = count["killed"] / max(1, count["killed"] + count["survived"])
+        outcomes = " | ".join(str(count[outcome]) for outcome in ("killed", "equivalent", "survived"))
+        print(f"| {folder} | {count.total()} | {outcomes} | {share:.0%} |")
+    return any(c["listed wrongly"] or c["killed"] < ENOUGH * (c["killed"] + c["survived"]) for c in counts.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
