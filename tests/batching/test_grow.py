@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import BlockPool, Forecast, Ledger, Sequence
+from exegpt.batching import BlockPool, Forecast, Ledger, Sequence, Step
 from exegpt.batching.admission import iterations_until_shortage
 from exegpt.batching.sequence import DECODE, PREEMPTED, PREFILL, WAITING
 from exegpt.cluster import parse_cluster
@@ -153,6 +153,7 @@ def test_the_last_resident_gives_way_and_comes_back_with_its_output():
     assert [(s.index, n) for s, n in step.encode] == [(1, 9)]  # its prompt of 7 and two tokens
     assert (second.status, second.generated) == (DECODE, 3)
     assert first.finished and not ended
+    assert ledger.preemptions == 1
 
 
 def test_a_sequence_may_preempt_itself():
@@ -165,6 +166,16 @@ def test_a_sequence_may_preempt_itself():
         ledger.advance(policy.next_step(ledger, 0.0))
         ledger.check()
     assert [*dict.fromkeys(seen)] == [WAITING, PREFILL, PREEMPTED, DECODE]
+
+
+@pytest.mark.parametrize("most", range(5))
+def test_the_first_so_many_are_decoded_and_they_alone_get_blocks(most):
+    ledger = ledger_of(8)
+    residents = [Sequence(i, BLOCK, 9) for i in range(3)]
+    ledger.submit(residents)
+    ledger.advance(Step(encode=tuple((s, BLOCK) for s in ledger.admit(3, 0.0))))
+    assert ledger.grow_decoding(0.0, most) == tuple(residents[:most])
+    assert [len(s.blocks) for s in residents] == [2 if i < most else 1 for i in range(3)]
 
 
 def test_what_the_pool_could_never_hold_is_refused():

@@ -89,6 +89,8 @@ def test_everybody_is_served_and_every_block_comes_back(pairs, encode_batch, thr
             break
         step = policy.next_step(ledger, 0.0)
         assert step is not None
+        for sequence, tokens in (*step.encode, *((s, 1) for s in step.decode)):
+            assert len(sequence.blocks) * 16 >= sequence.cached + tokens, "every token has a slot"
         ledger.advance(step)
         ledger.check()
     assert all(one.finished for one in waiting)
