@@ -96,6 +96,7 @@ def test_equal_keys_mean_equal_beginnings():
     grown = keys_of([1, 2, 3, 4])
     extend_keys(grown, [1, 2, 3, 4, 5, 6, 7, 8], BLOCK)
     assert grown == first
+    assert [len(keys_of(range(n))) for n in range(3 * BLOCK)] == [n // BLOCK for n in range(3 * BLOCK)]
 
 
 class Text:

@@ -11,13 +11,14 @@ from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import make_policy
+from exegpt.policies import TRAITS, make_policy
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
+from exegpt.workload import Workload
 from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
@@ -132,6 +133,24 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
         assert now < 100_000
     assert [s.generated for s in sequences] == [output for _, output, _ in requests]
     assert ledger.pool.available == ledger.pool.total
+
+
+@pytest.mark.parametrize(
+    ("policy", "residents", "budget", "chunked"),
+    [
+        ("static", 4, 4 * 100, True),
+        ("hybrid", 4, 4 * 100, True),
+        ("orca", 8, 8 + 1 * 100, False),
+        ("chunked", 8, 64, True),
+        ("rra", 9, 9 + 4 * 100 // 8, True),  # B_D, and B_E prompts spread over N_D iterations
+        ("waa-c", 9, 9 + 4 * 100, True),
+        ("waa-m", 9, 9 + 4 * 100, True),
+    ],
+)
+def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteration(policy, residents, budget, chunked):
+    near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20)))
+    assert (near.residents, near.budget, near.chunked) == (residents, budget, chunked)
+    assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
 
 
 def test_an_encoder_takes_no_chunks():
