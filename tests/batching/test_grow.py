@@ -168,6 +168,29 @@ def test_a_sequence_may_preempt_itself():
     assert [*dict.fromkeys(seen)] == [WAITING, PREFILL, PREEMPTED, DECODE]
 
 
+class ShortestFirst:
+    changes = False
+
+    def key(self, sequence, now):
+        return sequence.input_tokens
+
+
+@pytest.mark.parametrize("policy", [OrcaPolicy(8, 4), ChunkedPolicy(8, 30)])
+def test_a_step_that_preempts_admits_nobody(policy):
+    """Else a short prompt that may go first gets the blocks that another was preempted for."""
+    ledger, now, preempting = Ledger(BlockPool(11, BLOCK), ShortestFirst(), admission="grow"), 0.0, 0
+    ledger.submit([Sequence(i, 8, 20) for i in range(6)] + [Sequence(6 + i, 1, 3, 0.5 * i) for i in range(100)])
+    while not ledger.idle:
+        residents = set(ledger.resident)
+        step = policy.next_step(ledger, now)
+        now += 1.0
+        if ledger.preempted:
+            preempting += 1
+            assert {sequence for sequence, _ in step.encode} <= residents
+        ledger.advance(step)
+    assert preempting > 2
+
+
 @pytest.mark.parametrize("most", range(5))
 def test_the_first_so_many_are_decoded_and_they_alone_get_blocks(most):
     ledger = ledger_of(8)

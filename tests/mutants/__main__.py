@@ -38,7 +38,10 @@ TESTS = {
         f"xscheduler/test_{name}.py"
         for name in "ties allocation policy_spaces cache advice search ceilings tune admission families".split()
     ),
-    **dict.fromkeys(("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"), "xscheduler/test_goodput.py"),
+    **dict.fromkeys(
+        ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
+        "xscheduler/test_rates.py xscheduler/test_goodput.py",
+    ),
 }
 FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
 

@@ -16,7 +16,7 @@ from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.joining import Joining
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.waa import WAAPolicy
-from exegpt.workload import task
+from exegpt.workload import Workload, task
 from tests.exegpt.nouns import profile, schedule
 from xsimulator.replay.event_simulator import replay
 
@@ -109,6 +109,14 @@ def test_waa_picks_too():
 def test_it_is_a_share(share):
     with pytest.raises(InputError, match=r"adjustment .* from 0 to 1"):
         make_policy(schedule(), share)
+
+
+def test_its_targets_are_the_schedules():
+    made = schedule("rra", workload=Workload.fixed(100, 20))
+    assert make_policy(made, 0.1).joining.adjustment == Adjustment(0.1, 100.0, made.encode_batch, made.decode_batch)
+    assert make_policy(made).joining.adjustment is None
+    assert make_policy(made, 0.0).joining.adjustment.threshold == 0.0
+    assert make_policy(made, 1.0).joining.adjustment.threshold == 1.0
 
 
 def test_the_replay_follows_it():

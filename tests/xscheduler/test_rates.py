@@ -1,0 +1,120 @@
+"""The search for the highest rate, on schedules whose limits are known."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt.workload import Workload
+from tests.exegpt.nouns import profile, schedule
+from xscheduler.arrivals import BATCHES, Arrivals
+from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
+from xscheduler.open_search import _coarse, _moved
+
+MADE = schedule("orca")
+
+
+class Known(Meter):
+    """Holds up to a rate, and knows the excess of misses: a power of the rate over it, less for certain."""
+
+    true = 0.0
+    doubt = 0.0
+    asked = 0
+
+    def holds(self, schedule, rate, count=0):
+        self.asked += 1
+        return rate <= self.true
+
+    def excess(self, schedule, rate, count=0):
+        self.asked += 1
+        if not self.true:
+            return Excess(1.0, 1.0)
+        return Excess(20 * math.log(rate / self.true), 20 * (math.log(rate / self.true) - self.doubt))
+
+
+def known(true, doubt=0.0, bounds=None):
+    meter = Known(profile(), None, bounds or Bounds(1.0))
+    meter.true, meter.doubt = true, doubt
+    return meter
+
+
+@given(st.floats(1.0, 99.0), st.floats(0.01, 1.0), st.sampled_from([0.0025, 0.02]))
+def test_the_highest_rate_is_reached_to_its_precision(true, share, precision):
+    found = known(true).highest(MADE, share * true, 100.0, 10, precision)
+    assert true / (1 + precision) <= found <= true
+
+
+@pytest.mark.parametrize("held", [1.0, 100.0])
+def test_no_rate_beyond_the_limit_is_tried(held):
+    meter = known(math.inf)
+    assert meter.highest(MADE, held, 100.0, 10, 0.02) == 100.0
+    assert meter.asked <= (12 if held < 100 else 0)
+
+
+@given(st.floats(0.1, 0.99), st.floats(0.0, 0.03), st.one_of(st.none(), st.floats(0.01, 3.0)))
+def test_goodput_lies_between_what_is_likely_and_what_is_certain(true, doubt, start):
+    meter = known(true, doubt)
+    found = meter.goodput(MADE, 1.0, start=start)
+    assert true / (1 + PRECISION) <= found.low <= true
+    assert found.low <= found.high <= max(found.low, true * math.exp(doubt) * (1 + 1e-9))
+    assert meter.asked <= 30
+
+
+@given(st.floats(0.1, 10.0), st.floats(1.001, 1.1), st.floats(1.001, 1.1), st.floats(1.2, 2.0))
+def test_misses_are_certain_where_the_line_through_the_closest_rates_crosses_none(true, below, above, far):
+    rates = (true / far, true / below, true * above, true * far)
+    assert _crossing({rate: Excess(9.0, 20 * math.log(rate / true)) for rate in rates}) == pytest.approx(true)
+
+
+def test_goodput_ends_at_the_limit_and_where_even_an_idle_schedule_misses():
+    assert known(5.0).goodput(MADE, 1.0) == Goodput(BEYOND, BEYOND)
+    assert known(5.0, bounds=Bounds(None, tpot_s=1.0)).goodput(MADE, 1.0) == Goodput(1.0, 1.0)  # no queue is late
+    assert known(0.0).goodput(MADE, 1.0) == Goodput(0.0, 0.0)
+    assert known(0.5 * LEAST_LOAD).goodput(MADE, 1.0) == Goodput(0.0, 0.0)
+
+
+def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
+    """Counted over the whole replay; the error of the sum from that of its forty parts."""
+    arrivals = Arrivals.poisson(Workload.fixed(20, 10), None, seed=3, count=4000)
+    made = schedule("orca", workload=Workload.fixed(20, 10), bound="p99-queries", max_num_seqs=1)
+    meter = Meter(profile(), arrivals, Bounds(None))
+    idle = meter.served_at(made, 1e-3).latency_p50_s
+    rate, limit = 0.8 / idle, 6 * idle
+    sample, (times,) = meter._whole(made, rate, 4000)
+    late = times.finished[400:] - sample.replicas[0].arrivals[400:] / rate > limit
+    parts = [part.sum() for part in np.array_split(late, BATCHES)]
+    error = SIGMAS * math.sqrt(BATCHES) * np.std(parts, ddof=1)
+    allowed = sample.allowed[2]
+    assert late.sum() > 20 and error < late.sum()
+    found = Meter(profile(), arrivals, Bounds(limit)).excess(made, rate, 4000)
+    expected = [math.log((late.sum() + sign * error + 0.5) / (allowed + 0.5)) for sign in (1, -1)]
+    assert (found.likely, found.certain) == pytest.approx(expected)
+    sure = Meter(profile(), replace(arrivals, random=False), Bounds(limit)).excess(made, rate, 4000)
+    assert sure.likely == sure.certain == pytest.approx(math.log((late.sum() + 0.5) / (allowed + 0.5)))
+
+
+VALUES = st.lists(st.integers(1, 500), min_size=1, max_size=40, unique=True).map(sorted)
+
+
+@given(VALUES, st.booleans(), st.floats(1.05, 3.0))
+def test_a_coarse_grid_has_both_ends_and_no_more_values_than_it_needs(values, falls, ratio):
+    values = values[::-1] if falls else values
+    kept = sorted(values[place] for place in _coarse(values, ratio))
+    assert (kept[0], kept[-1]) == (min(values), max(values))
+    for below, above in itertools.pairwise(kept[:-1]):
+        assert above >= ratio * below
+        assert not any(ratio * below <= value < above for value in values)
+
+
+@given(VALUES, st.booleans(), st.data(), st.sampled_from([1.25, 1.08, 1 / 1.25, 1 / 1.08]))
+def test_a_step_leads_to_the_value_closest_to_the_ratio_and_moves_if_it_can(values, falls, data, ratio):
+    values = values[::-1] if falls else values
+    place = data.draw(st.integers(0, len(values) - 1))
+    beyond = [v for v in values if (v > values[place] if ratio > 1 else v < values[place])]
+    moved = values[_moved(values, place, ratio)]
+    asked = ratio * values[place]
+    assert abs(moved - asked) == min((abs(v - asked) for v in beyond), default=abs(values[place] - asked))
