@@ -140,7 +140,7 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
     [
         ("static", 4, 4 * 100, True),
         ("hybrid", 4, 4 * 100, True),
-        ("orca", 8, 8 + 1 * 100, False),
+        ("orca", 8, 8 + 3 * 100, False),
         ("chunked", 8, 64, True),
         ("rra", 9, 9 + 4 * 100 // 8, True),  # B_D, and B_E prompts spread over N_D iterations
         ("waa-c", 9, 9 + 4 * 100, True),
@@ -148,7 +148,8 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
     ],
 )
 def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteration(policy, residents, budget, chunked):
-    near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20)))
+    changes = {"prefills_per_step": 3} if policy == "orca" else {}
+    near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20), **changes))
     assert (near.residents, near.budget, near.chunked) == (residents, budget, chunked)
     assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
 

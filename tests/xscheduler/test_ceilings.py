@@ -71,7 +71,7 @@ def test_no_point_exceeds_them(scenario, policy):
                     continue
                 looked_at += 1
                 quickest = min(quickest, latencies(space.where, outcome)[0] / space.quickest_s)
-                if all(f <= c.limit for f, c in zip(found.figures, space.constraints, strict=True)):
+                if meets(space, values):
                     highest = max(highest, found.throughput / space.ceiling if space.ceiling else math.inf)
     assert looked_at
     assert highest <= 1.0
@@ -85,3 +85,30 @@ def test_without_a_bound_they_are_near_what_is_reached(policy):
         points = itertools.product(*(thinned(v.values, 12) for v in space.variables))
         reached = max(found.throughput for found in map(space.simulate, points) if found.figures[0] <= 1)
         assert space.ceiling < 2.5 * reached
+
+
+NEAR = {"static": 1.65, "hybrid": 1.65, "orca": 1.9, "chunked": 1.9, "rra": 1.1, "waa-c": 1.1, "waa-m": 1.1}
+"""Ceilings over what is reached, where that is least: policies of batches drain, and the count knows no bubbles."""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("model", "cluster", "bound_s"), [("opt-13b", "4xA40", 12.0), ("t5-3b", "2xA40", None)])
+def test_on_some_layout_they_are_near_what_is_reached(model, cluster, bound_s, policy):
+    """Throughput under the bound, and with none but the memory the latency, which only the margin parts."""
+    shares, latency = [math.inf], [math.inf]
+    members = spaces_of(model, cluster, task("S"), 0.0, Limits(latency_s=bound_s), policy)
+    for member in evenly(members, MOST_SPACES) if members else []:
+        for space in evenly(member.spaces, 2) if isinstance(member, CandidateFamily) else [member]:
+            points = list(itertools.product(*(thinned(v.values, 12) for v in space.variables)))
+            meeting = [space.simulate(values).throughput for values in points if meets(space, values)]
+            shares += [space.ceiling / max(meeting)] if meeting else []
+            lowest = tuple(v.values[0] for v in space.variables)
+            latency.append(latencies(space.where, space.outcome(lowest))[0] / space.quickest_s)
+    if members:
+        assert min(shares) < NEAR[policy]
+        assert min(latency) < (1.5 if policy.startswith("waa") else 1.12)
+
+
+def meets(space, values):
+    figures = space.simulate(values).figures
+    return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True))

@@ -12,9 +12,10 @@ from exegpt.errors import InputError
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload, task
 from tests.exegpt.nouns import MODEL, profile
+from tests.xscheduler.test_search import line
 from xprofiler.roofline import roofline_profile
 from xscheduler.ties import TIE
-from xscheduler.tune import POLICIES, tune
+from xscheduler.tune import POLICIES, SLACK, _leanest, tune
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -210,3 +211,17 @@ def test_progress_is_told_before_every_policy():
         progress=lambda *at: told.append(at),
     )
     assert told == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "batch"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], 3),
+        ([1.0, 2.0, 4.0, 4.0], 2),
+        ([1.0, 4.0 * (1 - SLACK), 4.0, 4.0], 1),
+        ([1.0, 4.0 * (1 - 1.01 * SLACK), 4.0, 4.0], 2),
+        ([5.0] * 4, 0),
+    ],
+)
+def test_the_smallest_batch_with_as_good_as_the_throughput_is_taken(throughputs, batch):
+    assert _leanest(line(throughputs, range(4), limit=9), (3,)) == (batch,)

@@ -1,0 +1,32 @@
+"""The sample of mutants is that of its seed, and the list of equivalent ones is up to date."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTED = yaml.safe_load((ROOT / "tests/mutants/equivalent.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("entry", LISTED, ids=lambda entry: f"{entry['module']}: {entry['after']}")
+def test_an_equivalent_mutant_is_of_a_line_that_is_there_and_has_a_reason(entry):
+    assert set(entry) == {"module", "before", "after", "why"} and entry["why"].endswith(".")
+    lines = (ROOT / entry["module"]).read_text(encoding="utf-8").splitlines()
+    assert entry["before"] in " ".join(map(str.strip, lines)) and entry["before"] != entry["after"]
+
+
+def test_a_seed_gives_its_own_mutants_at_different_places(tmp_path):
+    pytest.importorskip("cosmic_ray", reason="the extra 'mutants' is not installed")
+    from tests.mutants.sample import sample
+
+    (tmp_path / "some").mkdir()
+    code = "@dataclass(frozen=True)\nclass Box:\n" + "".join(f"    x{i}: int = 1{i}\n" for i in range(9))
+    (tmp_path / "some/module.py").write_text(code)
+    first, again, other = (sample(tmp_path, "some", 5, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({mutant.line for mutant in first}) == 5
+    for mutant in first:
+        number = int(mutant.before.split("= ")[1])
+        assert mutant.after.split() in (f"{mutant.before[:9]}= {number + by}".split() for by in (1, -1))
+    assert len(sample(tmp_path, "some", 99, 1)) == 9, "the decorator's arguments are left alone"
