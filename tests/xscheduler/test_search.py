@@ -123,6 +123,23 @@ def test_the_incumbent_of_one_space_ends_the_search_of_another():
     assert search([poor], floor=9.0).space is None
 
 
+def test_what_can_at_best_be_as_good_is_not_looked_at():
+    first, second = line([10.0] * 9, range(9), limit=9), line([10.0] * 9, range(9), limit=9)
+    first.ceiling = second.ceiling = 10.0
+    found = search([first, second])
+    assert (found.space, found.throughput) == (first, 10.0)
+    assert not second.known
+    assert search([first], floor=10.0).space is None
+
+
+def test_the_first_of_equally_good_points_stays():
+    space = line([1.0, 5.0, 5.0], [0, 0, 0], limit=1)
+    incumbent = Incumbent()
+    for point in ((0,), (2,), (1,)):
+        incumbent.offer(space, point)
+    assert incumbent.point == (2,)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_optuna_returns_feasible_points_no_better_than_the_optimum(seed):
     spaces = [random_space(seed, SMALL), random_space(seed + 100, SMALL, opposed=True)]
