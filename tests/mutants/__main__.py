@@ -30,7 +30,7 @@ ENOUGH = 0.9
 # Path of modules (the longest that fits counts): tests that should notice, quickest first.
 TESTS = {
     "exegpt/batching": "golden batching policies xsimulator/replay",
-    "exegpt/policies": "golden policies batching xsimulator/replay",
+    "exegpt/policies": "golden policies batching xscheduler/test_ties.py xsimulator/replay",
     "xsimulator/replay": "golden xsimulator/replay xsimulator/steady/test_occupancy.py",
     "xsimulator/cost": "xsimulator/cost xsimulator/steady",
     "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",

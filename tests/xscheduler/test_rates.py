@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from exegpt.workload import Workload
 from tests.exegpt.nouns import profile, schedule
+from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
-from xscheduler.open_search import _coarse, _moved
+from xscheduler.open_search import Lead, OpenSearch, _coarse, _moved, _neighbours
+from xscheduler.open_tune import _slowest
+from xscheduler.space import Evaluation, Space, Variable
+from xsimulator.replay.event_simulator import replay
 
 MADE = schedule("orca")
+FIXED = Workload.fixed(20, 10)
 
 
 class Known(Meter):
@@ -79,8 +84,8 @@ def test_goodput_ends_at_the_limit_and_where_even_an_idle_schedule_misses():
 
 def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
     """Counted over the whole replay; the error of the sum from that of its forty parts."""
-    arrivals = Arrivals.poisson(Workload.fixed(20, 10), None, seed=3, count=4000)
-    made = schedule("orca", workload=Workload.fixed(20, 10), bound="p99-queries", max_num_seqs=1)
+    arrivals = Arrivals.poisson(FIXED, None, seed=3, count=4000)
+    made = schedule("orca", workload=FIXED, bound="p99-queries", max_num_seqs=1)
     meter = Meter(profile(), arrivals, Bounds(None))
     idle = meter.served_at(made, 1e-3).latency_p50_s
     rate, limit = 0.8 / idle, 6 * idle
@@ -118,3 +123,70 @@ def test_a_step_leads_to_the_value_closest_to_the_ratio_and_moves_if_it_can(valu
     moved = values[_moved(values, place, ratio)]
     asked = ratio * values[place]
     assert abs(moved - asked) == min((abs(v - asked) for v in beyond), default=abs(values[place] - asked))
+
+
+class Roomy(OpenSearch):
+    """Batches up to a place fit."""
+
+    most = 0
+
+    def _fits(self, space, point):
+        return point[0] <= self.most
+
+
+@given(st.integers(1, 40), st.data())
+def test_the_largest_batch_that_fits_is_found(count, data):
+    search = Roomy(None, [], None)
+    search.most = data.draw(st.integers(-1, count - 1))
+    found = search._largest(grid(count, 1), (0,))
+    assert found == (search.most if search.most >= 0 else None)
+
+
+def grid(*sizes):
+    variables = tuple(Variable(f"x{i}", tuple(range(1, size + 1))) for i, size in enumerate(sizes))
+    return Space("grid", variables, (), lambda at: Evaluation(0.0, ()))
+
+
+def test_neighbours_differ_along_one_variable_before_they_differ_along_two():
+    found = _neighbours(grid(9, 9), (4, 4), 1.08)
+    assert sorted(found[:4]) == [(3, 4), (4, 3), (4, 5), (5, 4)]
+    assert sorted(found[4:]) == [(3, 3), (3, 5), (5, 3), (5, 5)]
+    assert sorted(_neighbours(grid(9, 1), (0, 0), 1.08)) == [(1, 0)]
+    assert _neighbours(grid(1), (0,), 1.25) == []
+
+
+def test_points_that_differ_in_their_batches_alone_are_beside_each_other():
+    space = grid(9, 9)
+    one = Lead(space, (4, 4), MADE, 1.0, 1.0)
+    assert one.beside(replace(one, point=(2, 4)))
+    assert not one.beside(replace(one, point=(4, 2))) and not one.beside(replace(one, space=grid(9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "seconds"),
+    [
+        (Bounds(5.0), 5.0),
+        (Bounds(None), None),
+        (Bounds(None, ttft_s=1.0), None),
+        (Bounds(None, tpot_s=0.1), None),
+        (Bounds(None, 1.0, 0.1), 1.0 + 9 * 0.1),
+        (Bounds(5.0, 1.0, 0.1), 1.0 + 9 * 0.1),
+        (Bounds(1.5, 1.0, 0.1), 1.5),
+    ],
+)
+def test_bounds_on_tokens_bound_the_latency_together(bounds, seconds):
+    """The first of ten tokens within a second, and nine more."""
+    assert _slowest(bounds, Workload.fixed(20, 10)) == (seconds and pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_devices_are_as_busy_as_in_the_replay(replicas):
+    """Of replicas some are followed for all, and the figures are the whole cluster's."""
+    made = disaggregated(workload=FIXED, replicas=replicas, bound="p99-queries")
+    arrivals = Arrivals.poisson(FIXED, None, seed=1, count=900)
+    run = replay(made, profile(), arrivals.requests(60.0), timeline=False)
+    served = Meter(profile(), arrivals, Bounds(None)).served_at(made, 60.0, 900 // replicas)
+    assert len(served.utilisation) == 2 * replicas
+    assert served.utilisation == pytest.approx(run.estimate.utilisation, rel=1e-9 if replicas == 1 else 0.1)
+    assert served.throughput_seq_s == pytest.approx(60.0, rel=0.1)
+    assert served.throughput_tok_s == pytest.approx(10 * served.throughput_seq_s)
