@@ -11,7 +11,7 @@ from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import TRAITS, make_policy
+from exegpt.policies import TRAITS, Traits, make_ledger, make_policy
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
@@ -152,6 +152,23 @@ def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteratio
     near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20), **changes))
     assert (near.residents, near.budget, near.chunked) == (residents, budget, chunked)
     assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
+
+
+def test_variables_are_known_by_what_they_set():
+    plan = schedule("rra")
+    found = {kind: TRAITS["rra"].value(plan, kind) for kind in ("prompts", "target", "period", "tokens")}
+    assert found == {"prompts": 4, "target": 9, "period": 8, "tokens": None}
+
+
+def test_a_policy_does_no_more_than_it_declares(monkeypatch):
+    bare = Traits(name="bare", what="one at a time", variables={}, make=lambda *_: StaticPolicy(1))
+    monkeypatch.setitem(TRAITS, "bare", bare)
+    with pytest.raises(InputError, match="bare can't have admission 'grow'"):
+        make_ledger(schedule("bare", admission="grow"), fcfs)
+    with pytest.raises(InputError, match="can't be cached with policy bare"):
+        make_ledger(schedule("bare", prefix_caching=True), fcfs)
+    assert make_ledger(schedule("bare"), fcfs).early_termination
+    assert not (bare.disaggregated or bare.mixed or bare.splits_prompts or bare.adjustable or bare.required)
 
 
 def test_an_encoder_takes_no_chunks():

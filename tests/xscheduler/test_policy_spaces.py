@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.policies import TRAITS, Traits
 from exegpt.profile import Table
-from exegpt.workload import LengthDistribution, task
+from exegpt.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.monotonicity import violations
-from xscheduler.policy_spaces import iteration_counts, spaces
+from xscheduler.policy_spaces import _gpu_splits, _micro_batches, iteration_counts, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xsimulator.cost.replica import CostModel
@@ -87,3 +88,74 @@ def test_close_to_exact_on_measured_times_that_are_not_smooth():
         found = search(rra_spaces(4, profile, limit, "S"))
         assert oracle.space is not None
         assert found.throughput >= 0.99 * oracle.throughput
+
+
+def question(cluster="4xA40", workload=None, limits=None, **asked):
+    cluster = parse_cluster(cluster)
+    cost_model = CostModel(OPT, cluster, roofline_profile(OPT, cluster), "fp16")
+    return Question(cost_model, Load(workload or task("S"), False), limits or Limits(), asked.pop("fixed", {}), **asked)
+
+
+def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(monkeypatch):
+    variables = {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"}
+    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    asked = question(workload=Workload.fixed(100, 20))
+    tried = {}
+    for space in spaces("own", asked):
+        assert space.size == 1
+        tried.setdefault(len(space.where.replica.stages), set()).add(tuple(space.controls(space.values((0,))).items()))
+    assert len(tried) == 3  # pipelines of one, two and four stages
+    for found in tried.values():
+        assert {name for controls in found for name, _ in controls} == {"max_num_seqs", "decode_iterations"}
+        batches, periods = (
+            {dict(controls)[name] for controls in found} for name in ("max_num_seqs", "decode_iterations")
+        )
+        assert periods == {1, 2, 4, 8, 16}
+        assert batches == {2**i for i in range(len(batches))}
+        assert len(found) == len(batches) * len(periods)
+
+
+@pytest.mark.parametrize(
+    ("stages", "counts"), [(1, (1,)), (3, (1, 2, 3)), (5, (1, 2, 3, 4, 5)), (7, (1, 2, 3, 4, 6, 7))]
+)
+def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, counts):
+    assert _micro_batches(stages) == counts
+
+
+@pytest.mark.parametrize(("policy", "share"), [("waa-c", "time"), ("waa-m", "memory")])
+@pytest.mark.parametrize("cluster", ["2xA40", "4xA40", "8xA40", "4x8xA40"])
+def test_waa_splits_the_devices_around_the_share_of_encoding(policy, share, cluster):
+    """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
+    asked = question(cluster)
+    devices = asked.cost_model.cluster.devices
+    found = _gpu_splits(share == "memory", asked, devices)
+    speed = asked.speeds[1]
+    if share == "time":
+        exact = devices * speed.encode / (speed.encode + speed.decode)
+    else:
+        usable = asked.cost_model.cluster.device.memory_bytes * asked.cost_model.cluster.memory_fraction
+        exact = OPT.layers * OPT.layer_bytes(1, "fp16") / usable
+    near = max(1, devices // 8)
+    middle = min(max(1, round(exact)), devices - 1)
+    assert list(found) == [n for n in range(middle - near, middle + near + 1) if 1 <= n < devices]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "layouts"),
+    [
+        ({}, {(1, 0), (2, 2), (2, 4), (4, 4)}),
+        ({"tp_degree": 2}, {(2, 2), (2, 4)}),
+        ({"tp_degree": 2, "tp_gpus": 2}, {(2, 2)}),
+        ({"tp_gpus": 4}, {(1, 0), (2, 4), (4, 4)}),
+        ({"tp_degree": 1, "tp_gpus": 4}, {(1, 0)}),
+    ],
+)
+def test_layouts_are_those_asked_for(fixed, layouts):
+    asked = question(fixed=fixed)
+    assert {(one.degree, one.gpus) for one in asked.layouts(4, uniform=False)} == layouts
+    assert {(one.degree, one.gpus) for one in asked.layouts(4, uniform=False, side="encode")} > layouts or not fixed
+
+
+@pytest.mark.parametrize(("replicas", "sizes"), [(None, (1, 2, 4)), (1, (4,)), (2, (2,)), (3, ())])
+def test_replicas_can_be_fixed(replicas, sizes):
+    assert question(fixed={"replicas": replicas} if replicas else {}).replica_sizes() == sizes
