@@ -48,6 +48,12 @@ def why_behind(best: Answer, other: Answer) -> str:
     return "; ".join(reasons)
 
 
+def chief_reason(best: Answer, other: Answer) -> str:
+    """The one of `why_behind` that says most: what follows from the policy alone, else the greatest difference."""
+    ways = _ways(best, other)  # the narrowest last: a batch kept to its longest output, weights held twice
+    return ways[-1] if ways else "".join(_figures(best, other)[:1])
+
+
 def _figures(best: Answer, other: Answer) -> list[str]:
     reasons: list[tuple[float, str]] = []
     many, most = decoding(other[1]), decoding(best[1])

@@ -18,7 +18,7 @@ from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
-from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
+from xscheduler.advice import TIMES, WIDTHS, chief_reason, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, SPACES, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
@@ -232,26 +232,40 @@ def _binding(broken: str | None, otherwise: Binding | None) -> Binding | None:
 
 
 def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple[Alternative, ...]:
-    """The alternatives, each with its place beside the answer and why."""
-    rest = (a for a in alternatives if a.estimate and a is not best)
-    ranked = [best, *sorted(rest, key=lambda a: -_rate(a))]
+    """The alternatives, each with its place beside the answer and why; their reasons so far say what limits them."""
+    rest = [a for a in alternatives if a.estimate and a is not best]
+    following = max(rest, key=_rate, default=None)
 
-    def place(alternative: Alternative) -> str:
+    def compared(alternative: Alternative) -> Alternative:
+        limit = alternative.reason
         if alternative is best:
-            if len(ranked) == 1:
-                return "the best"
-            next_share = _rate(ranked[1]) / _rate(best)
-            if next_share >= 1 - TIE:
-                return f"the best, with {ranked[1].policy} as good"
-            return f"the best; the next, {ranked[1].policy}, reaches {percent_text(next_share)} of its throughput"
-        share = _rate(alternative) / _rate(best)
-        if share >= 1 - TIE:
-            return f"as good as {best.policy}"
-        assert alternative.schedule and alternative.estimate and best.schedule and best.estimate
-        why = why_behind((best.schedule, best.estimate), (alternative.schedule, alternative.estimate))
-        return f"{percent_text(share)} of {best.policy}'s throughput" + (f": {why}" if why else "")
+            return replace(best, reason=f"{_lead(best, following)}; {limit}", clause=limit)
+        place, why, chief = _behind(best, alternative)
+        reason = place + (f": {why}" if why else "")
+        return replace(alternative, reason=f"{reason}; {limit}", clause=place + (f": {chief}" if chief else ""))
 
-    return tuple(replace(a, reason=f"{place(a)}; {a.reason}") if a.estimate else a for a in alternatives)
+    return tuple(compared(a) if a.estimate else a for a in alternatives)
+
+
+def _lead(best: Alternative, following: Alternative | None) -> str:
+    """How far the best policy is ahead of the next."""
+    if following is None:
+        return "the best"
+    share = _rate(following) / _rate(best)
+    if share >= 1 - TIE:
+        return f"the best, with {following.policy} as good"
+    return f"the best; the next, {following.policy}, reaches {percent_text(share)} of its throughput"
+
+
+def _behind(best: Alternative, other: Alternative) -> tuple[str, str, str]:
+    """A policy's place behind the best, why it is there, and the one reason of those that says most."""
+    share = _rate(other) / _rate(best)
+    if share >= 1 - TIE:
+        return f"as good as {best.policy}", "", ""
+    assert other.schedule and other.estimate and best.schedule and best.estimate
+    answers = (best.schedule, best.estimate), (other.schedule, other.estimate)
+    place = f"{percent_text(share)} of {best.policy}'s throughput"
+    return place, why_behind(*answers), chief_reason(*answers)
 
 
 def _rate(alternative: Alternative) -> float:

@@ -15,7 +15,9 @@ class Alternative:
     schedule: Schedule | None
     estimate: Estimate | None
     reason: str
-    """One sentence: by how much it loses, or what it can't meet."""
+    """By how much it loses and why, and what limits it; or what it can't meet."""
+    clause: str = ""
+    """The one clause of `reason` that says most; empty where that is all of it."""
 
 
 @dataclass(frozen=True)

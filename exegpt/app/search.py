@@ -121,11 +121,12 @@ def ranked(answer: "Tuned") -> "list[Alternative]":
     )
 
 
-def reasons(alternatives: Iterable["Alternative"]) -> list[str]:
-    """Why each policy is where it is; policies of one reason share a sentence."""
+def reasons(alternatives: Iterable["Alternative"], explain: bool = True) -> list[str]:
+    """Why each policy is where it is, in one clause unless it is to `explain`; policies of one reason share a line."""
     names: dict[str, list[str]] = {}
     for other in alternatives:
-        names.setdefault(other.reason, []).append(other.policy)
+        reason = other.reason if explain else other.clause or other.reason
+        names.setdefault(reason, []).append(other.policy)
     return [f"{', '.join(policies)}: {reason}" for reason, policies in names.items()]
 
 

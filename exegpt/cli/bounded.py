@@ -69,8 +69,10 @@ def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
     output.table(policy_columns(times), policy_rows(tuned, times), _title(options, format_duration(answer.bound_s)))
     if tuned.schedule is None:
         return output.note(infeasible_text(tuned, answer.bound_s))
-    feasible = (alternative for alternative in ranked(tuned) if alternative.schedule)
-    output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible))
+    feasible = [alternative for alternative in ranked(tuned) if alternative.schedule]
+    output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, options.explain))
+    if len(feasible) > 1 and not options.explain:
+        print("All reasons for each policy's place: --explain.")
     if options.target:
         print_export(tuned.schedule, options.target)
 

@@ -61,6 +61,12 @@ def tune(
             help="What a looser bound and other clusters would give. Default: for one bound on at most eight devices.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="All reasons for each policy's place, and what limits it; without it the chief one each."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,
     export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
     report: options.REPORT = None,

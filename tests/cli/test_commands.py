@@ -45,6 +45,24 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
 
 
+def test_the_chief_reason_alone_unless_all_are_asked_for(exegpt):
+    """What `--json` tells of each policy is what `--explain` prints."""
+    asked = ("tune", "-l", "12s", "--policy", "orca,chunked,rra,static", "--no-advice")
+    short, whole = exegpt(*asked).out, exegpt(*asked, "--explain").out
+    told = exegpt(*asked, "--json").json
+    best = told["schedule"]["policy"]
+    for other in told["alternatives"]:
+        policy, reason = other["policy"], other["reason"]
+        (line,) = [line for line in short.splitlines() if line.startswith(f"  {policy}: ")]
+        assert f"  {policy}: {reason}" in whole.splitlines()
+        assert ";" not in line and len(line) < 130
+        head, chief = line.removeprefix(f"  {policy}: ").split(": ")
+        assert head in reason and chief in reason.split(": ", 1)[1]
+        assert ("limited by" in line) == (policy == best)
+    assert "a batch is kept to its longest output" in short and "--explain" in short and "--explain" not in whole
+    assert exegpt(*asked, "--explain", "--json").json["alternatives"] == told["alternatives"]
+
+
 def test_several_bounds_give_the_frontier(exegpt):
     done = exegpt("tune", "-l", "1ms,15s,inf", "--policy", "rra,static", "--json")
     frontier = done.json["frontier"]
@@ -315,7 +333,7 @@ def test_the_model_is_readable_by_transformers(tiny):
 def test_more_is_named_where_it_is_not_told(exegpt):
     asked = ("tune", "-l", "inf", "-w", "20/10", "--policy", "static", "-m", "opt-125m", "-c", "16xA40")
     done = exegpt(*asked)
-    assert "--advice." in done.out
+    assert "--advice." in done.out and "--explain" not in done.out
     assert "16xA40 is one node, all its devices linked alike; nodes of eight are 2x8xA40" in done.err
     assert "--advice" not in exegpt(*asked, "--no-advice").out
     assert "is one node" not in exegpt(*asked[:-1], "2x8xA40").err
