@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import typer
 from exegpt.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = (
     "exegpt",
     "kernels",
@@ -24,7 +27,9 @@ FOLDERS = (
     "docs",
 )
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 BENCHMARK = re.compile(r"python -m (benchmarks\.\w+)")
 COMMAND = re.compile(r"(?:^|`|\s)(exegpt [a-z][^`\n\\]*(?:\\\n[^`\n\\]*)*)", re.MULTILINE)
 
@@ -42,6 +47,18 @@ def test_files_and_links_exist(document):
     gone += [name for name in modules if not name.is_dir() and not name.with_suffix(".py").is_file()]
     gone += [name for name in PATH.findall(text) if "NAME" not in name and not list(ROOT.glob(name.rstrip("/")))]
     assert not gone
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings of a document as GitHub links to them."""
+    titles = (re.sub(r"[^\w -]", "", title.lower()) for title in HEADING.findall(document.read_text(encoding="utf-8")))
+    return {title.replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
+def test_headings_that_are_linked_to_exist(document):
+    links = ANCHOR.findall(document.read_text(encoding="utf-8"))
+    assert [link for link in links if link[1] not in anchors(document.parent / link[0] if link[0] else document)] == []
 
 
 def shown(document: Path) -> list[list[str]]:
@@ -67,8 +84,38 @@ def test_commands_have_the_options_that_are_shown(document):
     assert [(words, wrong) for words in shown(document) if (wrong := unknown(words))] == []
 
 
-def test_the_readmes_commands_are_found():
-    """The pattern finds them, long ones too."""
-    first = {words[1] for words in shown(ROOT / "README.md")}
-    assert {"tune", "simulate", "profile", "run", "bench", "show", "model", "list", "reproduce"} <= first
+def test_commands_are_found():
+    """The pattern finds them, long ones too; the guide shows every command but the demo, the README three."""
+    guide = {words[1] for words in shown(GUIDE)}
+    assert guide >= {"tune", "simulate", "profile", "run", "bench", "show", "model", "list", "reproduce"}
+    assert [words[1] for words in shown(README) if "--model" in words] == ["tune", "simulate", "run"]
     assert any("--replay" in words and "--max-num-batched-tokens" in words for words in shown(ROOT / "docs/devices.md"))
+
+
+def test_the_readme_is_short_and_says_first_what_was_never_measured():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 90
+    assert "Nothing here was measured on a GPU of our own." in "\n".join(lines[:15])
+
+
+def test_what_every_change_must_pass_is_the_readmes_test_command():
+    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if re.match(r"make |pytest|python", line)]
+    assert commands and all(re.search(rf"^    {command}\b", README.read_text(), re.MULTILINE) for command in commands)
+
+
+def test_the_guides_program_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^prefill-first \d+", done.stdout, re.MULTILINE)
+
+
+def test_every_log_is_in_the_summary_and_every_entry_dated():
+    """A row of the summary names a command, and the file that has its entry."""
+    summary = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
+    for log in (ROOT / "docs/log").glob("*.md"):
+        assert f"](log/{log.name})" in summary
+        titles = re.findall(r"^## (.+)$", log.read_text(encoding="utf-8"), re.MULTILINE)
+        assert titles and all(re.search(r"\(20\d\d-\d\d-\d\d\b", title) for title in titles), log
+    rows = [line for line in summary.splitlines() if line.startswith("| ")][1:]
+    assert rows and all(re.search(r"`(python -m|pytest|exegpt) ", row.split(" | ")[2]) for row in rows)

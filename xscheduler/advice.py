@@ -42,16 +42,11 @@ def memory_share(answer: Answer) -> float:
     return max(estimate.memory_bytes) / (schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction)
 
 
-def why_behind(best: Answer, other: Answer) -> str:
-    """What makes `other` slower than `best`: the differences between their figures, the greatest first."""
-    reasons = [*_figures(best, other), *_ways(best, other)]
-    return "; ".join(reasons)
-
-
-def chief_reason(best: Answer, other: Answer) -> str:
-    """The one of `why_behind` that says most: what follows from the policy alone, else the greatest difference."""
-    ways = _ways(best, other)  # the narrowest last: a batch kept to its longest output, weights held twice
-    return ways[-1] if ways else "".join(_figures(best, other)[:1])
+def why_behind(best: Answer, other: Answer) -> list[str]:
+    """What makes `other` slower than `best`: the differences between their figures, the greatest first, then what
+    follows from how the two policies work.
+    """
+    return [*_figures(best, other), *_ways(best, other)]
 
 
 def _figures(best: Answer, other: Answer) -> list[str]:

@@ -18,7 +18,7 @@ from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
-from xscheduler.advice import TIMES, WIDTHS, chief_reason, next_step, too_wide, why_behind
+from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, SPACES, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
@@ -240,9 +240,9 @@ def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple
         limit = alternative.reason
         if alternative is best:
             return replace(best, reason=f"{_lead(best, following)}; {limit}", clause=limit)
-        place, why, chief = _behind(best, alternative)
-        reason = place + (f": {why}" if why else "")
-        return replace(alternative, reason=f"{reason}; {limit}", clause=place + (f": {chief}" if chief else ""))
+        place, reasons = _behind(best, alternative)
+        whole, clause = (f"{place}: {'; '.join(r)}" if r else place for r in (reasons, reasons[:1]))
+        return replace(alternative, reason=f"{whole}; {limit}", clause=clause)
 
     return tuple(compared(a) if a.estimate else a for a in alternatives)
 
@@ -257,15 +257,14 @@ def _lead(best: Alternative, following: Alternative | None) -> str:
     return f"the best; the next, {following.policy}, reaches {percent_text(share)} of its throughput"
 
 
-def _behind(best: Alternative, other: Alternative) -> tuple[str, str, str]:
-    """A policy's place behind the best, why it is there, and the one reason of those that says most."""
+def _behind(best: Alternative, other: Alternative) -> tuple[str, list[str]]:
+    """A policy's place behind the best, and why it is there."""
     share = _rate(other) / _rate(best)
     if share >= 1 - TIE:
-        return f"as good as {best.policy}", "", ""
+        return f"as good as {best.policy}", []
     assert other.schedule and other.estimate and best.schedule and best.estimate
-    answers = (best.schedule, best.estimate), (other.schedule, other.estimate)
-    place = f"{percent_text(share)} of {best.policy}'s throughput"
-    return place, why_behind(*answers), chief_reason(*answers)
+    reasons = why_behind((best.schedule, best.estimate), (other.schedule, other.estimate))
+    return f"{percent_text(share)} of {best.policy}'s throughput", reasons
 
 
 def _rate(alternative: Alternative) -> float:

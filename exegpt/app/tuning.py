@@ -42,7 +42,7 @@ class TuneOptions:
     advice: bool | None = None
     """None: for one bound on at most eight devices."""
     explain: bool = False
-    """All reasons for each policy's place, not the chief one alone."""
+    """All reasons for each policy's place, not the first alone."""
     target: Target | None = None
     """The engine whose nearest flags are printed too."""
     out: Path | None = None

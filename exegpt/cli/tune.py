@@ -64,7 +64,7 @@ def tune(
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="All reasons for each policy's place, and what limits it; without it the chief one each."
+            "--explain", help="All reasons for each policy's place and what limits it. Default: the greatest one."
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,

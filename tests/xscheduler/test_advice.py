@@ -61,7 +61,7 @@ figures = st.builds(
 
 @given(figures, figures)
 def test_only_differences_that_cost_something_are_named(best, other):
-    said = why_behind((schedule("chunked"), best), (schedule("orca"), other))
+    said = "; ".join(why_behind((schedule("chunked"), best), (schedule("orca"), other)))
     many, most = decoding(other), decoding(best)
     differences = [best.utilisation[0] - other.utilisation[0]]
     if many and most:
@@ -84,7 +84,7 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
         return schedule(policy, **({"stages": WAA} if policy.startswith("waa") else {}))
 
     def said(best, other):
-        return why_behind((made(best), estimate()), (made(other), estimate()))
+        return "; ".join(why_behind((made(best), estimate()), (made(other), estimate())))
 
     assert "in the best together" in said("chunked", "rra")
     assert "in the best together" not in said("rra", "static")
@@ -92,9 +92,7 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
     assert "a batch is kept to its longest output, 45.6 tokens where the mean is 32" in said("rra", "static")
     assert "kept to its longest" not in said("static", "hybrid")
     alike = {"workload": Workload.fixed(9, 9)}
-    assert "kept to its longest" not in why_behind(
-        (schedule("rra"), estimate()), (schedule("static", **alike), estimate())
-    )
+    assert why_behind((schedule("rra"), estimate()), (schedule("static", **alike), estimate())) == []
 
 
 def test_every_policy_is_placed_beside_the_best():
