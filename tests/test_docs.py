@@ -10,6 +10,10 @@ import pytest
 import typer
 
 from exegpt.cli.app import app
+from exegpt.cluster import parse_cluster
+from exegpt.document import write
+from exegpt.schedule import Stage
+from tests.exegpt import nouns
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
@@ -27,6 +31,8 @@ FOLDERS = (
     "docs",
 )
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
+BARE = re.compile(r"`(\w+\.(?:py|c|h|pyi|svg))`")
+"""A file that a document names without its folder."""
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -46,6 +52,8 @@ def test_files_and_links_exist(document):
     gone = [link for link in links if not link.exists()]
     gone += [name for name in modules if not name.is_dir() and not name.with_suffix(".py").is_file()]
     gone += [name for name in PATH.findall(text) if "NAME" not in name and not list(ROOT.glob(name.rstrip("/")))]
+    bare = [name for name in BARE.findall(text) if "NAME" not in name]
+    gone += [name for name in bare if not any(any((ROOT / top).rglob(name)) for top in FOLDERS)]
     assert not gone
 
 
@@ -108,6 +116,20 @@ def test_the_guides_program_runs():
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^prefill-first \d+", done.stdout, re.MULTILINE)
+
+
+def test_the_costs_of_a_stage_are_found_as_the_architecture_says(tmp_path):
+    """Its program, on a schedule of four stages."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    stages = tuple(Stage((rank,), 1, "both", None, (3 * rank, 3 * rank + 3)) for rank in range(4))
+    write(tmp_path / "schedule.json", nouns.schedule("orca", stages=stages, cluster=parse_cluster("4xA40")))
+    write(tmp_path / "profile.json", nouns.profile())
+    how = {"capture_output": True, "text": True, "timeout": 60, "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-c", program], **how)
+    assert done.returncode == 0, done.stderr
+    seconds, layer = map(float, re.search(r"^([\d.e-]+) .*\blayer=\w+\.?\w*\(([\d.e-]+)", done.stdout).groups())
+    assert seconds > 3 * layer > 0
 
 
 def test_every_log_is_in_the_summary_and_every_entry_dated():
