@@ -34,7 +34,7 @@ from xrunner.core.requests import random_requests
 NEAR_TIE = 1e-4
 NEAR_TIE_HALF = 0.02
 """The same in float16. Its roundings move the difference of the two largest logits by up to 0.006 of the standard
-deviation, and so two ways apart by up to 0.012 (docs/measurements.md).
+deviation, and so two ways apart by up to 0.012 (docs/log/tokens.md).
 """
 POLICIES: dict[str, dict[str, int]] = {
     "static": {"encode_batch": 7},
