@@ -163,3 +163,18 @@ def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directo
     plans["waa"] = ("llama", cells.disaggregated(model.spec, (1,), (1,), kv_blocks=SMALL, admission="grow"))
     for name, ran in run_cells(job, tmp_path, directories, 2, plans, eos=eos, todo=todo).items():
         assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name
+
+
+def test_aborts_while_keys_and_values_are_on_their_way(job, tmp_path, directories, theirs):
+    """Blocks of an aborted request are nobody's before they have arrived: the others' tokens stay what they are."""
+    todo = requests() + [dataclasses.replace(request, id=f"again-{request.id}") for request in requests()]
+    cells = small(sides(directories, 2, ["llama"]))
+    found = run_cells(job, tmp_path, directories, 2, cells, todo=todo, cancelled=[*range(3, 12, 2), "again-4"])
+    for name in cells:
+        results = {result["id"]: result for result in found[name]["results"]}
+        assert len(results) == len(todo)
+        cancelled = [result for result in results.values() if result["finish_reason"] == "cancelled"]
+        assert cancelled
+        for result in results.values():
+            tokens, _ = theirs["llama"][result["id"].removeprefix("again-")]
+            assert result["output_ids"] == tokens[: len(result["output_ids"])]
