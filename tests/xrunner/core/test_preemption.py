@@ -128,6 +128,7 @@ def test_every_policy_on_two_ranks_of_an_encoder_decoder(job, tmp_path, encoder_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_layouts(job, tmp_path, directories, theirs, ranks):
     for arch in ("llama", "gpt2"):
@@ -138,6 +139,7 @@ def test_all_layouts(job, tmp_path, directories, theirs, ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_layouts_of_an_encoder_decoder(job, tmp_path, encoder_decoder, ranks):
     directories, want = encoder_decoder
