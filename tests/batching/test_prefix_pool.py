@@ -240,6 +240,14 @@ def test_prompts_that_begin_alike_are_prefilled_once(policy):
     assert shared.seconds < 0.9 * apart.seconds and prefilled[1] < prefilled[0] - 800
 
 
+def test_a_replay_without_prompts_finds_but_the_blocks_of_preempted_requests():
+    plan = schedule("chunked", kv_blocks=12, admission="grow", prefix_caching=True)
+    plans = plan, dataclasses.replace(plan, kv_blocks=500)
+    few, enough = (replay(one, profile(), [RequestLengths(40, 50)] * 6) for one in plans)
+    assert few.preemptions and few.reused
+    assert not enough.preemptions and not enough.reused
+
+
 @pytest.mark.parametrize("policy", ["static", "rra", "hybrid"])
 def test_policies_that_prefill_whole_prompts_say_so(policy):
     with pytest.raises(InputError, match=f"Prefixes can't be cached with policy {policy}.*orca, chunked"):

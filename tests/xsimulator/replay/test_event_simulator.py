@@ -196,6 +196,21 @@ def test_replicas_take_turns():
     assert {span.device for span in run.timeline.spans} == {0, 1}
 
 
+def test_the_work_of_a_tensor_parallel_group_is_shown_on_its_first_device():
+    (degree,) = PROFILE.degrees
+    tables = replace(PROFILE, degrees=(degree, replace(degree, tp=2)))
+    stages = (Stage((0, 1), 2, "both", None, (0, 6)), Stage((2,), 1, "both", None, (6, 12)))
+    run = replay(
+        schedule(stages=stages, cluster=parse_cluster("6xA40"), replicas=2), tables, [RequestLengths(20, 5)] * 4
+    )
+    assert {(span.stage, span.device) for span in run.timeline.spans} == {(0, 0), (1, 2), (0, 3), (1, 5)}
+
+
+def test_no_requests_take_no_time():
+    run = replay(schedule(), PROFILE, [])
+    assert (run.served, run.seconds, run.estimate.utilisation) == ((), 0.0, (0.0,))
+
+
 def test_a_request_larger_than_the_cache_is_refused():
     with pytest.raises(InputError, match="Request 1 needs 8 KV blocks"):
         replay(schedule(kv_blocks=4, replicas=2), PROFILE, [RequestLengths(10, 4), RequestLengths(100, 20)])
