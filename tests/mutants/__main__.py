@@ -31,7 +31,7 @@ ENOUGH = 0.9
 TESTS = {
     "exegpt/batching": "golden batching policies xsimulator/replay",
     "exegpt/policies": "golden policies batching xscheduler/test_ties.py xsimulator/replay",
-    "xsimulator/replay": "golden xsimulator/replay xsimulator/steady/test_occupancy.py",
+    "xsimulator/replay": "golden xsimulator/replay batching/test_prefix_pool.py xsimulator/steady/test_occupancy.py",
     "xsimulator/cost": "xsimulator/cost xsimulator/steady",
     "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
     "xscheduler": " ".join(
