@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from exegpt.workload import Workload
 from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
+from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
 from xscheduler.open_search import Lead, OpenSearch, _coarse, _moved, _neighbours
 from xscheduler.open_tune import _slowest
+from xscheduler.question import Limits
 from xscheduler.space import Evaluation, Space, Variable
 from xsimulator.replay.event_simulator import replay
 
@@ -190,3 +193,79 @@ def test_devices_are_as_busy_as_in_the_replay(replicas):
     assert served.utilisation == pytest.approx(run.estimate.utilisation, rel=1e-9 if replicas == 1 else 0.1)
     assert served.throughput_seq_s == pytest.approx(60.0, rel=0.1)
     assert served.throughput_tok_s == pytest.approx(10 * served.throughput_seq_s)
+
+
+class Tabled(OpenSearch):
+    """Spaces whose goodputs are known; a point's schedule is its goodput."""
+
+    tables: dict = {}  # noqa: RUF012
+
+    def schedule(self, space, point):
+        return self.tables[space][point]
+
+    def _steady(self, space, point):
+        return 1.5 * self.tables[space][point]
+
+    def _fits(self, space, point):
+        return True
+
+
+class Told(Meter):
+    def holds(self, schedule, rate, count=0):
+        return rate <= schedule
+
+
+def space_of(name, ceiling=math.inf, quickest_s=0.0, sizes=(1,)):
+    made = grid(*sizes)
+    return Candidates(name, made.variables, (), made.simulate, ceiling, quickest_s=quickest_s)
+
+
+def asked(latency_s=None):
+    return SimpleNamespace(limits=Limits(latency_s), load=SimpleNamespace(workload=FIXED))
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=12, max_size=12), st.sampled_from([0.01, 1.0, 100.0]))
+def test_the_best_of_all_points_is_found_to_its_precision(shares, scale):
+    space = space_of("all", sizes=(4, 3))
+    table = dict(zip(itertools.product(range(4), range(3)), (share * scale for share in shares), strict=True))
+    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search.tables = {space: table}
+    found = search.exhaustive(10)
+    assert found.goodput <= table[found.point]
+    assert table[found.point] >= max(table.values()) / (1 + PRECISION) ** 2
+    assert found.steady == 1.5 * table[found.point]
+
+
+def test_spaces_are_opened_by_their_ceilings_and_not_where_every_query_is_late():
+    late, empty = space_of("late", 80.0, quickest_s=3.0), space_of("empty", 0.0)
+    members = [
+        space_of("low", 1.0),
+        CandidateFamily("family", 60.0, 2, lambda: [space_of("inner", 50.0), empty, space_of("inmost", 2.0)]),
+        late,
+        space_of("high", 70.0, quickest_s=2.0),
+    ]
+    search = Tabled(asked(latency_s=2.0), members, None)
+    assert [space.name for space in search._by_ceiling()] == ["high", "inner", "inmost", "low"]
+    assert late not in search.opened and empty not in search.opened
+    assert "late" in [space.name for space in Tabled(asked(), members, None)._by_ceiling()]
+    assert search.size == 3 + 2
+
+
+def test_contenders_that_do_not_hold_with_more_requests_fall_behind():
+    space = space_of("one", sizes=(9, 9))
+    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    table = dict.fromkeys(itertools.product(range(9), range(9)), 0.1) | {(1, 1): 0.5, (5, 5): 0.9}
+    search.tables = {space: table}
+    contenders = [Lead(space, point, None, 2.0, seen) for point, seen in (((1, 1), 1.0), ((5, 5), 0.9))]
+    (best, *_) = search.refined(contenders)
+    assert best.point == (5, 5) and best.goodput == pytest.approx(0.9, rel=2 * PRECISION)
+    (fallen,) = search.refined(contenders[:1])
+    assert fallen.point == (1, 1) and fallen.goodput == pytest.approx(0.5, rel=2 * PRECISION)
+
+
+def test_a_climb_ends_at_a_point_that_no_neighbour_betters():
+    space = space_of("hill", sizes=(9, 9))
+    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search.tables = {space: {(a, b): 1.0 / (1 + (a - 6) ** 2 + (b - 3) ** 2) for a in range(9) for b in range(9)}}
+    (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
+    assert best.point == (6, 3)

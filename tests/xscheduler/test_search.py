@@ -1,5 +1,6 @@
 """Branch and bound against its oracle, the exhaustive search, on spaces that are monotone, nearly so, or odd."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -103,6 +104,12 @@ def test_a_loose_bound_is_answered_by_the_highest_corner_alone():
     found = search([line(range(1, 1001), range(1000), limit=1e9)])
     assert found.point == (999,)
     assert found.search.evaluations <= 2
+
+
+def test_the_seconds_are_those_of_the_search():
+    started = time.perf_counter()
+    found = search([random_space(3, SMALL)])
+    assert 0 < found.search.seconds <= time.perf_counter() - started
 
 
 def test_each_point_is_simulated_once():
