@@ -14,8 +14,9 @@ from exegpt.workload import Workload, task
 from tests.exegpt.nouns import MODEL, profile
 from tests.xscheduler.test_search import line
 from xprofiler.roofline import roofline_profile
+from xscheduler.candidates import Candidates
 from xscheduler.ties import TIE
-from xscheduler.tune import POLICIES, SLACK, _leanest, tune
+from xscheduler.tune import POLICIES, SLACK, _leanest, _plainest, tune
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -225,3 +226,30 @@ def test_progress_is_told_before_every_policy():
 )
 def test_the_smallest_batch_with_as_good_as_the_throughput_is_taken(throughputs, batch):
     assert _leanest(line(throughputs, range(4), limit=9), (3,)) == (batch,)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "taken"),
+    [
+        ([("reserve", 8192, 10.0), ("reserve", 2048, 9.0)], ("reserve", 8192)),
+        ([("reserve", 8192, 10.0), ("reserve", 2048, 10.0)], ("reserve", 2048)),
+        ([("reserve", 2048, 10.0 * (1 - SLACK))], ("reserve", 2048)),
+        ([("reserve", 2048, 10.0 * (1 - 1.01 * SLACK))], ("grow", 4096)),
+        ([("grow", 2048, 10.0), ("grow", 8192, 10.0)], ("grow", 2048)),
+    ],
+)
+def test_of_as_good_spaces_the_one_that_reserves_with_the_smallest_budget_is_taken(rivals, taken):
+    def scenario():
+        return None
+
+    def space(rule, budget, throughput):
+        constants = {"admission": rule, "max_num_batched_tokens": budget}
+        shape = line([throughput] * 4, range(4), limit=9)
+        return Candidates(
+            "", shape.variables, shape.constraints, shape.simulate, scenario=scenario, constants=constants
+        )
+
+    best = space("grow", 4096, 10.0)
+    found, point = _plainest([best, *(space(*rival) for rival in rivals)], best, (2,))
+    assert (found.constants["admission"], found.constants["max_num_batched_tokens"]) == taken
+    assert point == (2,)
