@@ -1,5 +1,7 @@
 """The pool of KV blocks beside a plain stack of all of them."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,3 +39,11 @@ def test_what_there_is_not_can_be_neither_taken_nor_given_back():
 def test_a_pool_costs_nothing_before_it_is_used():
     pool = BlockPool(10**15, 16)
     assert pool.allocate(3) == [0, 1, 2] and pool.available == 10**15 - 3
+
+
+@pytest.mark.parametrize("held", [{0: 2, 1: 1}, {0: 1}, {0: 1, 1: 1, 2: 1}])
+def test_a_block_that_is_held_twice_or_lost_is_noticed(held):
+    pool = BlockPool(3, 16)
+    pool.check(Counter(pool.allocate(2)))
+    with pytest.raises(AssertionError, match="free blocks are not 3"):
+        pool.check(Counter(held))
