@@ -105,6 +105,14 @@ def test_waa_picks_too():
     assert [one.input_tokens for one in ledger.waiting.first(9, 0.0)] == [200, 30, 70]
 
 
+@pytest.mark.parametrize(("place", "picked"), [(7, [0, 7]), (8, [0, 1])])
+def test_batches_are_picked_from_four_at_the_front_of_the_queue(place, picked):
+    ledger = Ledger(BlockPool(1000, 16), fcfs)
+    ledger.submit(sequences([50 if i == place else 150 for i in range(12)]))
+    joining = Joining(adjustment=adjustment(0.01, encode_batch=2))
+    assert [one.index for one in joining.admit(ledger, 0.0, 2)] == picked
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_it_is_a_share(share):
     with pytest.raises(InputError, match=r"adjustment .* from 0 to 1"):
