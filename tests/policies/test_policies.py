@@ -154,6 +154,14 @@ def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteratio
     assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
 
 
+@pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "chunked", "rra"])
+def test_a_policy_is_what_its_traits_say(policy):
+    traits = TRAITS[policy]
+    steps, _, _ = drive(make_policy(schedule(policy)), [(40, 3 + i % 7, 0.0) for i in range(12)], blocks=200)
+    assert traits.mixed == any(step.encode and step.decode for step in steps)
+    assert traits.splits_prompts == any(count < 40 for step in steps for _, count in step.encode)
+
+
 def test_variables_are_known_by_what_they_set():
     plan = schedule("rra")
     found = {kind: TRAITS["rra"].value(plan, kind) for kind in ("prompts", "target", "period", "tokens")}
