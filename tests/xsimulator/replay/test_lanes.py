@@ -1,14 +1,19 @@
 """Lanes: when each asks the policy, and in what order."""
 
 import itertools
+from math import inf
 
 import pytest
 
+from exegpt.batching import BlockPool, Ledger, Sequence
+from exegpt.batching.sequence import PREEMPTED
+from exegpt.orders import fcfs
 from exegpt.policies import make_policy
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
 from xsimulator.replay.event_simulator import replay
+from xsimulator.replay.lanes import Lane
 
 
 class Watched:
@@ -62,6 +67,17 @@ def test_a_lane_that_waits_for_blocks_gets_them_at_the_end_of_the_step_that_free
         decided, run = decisions(monkeypatch, plan, [request, RequestLengths(20, 4, arrival)])
         assert [s.start_s for s in run.served] == [0.0, freed]
         assert [phase for now, phase, _ in decided if now == freed] == ["encode", "decode"]
+
+
+@pytest.mark.parametrize(("arrival_s", "wakes_s"), [(None, 5.0), (3.0, 3.0), (7.0, 5.0)])
+def test_a_lane_without_work_wakes_when_a_preempted_requests_last_token_is_out(arrival_s, wakes_s):
+    ledger = Ledger(BlockPool(10, 16), fcfs, admission="grow")
+    preempted = Sequence(0, 20, 4)
+    preempted.status, preempted.ready_s, ledger.preemptions = PREEMPTED, 5.0, 1
+    ledger.submit([preempted] if arrival_s is None else [preempted, Sequence(1, 20, 4, arrival_s)])
+    lane = Lane(Idle(), ledger, None, None, "both", None)
+    assert not lane.act(1.0, inf)
+    assert lane.event[0] == wakes_s
 
 
 @pytest.mark.parametrize("plan", [schedule("orca"), disaggregated()], ids=["one lane", "two"])
