@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from exegpt.builtin_models import builtin_model
@@ -10,6 +11,7 @@ from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
+from xscheduler.ceilings import Reach, decode_rate
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xsimulator.cost.replica import CostModel
@@ -112,3 +114,13 @@ def test_on_some_layout_they_are_near_what_is_reached(model, cluster, bound_s, p
 def meets(space, values):
     figures = space.simulate(values).figures
     return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("budget", "batch", "iteration"), [(1.5, 4, 1.8), (1.0, 2, 1.5), (9.0, 8, 2.0), (None, 8, 2.0)]
+)
+def test_decoding_is_bounded_by_the_first_batch_that_comes_too_late(budget, batch, iteration):
+    """The largest batch in time lies before it. Queries of ten iterations, the longest of one."""
+    reached = Reach(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.5, 1.8, 2.0]), np.full(4, 1e-3))
+    assert decode_rate(reached, 10, 1, budget) == pytest.approx(batch / iteration / 10)
+    assert decode_rate(reached, 10, 1, 0.5) == 0.0
