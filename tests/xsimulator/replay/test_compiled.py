@@ -108,6 +108,11 @@ def test_a_request_larger_than_the_cache_is_refused():
         Replicas(PROFILE).serve(schedule(kv_blocks=4), arrays([RequestLengths(10, 4), RequestLengths(100, 20)]))
 
 
+def test_a_request_that_fills_the_cache_is_served():
+    """49 + 15 tokens of 16 are cached: four blocks."""
+    assert Replicas(PROFILE).serve(schedule("orca", kv_blocks=4), arrays([RequestLengths(49, 16)])) is not None
+
+
 def test_what_does_not_fit_together_is_refused():
     two, three = np.ones(2), np.ones(3)
     with pytest.raises(ValueError, match="sizes"):
