@@ -6,7 +6,7 @@ from exegpt.cluster import ClusterSpec
 from exegpt.model import ModelSpec, activation_bytes
 from exegpt.schedule import BLOCK_SIZE, Stage
 
-_RESERVE_BYTES = 2**28
+RESERVE_BYTES = 2**28
 """The allocator's fragments, the runtime's own buffers."""
 
 
@@ -24,7 +24,7 @@ class StageMemory:
     @property
     def blocks(self) -> int:
         """KV blocks that fit beside the rest; 0 or less where the weights alone don't fit."""
-        free = self.usable - self.weights - self.workspace - _RESERVE_BYTES
+        free = self.usable - self.weights - self.workspace - RESERVE_BYTES
         return int(free // self.block) if self.block else (2**62 if free >= 0 else -1)
 
     def at_once(self, tokens: float) -> "StageMemory":
@@ -33,7 +33,7 @@ class StageMemory:
 
     def bytes(self, kv_blocks: int) -> float:
         """Bytes in use with a pool of so many blocks."""
-        return self.weights + self.workspace + _RESERVE_BYTES + kv_blocks * self.block
+        return self.weights + self.workspace + RESERVE_BYTES + kv_blocks * self.block
 
 
 def stage_memory(

@@ -1,5 +1,7 @@
 """Memory: weights add up, and the reserved blocks are what a simulated crowd of queries holds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,14 +9,15 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.model import BYTES
 from exegpt.schedule import BLOCK_SIZE, Stage
-from exegpt.workload import Workload, task
+from exegpt.workload import LengthDistribution, Workload, task
 from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
-from xsimulator.cost.memory import stage_memory
+from xsimulator.cost.memory import RESERVE_BYTES, StageMemory, stage_memory
 from xsimulator.steady import static
 from xsimulator.steady.blocks import BlockDistribution
+from xsimulator.steady.residents import decode_iterations_of
 from xsimulator.steady.scenario import Scenario
 
 
@@ -143,3 +146,26 @@ def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
     stays = np.maximum(1, np.ceil((outputs - 1) / stride))
     found = BlockDistribution.of(workload).reservation(stride)
     assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)
+
+
+def test_the_moments_of_a_querys_blocks_are_those_of_whole_blocks():
+    """Enumerated: what a query loses at its last block's end varies too."""
+    inputs, outputs = np.arange(100, 164), np.arange(30, 62)
+    workload = Workload(
+        "w", LengthDistribution.from_samples(inputs), LengthDistribution.from_samples(outputs), int(outputs[-1])
+    )
+    need, p = decode_iterations_of(workload.output, False)
+    blocks = -(-(inputs[:, None] + need) // BLOCK_SIZE)
+    weights = np.outer(np.full(len(inputs), 1 / len(inputs)), p)
+    mean = float((weights * blocks).sum())
+    variance = float((weights * (blocks - mean) ** 2).sum())
+    told = BlockDistribution.of(workload).reservation(None)
+    assert told.mean == pytest.approx(mean, rel=0.005)
+    assert told.variance == pytest.approx(variance, rel=0.02)
+
+
+def test_a_stage_without_a_cache_has_room_for_any_as_long_as_its_weights_fit():
+    """An encoder's, which may fill its device to the last byte."""
+    full = StageMemory(5.0, 1.0, 0.0, 6.0 + RESERVE_BYTES)
+    assert full.blocks > 2**50
+    assert replace(full, usable=full.usable - 1).blocks < 0
