@@ -1,6 +1,7 @@
 """Layers to devices: contiguous, complete, balanced, and groups within a node."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.errors import InputError
+from exegpt.workload import task
+from tests.exegpt import nouns
 from xscheduler.allocation import (
     LayerSpeed,
     both_stages,
+    layer_speeds,
     minimax_split,
     most_stages,
     partial_layouts,
@@ -160,3 +164,23 @@ def test_the_ends_of_a_pipeline_hold_fewer_layers_where_embedding_and_head_take_
     sizes = [b - a for a, b in (s.decoder_layers for s in both_stages(model, speeds, layout))]
     # 23 would leave room for 9 + 11 + 11 + 8 layers, one less than there are
     assert max(2 * n + end for n, end in zip(sizes, (4, 0, 0, 6), strict=True)) == 24
+
+
+def test_a_stage_may_have_a_single_layer():
+    """As many stages as layers, and no more."""
+    model = replace(builtin_model("gpt2"), layers=4)
+    assert tp_degrees(model, cluster_of(1, 4)) == (1, 2, 4) and tp_degrees(model, cluster_of(2, 4))[0] == 2
+    assert [layout.degree for layout in uniform_layouts(model, 4, 4, (1, 2))] == [1, 2]
+    assert [layout.degree for layout in uniform_layouts(model, 8, 4, (1, 2))] == [2]
+
+
+def test_a_layers_time_is_all_of_its_parts():
+    """Encoding per prompt, decoding per query with all of its iterations."""
+    workload, profile = task("S"), nouns.profile()
+    speed, tables = layer_speeds(workload, profile)[1], profile.degree(1).decoder
+    for part in ("rest", "encode_attention", "decode_attention"):
+        none = replace(getattr(tables, part), values=(0.0,) * len(getattr(tables, part).values))
+        degree = replace(profile.degree(1), decoder=replace(tables, **{part: none}))
+        without = layer_speeds(workload, replace(profile, degrees=(degree,)))[1]
+        assert (without.encode < speed.encode) == (part != "decode_attention")
+        assert (without.decode < speed.decode) == (part != "encode_attention")
