@@ -61,7 +61,7 @@ def test_preempted_requests_have_the_tokens_of_an_undisturbed_run(model, ledgers
     todo = requests(LONGER, **options)
     want = tokens_of(Engine(model, plan(model, policy, 100)).run(todo).results)
     assert tokens_of(Engine(model, plan(model, policy, SMALL, admission="grow")).run(todo).results) == want
-    assert ledgers[-1].preemptions > 1 and ledgers[-1].pool.available == SMALL
+    assert ledgers[-1].preemptions > (3 if policy in ("orca", "chunked") else 1) and ledgers[-1].pool.available == SMALL
 
 
 @pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "rra"])
