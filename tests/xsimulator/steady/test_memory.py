@@ -148,18 +148,21 @@ def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
     assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)
 
 
-def test_the_moments_of_a_querys_blocks_are_those_of_whole_blocks():
-    """Enumerated: what a query loses at its last block's end varies too."""
-    inputs, outputs = np.arange(100, 164), np.arange(30, 62)
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("outputs", [np.arange(30, 62), np.arange(2, 34)])
+def test_the_moments_of_a_querys_blocks_are_those_of_whole_blocks(outputs, resident):
+    """Enumerated: what a query loses at its last block's end varies too; residents are found as often as they stay."""
+    inputs = np.arange(1, 65)
     workload = Workload(
         "w", LengthDistribution.from_samples(inputs), LengthDistribution.from_samples(outputs), int(outputs[-1])
     )
     need, p = decode_iterations_of(workload.output, False)
+    p = p * (need + 1) / (p @ (need + 1)) if resident else p
     blocks = -(-(inputs[:, None] + need) // BLOCK_SIZE)
     weights = np.outer(np.full(len(inputs), 1 / len(inputs)), p)
     mean = float((weights * blocks).sum())
     variance = float((weights * (blocks - mean) ** 2).sum())
-    told = BlockDistribution.of(workload).reservation(None)
+    told = BlockDistribution.of(workload, resident=resident).reservation(None)
     assert told.mean == pytest.approx(mean, rel=0.005)
     assert told.variance == pytest.approx(variance, rel=0.02)
 
