@@ -267,15 +267,17 @@ static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 }
 
 static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    Py_buffer views[6];
-    if (!take_arrays(arguments, given, 8, "rrwwww", views)) return NULL;
+    Py_buffer views[7];
+    if (!take_arrays(arguments, given, 9, "rrwwwww", views)) return NULL;
     const double *seconds = views[0].buf, *hops = views[1].buf;
-    double *ready = views[2].buf, *free_at = views[3].buf, *starts = views[4].buf, *ends = views[5].buf;
-    double now = PyFloat_AsDouble(arguments[6]), until = PyFloat_AsDouble(arguments[7]);
+    double *ready = views[2].buf, *free_at = views[3].buf, *busy = views[4].buf;
+    double *starts = views[5].buf, *ends = views[6].buf;
+    double now = PyFloat_AsDouble(arguments[7]), until = PyFloat_AsDouble(arguments[8]);
     Py_ssize_t micro_batches = size_of(&views[2]), stages = size_of(&views[3]), row = micro_batches * stages, ran = 0;
     Py_ssize_t most = row ? size_of(&views[0]) / row : 0;
     int fits = row && size_of(&views[0]) == most * row && size_of(&views[1]) == row &&
-               size_of(&views[4]) == most * row && size_of(&views[5]) == most * row && !PyErr_Occurred();
+               size_of(&views[4]) == stages && size_of(&views[5]) == most * row && size_of(&views[6]) == most * row &&
+               !PyErr_Occurred();
     while (fits && ran < most) {
         const double *own = seconds + ran * row;
         for (Py_ssize_t p = 0; p < micro_batches; p++) {
@@ -285,6 +287,7 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
                 at = larger(at + hops[p * stages + s], free_at[s]);
                 starts[place] = at;
                 ends[place] = free_at[s] = at += own[p * stages + s];
+                busy[s] += own[p * stages + s];
             }
             ready[p] = at;
         }
@@ -292,7 +295,7 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
         now = larger(now, free_at[0]);
         if (now >= until) break;
     }
-    drop_arrays(views, 6);
+    drop_arrays(views, 7);
     if (!fits) return misfit();
     return Py_BuildValue("nd", ran, now);
 }

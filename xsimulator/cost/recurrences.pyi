@@ -57,10 +57,19 @@ def tandem(seconds: Array, hop: Array, starts: Array, outs: Array, most: int) ->
     """
 
 def follow(
-    seconds: Array, hops: Array, ready: Array, free: Array, starts: Array, ends: Array, now: float, until: float
+    seconds: Array,
+    hops: Array,
+    ready: Array,
+    free: Array,
+    busy: Array,
+    starts: Array,
+    ends: Array,
+    now: float,
+    until: float,
 ) -> tuple[int, float]:
-    """Run iterations of `seconds` [iterations, pieces, stages] until the first stage is free at `until` or later.
+    """Run iterations until the first stage is free at `until` or later.
 
-    `hops` [pieces, stages]; `ready` [pieces], from when on each piece may start, and `free` [stages] are updated, and
-    the cells' `starts` and `ends` written. Returns how many iterations ran, and when the first stage is free.
+    `seconds` [iterations, micro-batches, stages], `hops` [micro-batches, stages]; `ready` [micro-batches], from when on
+    each one may start, `free` [stages], and the stages' seconds of work, `busy` [stages], are updated, and the cells'
+    `starts` and `ends` written. Returns how many iterations ran, and when the first stage is free.
     """

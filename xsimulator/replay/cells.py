@@ -97,6 +97,9 @@ class Pipeline:
         self._takes_over = replica_cost.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
         """Whether prompts come from another side's encoders, and this one makes their keys and values."""
         self._hops: dict[int, Array] = {}
+        most = max(micro_batching.count, micro_batching.encode_micro_batches or 0)
+        self._no_hops = np.zeros((most, 1))
+        """[micro-batches, 1]: a single stage has nowhere to send."""
         self._pace = 0.0
         """Seconds of a decoding iteration lately."""
 
@@ -118,7 +121,7 @@ class Pipeline:
         return self._run_decoding(self.micro_batching.split(step), now, most, until)
 
     def _run_encoding(self, micro_batches: list[MicroBatch], now: float) -> Ran:
-        seconds = np.array([[self._seconds(micro_batch) for micro_batch in micro_batches]]).take(self._kind, axis=2)
+        seconds = self._by_stage(np.array([[self._seconds(micro_batch) for micro_batch in micro_batches]]))
         ready = np.array([self._ready(micro_batch) for micro_batch in micro_batches])
         _, next_s, _ = self._book(micro_batches, seconds, ready, now, np.inf)
         encoded = {}
@@ -165,7 +168,7 @@ class Pipeline:
                 tokens = sum([s.input_tokens for s in micro_batch.decode if s.generated == s.recomputed])
                 if tokens:
                     seconds[0, p] += [float(cost.cross_projection(tokens)) for cost in self._costs]
-        seconds = seconds.take(self._kind, axis=2)  # contiguous, so that one compiled loop does for all
+        seconds = self._by_stage(seconds)
         indices = [micro_batch.index for micro_batch in micro_batches]
         ready = self._token[indices]
         iterations, next_s, ends = self._book(micro_batches, seconds, ready, now, until)
@@ -179,18 +182,23 @@ class Pipeline:
         self, micro_batches: list[MicroBatch], seconds: Array, ready: Array, now: float, until: float
     ) -> tuple[int, float, Array]:
         """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
-        several = len(self.stages) > 1  # else there is no hop
-        hops = np.array([self._hop(micro_batch.tokens if several else 0) for micro_batch in micro_batches])
+        if len(self.stages) == 1:
+            hops = self._no_hops[: len(micro_batches)]
+        else:
+            hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
-        iterations, next_s = follow(seconds, hops, ready, self._free, starts, ends, now, until)
+        iterations, next_s = follow(seconds, hops, ready, self._free, self.busy, starts, ends, now, until)
         starts, ends = starts[:iterations], ends[:iterations]
-        self.busy += seconds[:iterations].sum(axis=(0, 1))
         if self.spans is not None:
             for i, p, s in np.ndindex(*ends.shape):
                 m, device = micro_batches[p], self._first_device + self.stages[s].devices[0]
                 begin, end = float(starts[i, p, s]), float(ends[i, p, s])
                 self.spans.append(Span(device, s, m.phase, m.index, begin, end, m.sequences, m.tokens))
         return iterations, next_s, ends
+
+    def _by_stage(self, seconds: Array) -> Array:
+        """[iterations, micro-batches, stages]: contiguous for a compiled loop, from those of the costs that differ."""
+        return seconds if len(self._costs) == len(self.stages) else seconds.take(self._kind, axis=2)
 
     def _hop(self, tokens: int) -> Array:
         """[stages]: seconds to each stage from the one before."""
