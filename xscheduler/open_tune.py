@@ -30,6 +30,8 @@ MOST_EXHAUSTIVE = 20_000
 """Schedules up to which each is replayed, where that is asked for."""
 CLOSE, LEADING = 0.93, 0.99
 """Shares of the best goodput below which a policy's is not searched any closer, or not measured with all requests."""
+USUAL_LOAD = 0.8
+"""The share of its goodput at which a server is judged where no rate is expected."""
 _MEANING = {
     "p99-length": "of the requests whose outputs are the longest 2%, 95% meet it",
     "p99-queries": "99% of all requests meet it",
@@ -76,7 +78,7 @@ def tune_at(
     profile: Profile,
     arrivals: Arrivals,
     bounds: Bounds,
-    rate: float,
+    rate: float | None,
     *,
     bound: Bound = "p99-length",
     policies: tuple[str, ...] = POLICIES,
@@ -86,7 +88,8 @@ def tune_at(
     runnable: tuple[str, ...] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rated:
-    """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s.
+    """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s; None: at
+    `USUAL_LOAD` of that goodput.
 
     `runnable` are the policies that are preferred where several are as good. InputError for a method that an open
     system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
@@ -106,6 +109,8 @@ def tune_at(
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], limits)
+    if rate is None:
+        rate = USUAL_LOAD * max((best.goodput_seq_s for best in sustained.values()), default=0.0)
     alternatives = tuple(
         _alternative(policy, spaces_of[policy], question, sustained.get(policy), meter, rate) for policy in policies
     )

@@ -123,7 +123,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
     bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
     offers = []
     for setting in options.settings:
-        arrivals = _arrivals(setting, options.arrivals, options.seed)
+        arrivals = arrivals_of(setting, options.arrivals, options.seed)
         price = None if prices is None else price_per_hour(prices, setting.cluster)
         offers.append(Offer(setting, _tuned_at(setting, arrivals, bounds, rate_seq_s, search), price))
     offers.sort(key=lambda offer: offer.order)
@@ -155,7 +155,7 @@ def _trace_rate(workload: Workload) -> float:
     return workload.arrival_rate
 
 
-def _arrivals(setting: Setting, pattern: str, seed: int) -> "Arrivals":
+def arrivals_of(setting: Setting, pattern: str, seed: int) -> "Arrivals":
     """The pattern in which requests arrive."""
     from xscheduler.arrivals import Arrivals
 

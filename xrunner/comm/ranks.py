@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from exegpt.errors import InputError
-from xrunner.comm.message import pack, unpack
+from exegpt.message import pack, unpack
 
 T = TypeVar("T")
 

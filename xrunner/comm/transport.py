@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from exegpt.message import pack, unpack
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.message import pack, unpack
 from xrunner.comm.ranks import Ranks
 
 ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE, REQUEST = range(1, 9)

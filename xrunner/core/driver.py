@@ -37,6 +37,8 @@ class Options:
     """Whether events have every token."""
     record: bool = False
     """Whether a timeline and the requests' times are kept, which grow with the run."""
+    spans: bool = False
+    """Whether this rank's spans are kept until they are taken (`Engine.take_spans`)."""
     adjustment: float | None = None
     """As in `make_policy`."""
     order: Order = fcfs

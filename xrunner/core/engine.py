@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from exegpt.batching import Order, deal
+from exegpt.engine_protocol import Occupancy
 from exegpt.errors import InputError
 from exegpt.models import Model, Shard, load_model
 from exegpt.models.device import CPU
@@ -14,6 +15,7 @@ from exegpt.orders import fcfs
 from exegpt.policies import make_policy
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
+from exegpt.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.place import Place, devices, ranks_needed
 from xrunner.comm.ranks import Agreed, Ranks
@@ -181,7 +183,7 @@ class Engine:
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
-        worker.begin(self._clock, options.record)
+        worker.begin(self._clock, options.record or options.spans)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
         worker.now = lambda: clock() - zero
@@ -238,6 +240,20 @@ class Engine:
             (leader if driver.idle else driver).wait()
         leader.listen()
         return self._taken()
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """What this rank has computed since the last call, where spans are kept."""
+        spans = tuple(self.worker.spans or ())
+        if self.worker.spans:
+            self.worker.spans.clear()
+        return spans
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What the leader's ledger holds."""
+        ledger, pool = self._parts()[0].ledger, self._parts()[0].ledger.pool
+        residents = len(ledger.waiting), len(ledger.encoding), len(ledger.decoding)
+        return Occupancy(*residents, pool.total - pool.available, pool.total, ledger.preemptions)
 
     @property
     def idle(self) -> bool:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 import exegpt.request
+from exegpt.message import pack, unpack
 from exegpt.request import Request, Result
 from exegpt.served import Served
 from exegpt.timeline import Timeline
 from xrunner.comm.kv_transfer import Arrival
-from xrunner.comm.message import pack, unpack
 from xrunner.core.report import RunReport
 from xrunner.rank.assembly import DeviceBatch
 

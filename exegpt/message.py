@@ -1,4 +1,4 @@
-"""Messages between ranks: a header of JSON, then the bytes of its arrays. Nothing that is received is executed."""
+"""Messages between ranks and between processes: a header of JSON, then its arrays. Nothing received is executed."""
 
 import json
 from dataclasses import fields, is_dataclass

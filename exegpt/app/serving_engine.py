@@ -1,0 +1,155 @@
+"""The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
+
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exegpt.app.choices import admission_rule, policy_names
+from exegpt.app.files import model_directory, read_schedule
+from exegpt.app.profiles import measured_profile, profile_text
+from exegpt.app.search import infeasible_text, search_schedule
+from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
+from exegpt.app.tuning import arrivals_of
+from exegpt.engine_protocol import Opened
+from exegpt.errors import Infeasible, InputError
+from exegpt.model import ModelSpec
+from exegpt.models import planning
+from exegpt.models.device import find_device
+from exegpt.report import output
+from exegpt.report.schedule_text import schedule_text
+from exegpt.schedule import Schedule
+from exegpt.trace import parse_workload
+from xrunner.comm.ranks import Ranks
+from xrunner.core import inbox
+from xrunner.core.driver import Options
+from xrunner.core.engine import Engine
+from xrunner.rank.warm_up import Extent
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.job import Job
+
+MARGIN = 0.1
+"""Share of the bound that the search leaves, since a machine is never as even as its profile."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine of a server is asked for."""
+
+    model: str
+    socket: Path
+    """Where the frontend listens."""
+    schedule: Path | None
+    """None: searched."""
+    workload: str | None
+    latency_bound_s: float | None
+    policies: tuple[str, ...] | None
+    admission: str
+    device: str | None
+    attention: str | None
+    dtype: str | None
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What rank 0 finds; without a schedule, why none is feasible."""
+
+    opened: Opened | None
+    attention: str
+    reason: str = ""
+
+
+def serve(options: EngineOptions, ranks: Ranks) -> None:
+    """Plan, load and serve until the frontend drains or has gone; all ranks call it."""
+    ranks.agree(lambda: {"model": options.model, "schedule": str(options.schedule), "admission": options.admission})
+    set_threads(ranks.threads(options.threads))
+    device = find_device(options.device, ranks.local)
+    plan = _plan(options, ranks, device)
+    if plan.opened is None:
+        raise Infeasible(plan.reason)
+    schedule, context = plan.opened.schedule, plan.opened.schedule.model.spec.context
+    engine = Engine.load(options.model, schedule, ranks, device=device, attention=plan.attention)
+    engine.open(Extent.within(schedule, context - 1, 1), Options(spans=True))
+    if not engine.leads:
+        engine.serve()
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(options.socket))
+        try:
+            inbox.serve(engine, connection, plan.opened)
+        except inbox.Gone:
+            raise InputError("The server's frontend has gone: its engine ends.") from None
+        engine.drain()
+
+
+def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
+    """The schedule to follow and what it stands on: all ranks measure, the first one searches."""
+
+    def first() -> tuple[Schedule | None, str]:
+        directory = model_directory(options.model)
+        given = read_schedule(options.schedule) if options.schedule else None
+        if given:
+            given.check_model(ModelSpec.from_directory(directory))
+        dtype = run_dtype(options.dtype, given, device.type)
+        attention, _ = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+        return given, attention
+
+    given, attention = ranks.share(first, Schedule)
+    dtype = run_dtype(options.dtype, given, device.type)
+    measured = measured_profile(Path(options.model), dtype, ranks, device, attention)
+    return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
+
+
+def _found(options: EngineOptions, given: Schedule | None, measured: "Job", attention: str) -> EnginePlan:
+    setting = _setting(options, measured)
+    if given:
+        return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
+    try:
+        schedule, goodput = _searched(setting, options)
+    except Infeasible as error:
+        return EnginePlan(None, attention, str(error))
+    schedule = replace(schedule, admission=admission_rule(options.admission, schedule.policy))
+    output.note(f"schedule: {schedule_text(schedule)}")
+    return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
+
+
+def _setting(options: EngineOptions, measured: "Job") -> Setting:
+    assumptions = []
+    if options.workload is None:
+        assumptions.append("workload: task S (summarization), the default")
+    spec = find_model(options.model)
+    workload, scaling = fit_context(parse_workload(options.workload or "S", None, None, assumptions.append), spec)
+    profile = measured.profile
+    assumptions += [*scaling, profile_text(profile)]
+    for assumption in assumptions:
+        output.note(assumption)
+    return Setting(spec, measured.cluster, workload, profile, profile.dtype, tuple(assumptions))
+
+
+def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float | None]:
+    """The schedule with the highest goodput within the bound less a margin, and that goodput in requests/s; without a
+    bound, that with the highest throughput. Infeasible where there is none.
+    """
+    policies, bound_s = options.policies or policy_names(None), options.latency_bound_s
+    if bound_s is None or bound_s == float("inf"):
+        answer = search_schedule(setting, None, policies=policies)
+        if answer.schedule is None:
+            raise Infeasible(infeasible_text(answer, None))
+        return answer.schedule, None
+    from xscheduler.goodput import Bounds
+    from xscheduler.open_tune import tune_at
+
+    arrivals = arrivals_of(setting, "poisson", 0)
+    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals)
+    with output.progress("searching the highest goodput") as progress:
+        bounds = Bounds(bound_s * (1 - MARGIN))
+        rated = tune_at(*where, bounds, None, bound="p99-queries", policies=policies, progress=progress)
+    if not rated.sustained:
+        raise Infeasible(infeasible_text(rated.tuned, bound_s))
+    best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
+    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
+    return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

@@ -1,0 +1,122 @@
+"""What the server's frontend and its engine send each other over a Unix socket, in the ranks' message format.
+
+    frontend ──Request, Abort, DRAIN──► engine
+    frontend ◄──Opened, Stepped────── engine
+
+A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from exegpt.message import pack, unpack
+from exegpt.profile import Profile
+from exegpt.request import FinishReason, Request
+from exegpt.schedule import Schedule
+from exegpt.timeline import Span
+
+DRAIN = "drain"
+"""No more requests will come: the engine runs the others to their ends and exits."""
+MAX_BYTES = 2**28
+"""A longer message is refused."""
+PREFIX = 8
+"""Bytes of a message's length."""
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Requests to end; other ids are ignored."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The engine is ready for requests."""
+
+    schedule: Schedule
+    profile: Profile
+    """What the ranks were measured to be."""
+    goodput_seq_s: float | None
+    """What the schedule was found to serve within its bound; None where it was given, or has no bound."""
+    assumptions: tuple[str, ...]
+    zero_s: float
+    """When its clock began, by the frontend's monotonic clock: both are on one machine."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request's end, after its last token. Seconds of the engine's clock, None for what never happened."""
+
+    id: str
+    reason: FinishReason
+    start_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+    refused: str | None = None
+    """Why the engine can't run it."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What the engine's leader holds."""
+
+    waiting: int
+    encoding: int
+    decoding: int
+    used_blocks: int
+    total_blocks: int
+    preemptions: int
+    """So far."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What has come of steps of the engine: tokens, in order, then ends."""
+
+    now_s: float
+    ids: Array
+    """int64 [tokens]: whose each one is; the engine's ids are whole numbers."""
+    tokens: Array
+    """int64 [tokens]"""
+    made_s: Array
+    """float64 [tokens]"""
+    ended: tuple[Ended, ...]
+    occupancy: Occupancy
+    spans: tuple[Span, ...] = ()
+    """What the leader's device has computed."""
+
+
+FROM_FRONTEND = (Request, Abort)
+FROM_ENGINE = (Opened, Stepped)
+
+
+def framed(message: object) -> bytes:
+    """A message with its length before it."""
+    data = pack(message)
+    return len(data).to_bytes(PREFIX, "little") + data
+
+
+class Frames:
+    """Messages of `kinds` out of a stream of bytes."""
+
+    def __init__(self, kinds: tuple[type, ...]):
+        self._kinds = kinds
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[object]:
+        """The messages that these bytes complete. ValueError for one beyond `MAX_BYTES`."""
+        self._data += data
+        messages = []
+        while len(self._data) >= PREFIX:
+            size = int.from_bytes(self._data[:PREFIX], "little")
+            if size > MAX_BYTES:
+                raise ValueError(f"a message of {size} bytes")
+            if len(self._data) < PREFIX + size:
+                break
+            messages.append(unpack(self._data[PREFIX : PREFIX + size], self._kinds))
+            del self._data[: PREFIX + size]
+        return messages

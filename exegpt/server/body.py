@@ -1,0 +1,98 @@
+"""Request bodies: read within limits, and JSON alone; refused before anything is computed from them."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from exegpt.server.errors import ApiError, invalid
+
+MAX_DEPTH = 64
+"""Levels of nesting of JSON."""
+MAX_DIGITS = 400
+"""Characters of a number: Python's time to read a longer one grows with the square."""
+READ_S = 30.0
+"""Seconds in which a body must have come."""
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The JSON document that a request carries; ApiError where it has none, or one beyond the limits."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "The body must be JSON: send the header Content-Type: application/json.", "invalid_value")
+    try:
+        data = await asyncio.wait_for(_read(request, max_bytes), READ_S)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ApiError(408, f"The body was not complete within {READ_S:g} s.", "request_timeout") from None
+    return parse(data)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    too_large = ApiError(413, f"The body is larger than {max_bytes:,} bytes.", "request_too_large")
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > max_bytes:
+        raise too_large
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                raise too_large
+    except ClientDisconnect:
+        raise ApiError(400, "The client closed the connection.", "invalid_value") from None
+    return bytes(data)
+
+
+def parse(data: bytes) -> Any:
+    """A JSON document; ApiError for what isn't one, for NaN and infinities, and for what is nested too deeply."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise invalid("The body is not valid UTF-8.") from None
+    if _depth(text) > MAX_DEPTH:
+        raise invalid(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_number)
+    except ValueError as error:
+        where = f" (at character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
+        raise invalid(f"The body is not valid JSON{where}.") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.")
+    return value
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once; those in texts count too, where that makes no document too deep."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return 0
+    depth = most = 0
+    inside = escaped = False
+    for letter in text:
+        if inside:
+            inside, escaped = escaped or letter != '"', letter == "\\" and not escaped
+        elif letter == '"':
+            inside = True
+        elif letter in "[{":
+            depth += 1
+            most = max(most, depth)
+        elif letter in "]}":
+            depth -= 1
+    return most
+
+
+def _refuse(_: str) -> Any:
+    raise ValueError("not a number of JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError("too long")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text) if len(text) <= MAX_DIGITS else float("inf")
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("too large")
+    return value

@@ -1,0 +1,126 @@
+"""The frontend's end of the engine's socket: sequences go to the engine, their tokens come back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from exegpt.engine_protocol import DRAIN, FROM_ENGINE, Abort, Ended, Frames, Opened, Stepped, framed
+from exegpt.request import Request
+
+_CHUNK = 2**18
+
+
+@dataclass(eq=False)
+class Output:
+    """What has come of one sequence: the engine appends, a handler reads."""
+
+    request: Request
+    """Its id is the engine's number of it."""
+    news: Callable[[], object] = lambda: None
+    """Called when something has come."""
+    tokens: list[int] = field(default_factory=list)
+    made_s: list[float] = field(default_factory=list)
+    """When each token was made, by the engine's clock."""
+    ended: Ended | None = None
+    added_s: float = 0.0
+    """When it was given to the engine, by this process's monotonic clock."""
+
+
+class EngineLink:
+    """One engine at a time, and the sequences that it runs. Used from one event loop alone.
+
+    `on_stepped` is called with every message of the engine, `on_lost` when its connection ends.
+    """
+
+    def __init__(self) -> None:
+        self.opened: Opened | None = None
+        """What the engine is; None while there is none."""
+        self.outputs: dict[str, Output] = {}
+        """Sequences that haven't ended, in order of arrival."""
+        self.last: Stepped | None = None
+        """The latest message."""
+        self.heard_s = 0.0
+        """When it came, by the monotonic clock."""
+        self.on_opened: Callable[[Opened], object] = lambda opened: None
+        self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
+        self.on_lost: Callable[[], object] = lambda: None
+        self._writer: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+        self._next = 0
+
+    async def listen(self, path: Path) -> None:
+        """Let engines connect to this socket, which is in a directory of this user's alone."""
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    def add(self, request: Request, news: Callable[[], object]) -> Output:
+        """Give a sequence to the engine, under a number of its own."""
+        number, self._next = str(self._next), self._next + 1
+        output = Output(replace(request, id=number), news, added_s=time.monotonic())
+        self.outputs[number] = output
+        self._send(output.request)
+        return output
+
+    def abort(self, outputs: list[Output]) -> None:
+        """End sequences: nothing more comes of them."""
+        running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
+        if running:
+            self._send(Abort(tuple(running)))
+
+    def drain(self) -> None:
+        """Tell the engine that no more sequences come."""
+        self._send(DRAIN)
+
+    async def close(self) -> None:
+        """Close the socket."""
+        if self._writer:
+            self._writer.close()
+        if self._server:
+            self._server.close()
+
+    def _send(self, message: object) -> None:
+        if self._writer:
+            self._writer.write(framed(message))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer:  # an engine that was given up
+            writer.close()
+            return
+        self._writer, frames = writer, Frames(FROM_ENGINE)
+        try:
+            while data := await reader.read(_CHUNK):
+                for message in frames.feed(data):
+                    self._take(message)
+        except ConnectionError:
+            pass
+        finally:
+            self._writer = self.opened = None
+            writer.close()
+            self.on_lost()
+
+    def _take(self, message: object) -> None:
+        self.heard_s = time.monotonic()
+        if isinstance(message, Opened):
+            self.opened = message
+            self.on_opened(message)
+            return
+        assert isinstance(message, Stepped)
+        self.last = message
+        touched: dict[str, Output] = {}
+        for number, token, made_s in zip(
+            message.ids.tolist(), message.tokens.tolist(), message.made_s.tolist(), strict=True
+        ):
+            output = self.outputs.get(str(number))
+            if output is not None:  # else it was aborted
+                output.tokens.append(token)
+                output.made_s.append(made_s)
+                touched[output.request.id] = output
+        for ended in message.ended:
+            output = self.outputs.pop(ended.id, None)
+            if output is not None:
+                output.ended = ended
+                touched[ended.id] = output
+        for output in touched.values():
+            output.news()
+        self.on_stepped(message)

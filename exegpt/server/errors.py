@@ -1,0 +1,44 @@
+"""Errors in the shape of OpenAI's: `{"error": {"message", "type", "param", "code"}}`. None repeats its input."""
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+INVALID, RATE_LIMIT, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+
+
+class ApiError(Exception):
+    """What a client is told: an HTTP status, and why."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        param: str | None = None,
+        kind: str = INVALID,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.kind = status, message, code, param, kind
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The document that says so."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """400 for a value that can't be."""
+    return ApiError(400, message, code, param)
+
+
+def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
+    """503 while the engine can't take requests."""
+    return ApiError(503, message, code, None, SERVER, {"Retry-After": str(retry_after_s)})

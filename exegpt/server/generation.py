@@ -1,0 +1,95 @@
+"""Generation: the sequences of one API request, from their admission to their last text."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from exegpt.request import Request
+from exegpt.server.engine_link import EngineLink, Output
+from exegpt.server.errors import SERVER, ApiError
+from exegpt.server.text.output_text import OutputText
+from exegpt.server.text.stop_texts import StopTexts
+
+
+@dataclass(eq=False)
+class Choice:
+    """One sequence as a client sees it."""
+
+    index: int
+    request: Request
+    text: OutputText
+    stops: StopTexts
+    output: Output = field(init=False)
+    finish_reason: str | None = None
+    taken: int = 0
+    """Tokens whose text has been given or is held back."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled for it."""
+        return self.taken
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What has come of a choice since its last piece."""
+
+    choice: Choice
+    text: str
+    tokens: Sequence[int]
+    finish_reason: str | None
+
+
+class Generation:
+    """Gives all sequences to the engine at once; `pieces` are what comes of them."""
+
+    def __init__(self, link: EngineLink, choices: Sequence[Choice]):
+        self.choices = choices
+        self._link = link
+        self._news = asyncio.Event()
+        for choice in choices:
+            choice.output = link.add(choice.request, self._news.set)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Every choice's pieces until all have ended. ApiError where the engine refuses or fails."""
+        live = list(self.choices)
+        while live:
+            await self._news.wait()
+            self._news.clear()
+            for choice in list(live):
+                piece = self._take(choice)
+                if piece:
+                    yield piece
+                if choice.finish_reason:
+                    live.remove(choice)
+
+    async def finished(self) -> dict[int, str]:
+        """The whole texts by the choices' indices."""
+        texts = dict.fromkeys((choice.index for choice in self.choices), "")
+        async for piece in self.pieces():
+            texts[piece.choice.index] += piece.text
+        return texts
+
+    def abort(self) -> None:
+        """End what hasn't ended."""
+        self._link.abort([choice.output for choice in self.choices if choice.output.ended is None])
+
+    def _take(self, choice: Choice) -> Piece | None:
+        """What is new of a choice."""
+        output = choice.output
+        tokens, ended = output.tokens[choice.taken :], output.ended
+        if ended and ended.refused:
+            raise ApiError(400, "The engine can't run this request: it is too long.", "context_length_exceeded")
+        if ended and ended.reason in ("error", "cancelled"):
+            raise ApiError(500, "The request was ended by an internal error.", "internal_error", None, SERVER)
+        if not tokens and not ended:
+            return None
+        choice.taken += len(tokens)
+        text, stopped = choice.stops.push(choice.text.push(tokens) + (choice.text.finish() if ended else ""))
+        if stopped:
+            choice.finish_reason = "stop"
+            self._link.abort([output])
+        elif ended:
+            text += choice.stops.finish()
+            choice.finish_reason = ended.reason
+        return Piece(choice, text, tokens, choice.finish_reason)

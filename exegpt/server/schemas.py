@@ -1,0 +1,143 @@
+"""What clients may ask for: the bodies of completions and chat completions. `null` is the same as absent."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from exegpt.server.errors import ApiError, invalid
+
+UNSUPPORTED = (
+    "tools tool_choice functions function_call audio modalities prediction suffix best_of use_beam_search"
+    " length_penalty parallel_tool_calls web_search_options reasoning_effort verbosity chat_template"
+).split()
+"""Keys of OpenAI's or vLLM's API that this server doesn't have."""
+_INT64 = 2**63
+_NAMED = {
+    "extra_forbidden": "is not known to this server",
+    "missing": "is missing",
+    "string_unicode": "is not valid Unicode",
+}
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Document(BaseModel):
+    """Base: values have the type that is documented, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Document):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="Has no effect.")
+
+
+class JsonSchema(Document):
+    """A named JSON schema."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Document):
+    """Which texts may come: any, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampled(Document):
+    """What completions and chat completions share."""
+
+    model: str | None = Field(None, max_length=1024)
+    max_tokens: int | None = Field(None, ge=0, lt=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    n: int | None = Field(None, ge=1, le=128)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = Field(None, description="Has no effect.")
+    user: str | None = Field(None, description="Has no effect.")
+    metadata: dict[str, Any] | None = Field(None, description="Has no effect.")
+    store: bool | None = Field(None, description="Has no effect.")
+    service_tier: str | None = Field(None, description="Has no effect.")
+    safety_identifier: str | None = Field(None, description="Has no effect.")
+    prompt_cache_key: str | None = Field(None, description="Has no effect.")
+
+
+class CompletionRequest(Sampled):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | list[str] | list[Token] | list[list[Token]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+
+
+class TextPart(Document):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Document):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(Sampled):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=0, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
+    """A body as a `kind`; ApiError names the first key that is wrong, and never repeats its value."""
+    unsupported = next((key for key in UNSUPPORTED if data.get(key) is not None), None)
+    if unsupported and not (unsupported == "tool_choice" and data[unsupported] == "none"):
+        raise invalid(f"'{unsupported}' is not supported by this server.", unsupported, "unsupported_parameter")
+    try:
+        return kind.model_validate({key: value for key, value in data.items() if key not in UNSUPPORTED})
+    except ValidationError as error:
+        raise _problem(error) from None
+
+
+def _problem(error: ValidationError) -> ApiError:
+    detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    places = [str(place) for place in detail["loc"] if isinstance(place, int) or str(place).isidentifier()]
+    param, kind = ".".join(places)[:128], detail["type"]
+    text = detail["msg"].removeprefix("Input ").rstrip(".")
+    known = kind not in ("extra_forbidden",)
+    why = _NAMED.get(kind, text)
+    return invalid(f"'{param}' {why}.", param or None, "invalid_value" if known else "unsupported_parameter")

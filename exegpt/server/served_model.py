@@ -1,0 +1,69 @@
+"""The served model as the frontend knows it: its limits, its tokenizer, its chat template. No weights."""
+
+import json
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from exegpt.app.request_lists import load_tokenizer
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.server.errors import invalid
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model directory under the name that clients use."""
+
+    name: str
+    directory: Path
+    spec: ModelSpec
+    tokenizer: Any
+    """None where the directory has none: prompts are then token ids, and outputs have no text."""
+    created: int
+
+    @staticmethod
+    def read(directory: Path, name: str | None) -> "ServedModel":
+        """The model of a directory. InputError where there is none."""
+        spec = ModelSpec.from_directory(directory)
+        tokenizer = load_tokenizer(directory)
+        if tokenizer is None:
+            raise InputError(f"'{directory}' has no tokenizer.json: a server needs one.")
+        return ServedModel(name or directory.name, directory, spec, tokenizer, int(time.time()))
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Its model card."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "exegpt",
+            "max_model_len": self.spec.context,
+        }
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The token ids of a text; ApiError where it can't fit the context, before it is tokenized."""
+        if len(text) > self.spec.context * self.longest_token:
+            raise invalid(
+                f"The prompt is longer than the context of {self.spec.context:,} tokens.",
+                "prompt",
+                "context_length_exceeded",
+            )
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError:
+            raise invalid("The prompt is not valid Unicode: it has a lone surrogate.", "prompt") from None
+        return ids
+
+    def config(self, file: str) -> dict[str, Any]:
+        """A JSON file of the directory; empty where it has none."""
+        path = self.directory / file
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

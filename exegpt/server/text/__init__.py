@@ -1,0 +1,1 @@
+"""Text: from messages to prompts, and from tokens to text."""

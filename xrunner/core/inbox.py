@@ -1,0 +1,117 @@
+"""Inbox: the engine's end of the server's socket. The leader takes requests from it and sends back what comes of them.
+
+Neither side waits for the other while sequences run: what the frontend hasn't read yet is kept here.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from exegpt.engine_protocol import DRAIN, FROM_FRONTEND, Abort, Ended, Frames, Opened, Stepped, framed
+from exegpt.errors import InputError
+from exegpt.request import Request
+from xrunner.core.engine import Engine
+from xrunner.core.events import Event, Token
+
+_CHUNK = 2**18
+"""Bytes that are read at once."""
+_LOOK_S = 1.0
+"""Longest wait of an idle engine, after which it looks whether it is to end."""
+
+
+class Gone(Exception):
+    """The frontend has closed the socket."""
+
+
+class Inbox:
+    """Orders from the frontend, and messages to it, over a connected stream socket."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        connection.setblocking(False)
+        self._frames = Frames(FROM_FRONTEND)
+        self._unsent = bytearray()
+
+    def take(self, wait_s: float = 0.0) -> list[object]:
+        """The orders that have come, after waiting up to `wait_s` for the first. Raises Gone."""
+        if wait_s:
+            select.select([self._connection], [self._connection] if self._unsent else [], [], wait_s)
+        self._flush()
+        try:
+            data = self._connection.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise Gone
+        return self._frames.feed(data)
+
+    def send(self, message: object) -> None:
+        """Send a message, or keep it until there is room. Raises Gone."""
+        self._unsent += framed(message)
+        self._flush()
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        self._connection.setblocking(True)
+        self._connection.sendall(self._unsent)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._connection.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            raise Gone from None
+
+
+def serve(engine: Engine, connection: socket.socket, opened: Opened) -> None:
+    """Run the frontend's requests on an open engine until it drains; on the leader. Raises Gone where the frontend
+    ends without a word. `opened` says what the engine is, but for its clock.
+    """
+    inbox, draining = Inbox(connection), False
+    inbox.send(replace(opened, zero_s=time.monotonic() - engine.worker.now()))
+    while not (draining and engine.idle):
+        refused: list[Ended] = []
+        for order in inbox.take(_LOOK_S if engine.idle and not draining else 0.0):
+            if order == DRAIN:
+                draining = True
+            elif isinstance(order, Abort):
+                for request_id in order.ids:
+                    engine.abort(request_id)
+            else:
+                assert isinstance(order, Request)
+                refused += _add(engine, order)
+        events = [] if engine.idle else engine.step()
+        if events or refused:
+            inbox.send(_stepped(engine, events, refused))
+    inbox.finish()
+
+
+def _add(engine: Engine, request: Request) -> list[Ended]:
+    """Let a request wait; its end, where the engine can't run it."""
+    try:
+        engine.add(request)
+    except InputError as error:
+        return [Ended(request.id, "error", refused=str(error))]
+    return []
+
+
+def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) -> Stepped:
+    tokens = [event for event in events if isinstance(event, Token)]
+    results = [event for event in events if not isinstance(event, Token)]
+    ended = [Ended(r.id, r.finish_reason, r.start_s, r.first_token_s, r.finish_s) for r in results]
+    return Stepped(
+        now_s=engine.worker.now(),
+        ids=np.array([int(token.request_id) for token in tokens], dtype=np.int64),
+        tokens=np.array([token.token for token in tokens], dtype=np.int64),
+        made_s=np.array([token.made_s for token in tokens], dtype=np.float64),
+        ended=(*refused, *ended),
+        occupancy=engine.occupancy,
+        spans=engine.take_spans(),
+    )
