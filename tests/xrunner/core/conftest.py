@@ -12,17 +12,19 @@ SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distanc
 SPECIAL = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 
+def tokens_of_transformers(path):
+    """transformers' tokens and gaps for every request."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return {request.id: generate(model, request) for request in requests()}
+
+
 @pytest.fixture(scope="session")
 def theirs(directories):
     """transformers' tokens and gaps for every request of every architecture."""
-    from transformers import AutoModelForCausalLM
-
-    tokens = {}
-    for arch, path in directories.items():
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        tokens[arch] = {request.id: generate(model, request) for request in requests()}
-    return tokens
+    return {arch: tokens_of_transformers(path) for arch, path in directories.items()}
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,19 @@
 """Admission by *grow* in the engine: a small cache preempts, and tokens are those of an undisturbed run."""
 
 import dataclasses
+import json
 
 import pytest
 
 from exegpt.document import to_dict
 from exegpt.models import load_model
+from exegpt.models.create import create_model
 from exegpt.policies import make_ledger
 from exegpt.workload import Workload
+from tests.models.conftest import ARCHITECTURES, vary_vectors
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, POLICIES, requests
+from tests.xrunner.core.conftest import tokens_of_transformers
 from tests.xrunner.core.test_job import check_decisions, check_tokens, matrix, run_cells, sides
 from tests.xrunner.open_engine import feed
 from xrunner.core import driver
@@ -36,6 +40,19 @@ def ledgers(monkeypatch):
 
     monkeypatch.setattr(driver, "make_ledger", remember)
     return made
+
+
+@pytest.fixture(scope="module", params=["mistral", "qwen2", "opt"])
+def other(request, tmp_path_factory):
+    """A model of another architecture, some with windows shorter than the requests, and transformers' tokens."""
+    path = tmp_path_factory.mktemp("other") / request.param
+    create_model(path, request.param, kv_heads=4 if request.param == "opt" else 2, seed=11, **cells.SIZES)
+    vary_vectors(path)
+    config = json.loads((path / "config.json").read_text()) | ARCHITECTURES[request.param]
+    (path / "config.json").write_text(json.dumps(config))
+    want = tokens_of_transformers(path)
+    assert len({token for output, _ in want.values() for token in output}) > 20
+    return load_model(path), want
 
 
 def plan(model, policy, kv_blocks, degrees=(1,), **variables):
@@ -72,6 +89,17 @@ def test_an_encoder_decoders_preempted_outputs_are_computed_again(encoder_decode
     done = Engine(model, schedule).run(requests())
     check_tokens({"results": [to_dict(result) for result in done.results]}, want)
     assert ledgers[-1].preemptions > 1 and ledgers[-1].pool.available == SMALL
+
+
+@pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
+def test_preempted_requests_of_other_architectures(other, ledgers, monkeypatch, policy):
+    """Positions, biases and windows of a sequence that is computed again are those of its tokens' places."""
+    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)  # speed doesn't matter here
+    model, want = other
+    schedule = plan(model, policy, SMALL, admission="grow", workload=Workload.fixed(16, 1))
+    done = Engine(model, schedule).run(requests())
+    check_tokens({"results": [to_dict(result) for result in done.results]}, want)
+    assert ledgers[-1].preemptions and ledgers[-1].pool.available == SMALL
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
