@@ -15,7 +15,8 @@ from exegpt.schedule import Stage
 from exegpt.workload import Workload, task
 from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
-from xscheduler.advice import decoding, looser_bound, other_cluster, twice, use_of, why_behind
+from xscheduler.advice import decoding, looser_bound, next_step, other_cluster, twice, use_of, why_behind
+from xscheduler.space import Constraint, Evaluation, Space, Variable
 from xscheduler.tune import tune
 from xsimulator import estimate as simulate
 from xsimulator.replay.event_simulator import replay
@@ -163,6 +164,23 @@ def test_what_ends_a_batch_is_named():
             name, value = re.search(r"(\w+)=(\d+) would give no more", one.reason).groups()
             more = simulate(replace(one.schedule, **{name: int(value)}), roofline_profile(OPT, A40))
             assert more.throughput_tok_s <= 1.001 * one.estimate.throughput_tok_s
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (3, ("memory", "encode_batch=5 would need 125% of the memory")),  # one more than the space has
+        (1, (None, "encode_batch=3 would give no more")),
+        (0, (None, "")),
+    ],
+)
+def test_the_next_step_is_the_next_value_or_one_more_than_the_last(place, said):
+    """Of batches up to four, the memory's limit, of which two and three give the same."""
+    rates = {1: 1.0, 2: 2.0, 3: 2.0, 4: 4.0, 5: 5.0}
+    constraints = (Constraint("memory", 1.0, (True,)),)
+    batches = (Variable("encode_batch", (1, 2, 3, 4)),)
+    space = Space("few", batches, constraints, lambda at: Evaluation(rates[at[0]], (at[0] / 4,)))
+    assert next_step(space, (place,), ("measured", None)) == said
 
 
 def test_looser_bounds_and_larger_clusters_are_searched_anew():

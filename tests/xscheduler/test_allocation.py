@@ -184,3 +184,14 @@ def test_a_layers_time_is_all_of_its_parts():
         without = layer_speeds(workload, replace(profile, degrees=(degree,)))[1]
         assert (without.encode < speed.encode) == (part != "decode_attention")
         assert (without.decode < speed.decode) == (part != "encode_attention")
+
+
+@pytest.mark.parametrize(("end", "other"), [("embedding", "head"), ("head", "embedding")])
+def test_the_ends_of_a_pipeline_have_times_of_their_own(end, other):
+    """Of all tokens of a query, in batches of 64."""
+    workload, profile = task("S"), nouns.profile()
+    speed, table = layer_speeds(workload, profile)[1], getattr(profile.degree(1), end)
+    assert getattr(speed, end) == pytest.approx(workload.output.mean * table.at(64) / 64)
+    degree = replace(profile.degree(1), **{end: replace(table, values=(0.0,) * len(table.values))})
+    without = layer_speeds(workload, replace(profile, degrees=(degree,)))[1]
+    assert (getattr(without, end), getattr(without, other)) == (0.0, getattr(speed, other))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.workload import Workload
+from exegpt.workload import RequestLengths, Workload
 from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
 from xscheduler.open_search import Lead, OpenSearch, _coarse, _moved, _neighbours
-from xscheduler.open_tune import _slowest
+from xscheduler.open_tune import _best, _slowest
 from xscheduler.question import Limits
 from xscheduler.space import Evaluation, Space, Variable
 from xsimulator.replay.event_simulator import replay
@@ -103,6 +103,24 @@ def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
     assert (found.likely, found.certain) == pytest.approx(expected)
     sure = Meter(profile(), replace(arrivals, random=False), Bounds(limit)).excess(made, rate, 4000)
     assert sure.likely == sure.certain == pytest.approx(math.log((late.sum() + 0.5) / (allowed + 0.5)))
+
+
+@pytest.mark.parametrize("bound", ["ttft_s", "tpot_s"])
+def test_excess_counts_late_first_tokens_and_slow_following_ones(bound):
+    """Of every other request, which alone has a following token; seconds per token are those between tokens."""
+    workload = Workload.from_requests("mixed", [RequestLengths(20, n, 0.0) for n in (1, 10)])
+    arrivals = replace(Arrivals.poisson(workload, None, seed=3, count=2000), random=False)
+    rate = 60.0
+    sample, (times,) = Meter(profile(), arrivals, Bounds(None))._whole(MADE, rate, 2000)
+    counted = np.arange(200, 2000) if bound == "ttft_s" else np.arange(201, 2000, 2)
+    started = sample.replicas[0].arrivals / rate if bound == "ttft_s" else times.first
+    figures = times.first - started if bound == "ttft_s" else (times.finished - started) / 9
+    limit = float(np.percentile(figures[counted], 90))
+    late = (figures[counted] > limit).sum()
+    assert late > 50
+    found = Meter(profile(), arrivals, Bounds(None, **{bound: limit})).excess(MADE, rate, 2000)
+    allowed = sample.allowed[["ttft_s", "tpot_s"].index(bound)]
+    assert found.likely == pytest.approx(math.log((late + 0.5) / (allowed + 0.5)))
 
 
 VALUES = st.lists(st.integers(1, 500), min_size=1, max_size=40, unique=True).map(sorted)
@@ -269,3 +287,51 @@ def test_a_climb_ends_at_a_point_that_no_neighbour_betters():
     search.tables = {space: {(a, b): 1.0 / (1 + (a - 6) ** 2 + (b - 3) ** 2) for a in range(9) for b in range(9)}}
     (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
     assert best.point == (6, 3)
+
+
+def test_points_as_good_as_one_another_are_not_exchanged():
+    """A climb over even ground would not end, and of all points the first stays."""
+    space = space_of("plain", sizes=(5, 5))
+    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search.tables = {space: {point: 1.0 - 1e-4 * sum(point) for point in itertools.product(range(5), range(5))}}
+    (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.9)])
+    assert best.point == (2, 2)
+    assert search.exhaustive(10).point == (0, 0)
+
+
+def test_at_last_neighbours_along_one_variable_are_tried_that_may_be_better():
+    """The steady throughput is reached within 3 %; the highest batch doesn't fit."""
+    space = space_of("last", sizes=(9, 9))
+    search = Roomy(asked(), [space], None)
+    search.most = 4
+    search.schedule = lambda space, point: point
+    steady = dict.fromkeys(itertools.product(range(9), range(9)), 2.0) | {(3, 4): 0.98, (4, 5): 0.96}
+    search._steady = lambda space, point: steady[point]
+    found = search.around(Lead(space, (4, 4), None, 2.0, 1.0))
+    assert {lead.point: (lead.steady, lead.goodput) for lead in found} == {(3, 4): (0.98, 1.0), (4, 3): (2.0, 1.0)}
+
+
+class Measured(Told):
+    """Schedules are their goodputs, which it knows; remembers which were measured."""
+
+    def excess(self, schedule, rate, count=0):
+        return Excess(math.log(rate / schedule), math.log(rate / schedule))
+
+    def goodput(self, schedule, steady, count=0, start=None):
+        measured.append(schedule)
+        return Goodput(schedule, schedule)
+
+
+measured: list = []
+
+
+def test_only_leads_that_are_better_by_more_than_the_precision_are_measured(monkeypatch):
+    """A measurement takes many replays, a glance at a rate just above the best one."""
+    monkeypatch.setattr("xscheduler.open_tune._sustained", lambda lead, reached, meter: (lead.schedule, reached.low))
+    measured.clear()
+    space = space_of("leads", sizes=(9,))
+    search = Tabled(asked(), [space], Measured(profile(), None, Bounds(1.0)))
+    rates = (1.0, 1.002, 1.01, 0.9)
+    leads = [Lead(space, (place,), rate, 2.0, rate) for place, rate in enumerate(rates)]
+    assert _best([*leads, leads[2]], search, 10) == (1.01, 1.01)
+    assert measured == [1.0, 1.01]
