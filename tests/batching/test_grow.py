@@ -201,6 +201,17 @@ def test_the_first_so_many_are_decoded_and_they_alone_get_blocks(most):
     assert [len(s.blocks) for s in residents] == [2 if i < most else 1 for i in range(3)]
 
 
+@pytest.mark.parametrize("kind", [{}, {"disaggregated": True}])
+def test_keys_and_values_are_waited_for_where_they_come_from_other_devices(kind):
+    ledger = ledger_of(20, **kind)
+    ledger.submit(Sequence(i, 8, 5) for i in range(2))
+    first, second = ledger.admit(2, 0.0)
+    ledger.advance(Step(encode=((first, 8), (second, 8))))
+    second.ready_s = 3.0
+    assert ledger.grow_decoding(2.0) == ((first,) if kind else (first, second))
+    assert ledger.grow_decoding(3.0) == (first, second)
+
+
 def test_what_the_pool_could_never_hold_is_refused():
     with pytest.raises(InputError, match="Request 0 needs 6 KV blocks"):
         ledger_of(5).submit([Sequence(0, 4, 20)])

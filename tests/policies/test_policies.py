@@ -18,7 +18,7 @@ from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
-from exegpt.workload import Workload
+from exegpt.workload import LengthDistribution, Workload
 from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
@@ -97,6 +97,7 @@ def test_a_step_repeats_as_long_as_it_says(policy, requests):
         if step.arrivals and arrival is not None:
             times = min(times, math.ceil(arrival - now))
         assert times == 1 or not step.encode
+        assert not step.arrivals or isinstance(policy, OrcaPolicy | ChunkedPolicy), "others admit at ends alone"
         ledger.advance(step, iterations=times)
         steps += [shape(step)] * times
         now += times
@@ -152,6 +153,15 @@ def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteratio
     near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20), **changes))
     assert (near.residents, near.budget, near.chunked) == (residents, budget, chunked)
     assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
+
+
+@pytest.mark.parametrize("policy", ["orca", "waa-c", "waa-m"])
+def test_the_budget_has_room_for_long_prompts(policy):
+    """Of which one in twenty is; hardly ever a prompt is longer."""
+    inputs, outputs = (LengthDistribution.from_samples(lengths) for lengths in ([10] * 95 + [100] * 5, [20]))
+    mixed = schedule(policy, workload=Workload("mixed", inputs, outputs, 20))
+    long = schedule(policy, workload=Workload.fixed(100, 20))
+    assert TRAITS[policy].nearest(mixed).budget == TRAITS[policy].nearest(long).budget
 
 
 @pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "chunked", "rra"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import deal
+from exegpt.batching import MicroBatch, Sequence, deal
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
@@ -19,6 +19,7 @@ from tests.exegpt.nouns import MODEL, profile, schedule
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
+from xsimulator.replay.cells import _shape
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import rra
 from xsimulator.steady.scenario import Scenario
@@ -82,6 +83,13 @@ def test_a_prompt_in_chunks_asks_for_its_past():
     run = replay(schedule("chunked", max_num_batched_tokens=64), PROFILE, [RequestLengths(100, 1)])
     chunks = [Chunks([64], [0], 0), Chunks([36], [64], 1)]
     assert run.seconds == pytest.approx(sum(costs().step(chunk, 0, 0.0) for chunk in chunks))
+
+
+def test_tokens_that_are_computed_again_see_all_before_them():
+    """A preempted sequence of an encoder-decoder decodes three tokens and one more, beside a sequence of 40 tokens."""
+    again, other = Sequence(0, 7, 9, cached=7, behind=3), Sequence(1, 40, 9, cached=40)
+    seen = [8, 9, 10, 11, 41]
+    assert _shape(MicroBatch(0, (), (again, other))) == (None, len(seen), pytest.approx(sum(seen) / len(seen)))
 
 
 def disaggregated(model=MODEL, **changes):

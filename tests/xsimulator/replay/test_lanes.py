@@ -2,6 +2,7 @@
 
 import itertools
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,27 @@ def test_a_lane_without_work_wakes_when_a_preempted_requests_last_token_is_out(a
     lane = Lane(Idle(), ledger, None, None, "both", None)
     assert not lane.act(1.0, inf)
     assert lane.event[0] == wakes_s
+
+
+class Preempting:
+    """Preempts a sequence whenever it is asked, and has nothing to run."""
+
+    def __init__(self, victim):
+        self.victim = victim
+
+    def next_step(self, ledger, now, phase="both"):
+        ledger.preemptions, ledger.preempted = ledger.preemptions + 1, [self.victim]
+        ledger.waiting.push(self.victim)
+
+
+def test_a_preempted_sequence_is_ready_when_its_last_token_is_out():
+    """Its blocks are free at once, so that a lane that waits may have something to run."""
+    ledger = Ledger(BlockPool(10, 16), fcfs, admission="grow")
+    victim = Sequence(0, 20, 4, status=PREEMPTED)
+    pipeline = SimpleNamespace(last_token_s=lambda sequence: {0: 5.0}[sequence.index])
+    lane = Lane(Preempting(victim), ledger, None, pipeline, "both", None)
+    assert lane.act(1.0, inf)
+    assert victim.ready_s == lane.event[0] == 5.0
 
 
 @pytest.mark.parametrize("plan", [schedule("orca"), disaggregated()], ids=["one lane", "two"])
