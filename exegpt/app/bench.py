@@ -106,17 +106,29 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
     attention, why = planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
     setting = _setting(options, given, ranks, device.type, attention)
     schedules = (given, *other_schedules(setting, given, options.policy))
-    notes = (*notes, *why)
     return BenchPlan(
-        schedules, setting, tuple(requests), notes, peers, attention, planning.described(attention, device)
+        schedules,
+        setting,
+        tuple(requests),
+        (*notes, *why),
+        peers,
+        attention,
+        planning.described(attention, device),
     )
 
 
 def _setting(options: BenchOptions, given: Schedule, ranks: int, device: str, attention: str) -> Setting:
     """The setting on this machine's device, or of several ranks on the schedule's own cluster."""
     if ranks == 1:
-        how = {"dtype": given.dtype, "device": device, "attention": attention}
-        return find_setting(options.model, "local", given.workload, options.profile, **how)
+        return find_setting(
+            options.model,
+            "local",
+            given.workload,
+            options.profile,
+            dtype=given.dtype,
+            device=device,
+            attention=attention,
+        )
     where = given.model.spec, given.cluster, given.dtype
     profile, which = find_profile(options.profile, *where, attention=attention)
     return Setting(given.model.spec, given.cluster, given.workload, profile, given.kv_dtype, (which,))

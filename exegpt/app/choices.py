@@ -23,7 +23,7 @@ def check_columns(columns: str | None, *sources: str | None) -> None:
 
 def policy_names(text: str | None) -> tuple[str, ...]:
     """The policies in a comma-separated list; all that can be searched where there is none."""
-    from xscheduler.tune import POLICIES
+    from xscheduler.policy_spaces import POLICIES
 
     if text is None:
         return POLICIES

@@ -165,8 +165,9 @@ def _setting(
         output.note("2. Measuring its layers on this machine …")
         with output.progress("measuring layers") as progress:
             measure_profile(model, dtype, lambda _, done, total: progress(done, total), device, attention=attention)
-    how = {"dtype": dtype, "columns": columns, "device": device.type, "attention": attention}
-    return find_setting(str(model), "local", workload, **how)
+    return find_setting(
+        str(model), "local", workload, dtype=dtype, columns=columns, device=device.type, attention=attention
+    )
 
 
 def search_frontier(setting: Setting) -> "tuple[Tuned, ...]":
@@ -199,10 +200,12 @@ def make_plan(setting: Setting, bounds_s: Sequence[float | None], num: int | Non
         requests = _requests(setting, [a.schedule for a in answer.alternatives if a.schedule], num, seed)
         lengths = [request.lengths for request in requests]
         chosen = best_by_replay(answer, setting.profile, lengths)
-        plans.append(DemoPlan(bound_s, chosen, tuple(requests), answer.schedule))
-        latency_s = replay(chosen.schedule, setting.profile, lengths, timeline=False).estimate.latency_s
-        if chosen.schedule == answer.schedule and (latency_s or 0.0) * (1 + ROOM) <= (bound_s or math.inf):
-            return plans[-1]
+        plan = DemoPlan(bound_s, chosen, tuple(requests), answer.schedule)
+        plans.append(plan)
+        schedule = plan.schedules[0]
+        latency_s = replay(schedule, setting.profile, lengths, timeline=False).estimate.latency_s
+        if schedule == answer.schedule and (latency_s or 0.0) * (1 + ROOM) <= (bound_s or math.inf):
+            return plan
     return plans[0]
 
 

@@ -74,8 +74,8 @@ class RunOptions:
 
     def alike(self) -> dict[str, str]:
         """What must be the same on all ranks."""
-        names = ("model", "schedule", "requests", "out", "resume", "adapt", "adjust", "admission", "kv_blocks")
-        names += ("prefix_caching", "profile", "no_profile")
+        files = ("model", "schedule", "requests", "out", "profile", "no_profile")
+        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching")
         return {name: str(getattr(self, name)) for name in names}
 
 
@@ -220,8 +220,15 @@ def _setting(
         return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))
     if measured is None or measured.cluster.devices == 1:
         dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
-        how = {"dtype": dtype, "device": device, "attention": inputs.attention}
-        return find_setting(options.model, "local", workload, options.profile, **how)
+        return find_setting(
+            options.model,
+            "local",
+            workload,
+            options.profile,
+            dtype=dtype,
+            device=device,
+            attention=inputs.attention,
+        )
     profile = measured.profile
     return Setting(
         find_model(options.model), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)

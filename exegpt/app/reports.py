@@ -62,13 +62,13 @@ def write_run_report(
     document.write_text(path, page(report))
 
 
-def _schedule_facts(best: "Tuned") -> tuple[tuple[str, ...], ...]:
+def _schedule_facts(best: "Tuned") -> tuple[tuple[str, str], ...]:
     """The chosen schedule, its bound, and what it gives."""
     schedule, estimate = best.schedule, best.estimate
     if schedule is None or estimate is None:
         return (("schedule", "none meets the bounds"),)
-    rows = estimate_rows(estimate, schedule)
-    return (("bound", bound_text(schedule)), ("schedule", schedule_text(schedule)), *map(tuple, rows))
+    facts = (("bound", bound_text(schedule)), ("schedule", schedule_text(schedule)))
+    return (*facts, *estimate_rows(estimate, schedule))
 
 
 def _policies(answer: "Tuned") -> tuple[tuple[str, ...], ...]:

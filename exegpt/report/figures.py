@@ -14,7 +14,7 @@ TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latenc
 """Times by their keys in JSON."""
 
 
-def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
+def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str]]:
     """(name, text) of every figure of an estimate of `schedule`."""
     e = estimate
     requests_s, tokens_s = figure_text(e.throughput_seq_s), figure_text(e.throughput_tok_s)
@@ -27,12 +27,12 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[list[str]]:
         "memory": _memory(e, schedule),
         "preemptions": f"{figure_text(e.preemptions_per_request)} a request" if schedule.admission == "grow" else "",
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
-        # which phase takes the time; only a search, which looks at the neighbours too, tells of memory and latency
+        # which phase takes the time; `memory` and `latency` come from a search alone: it evaluates neighbours
         "limited by" if e.binding in ("memory", "latency") else "pace set by": e.binding or "",
         "not feasible": "; ".join(e.violations),
         "beyond the profile's grid": ", ".join(e.extrapolated),
     }
-    return [[name, text] for name, text in rows.items() if text]
+    return [(name, text) for name, text in rows.items() if text]
 
 
 def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[list[str]]:
