@@ -43,10 +43,15 @@ def follow(setting: Setting, settings: EngineSettings) -> tuple[Schedule, tuple[
     InputError for a setting that its policy doesn't have.
     """
     policy = settings.policy or "chunked"
-    check_choice(policy, tuple(name for name, traits in TRAITS.items() if traits.engines), "--policy")
-    admission = admission_rule(settings.admission, policy)
+    check_choice(policy, tuple(TRAITS), "--policy")
     if settings.prefix_caching:
         check_prefix_caching(policy, setting.model)
+    engines = [name for name, traits in TRAITS.items() if traits.engines]
+    if policy not in engines:
+        raise InputError(
+            f"--policy '{policy}' isn't an engine's: use {' or '.join(engines)}, or pass a schedule with --schedule."
+        )
+    admission = admission_rule(settings.admission, policy)
     variables = {}
     for name, usual in _USUAL.items():
         value = getattr(settings, name)

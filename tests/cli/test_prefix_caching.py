@@ -43,6 +43,11 @@ def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
     ("command", "more", "said"),
     [
         ("simulate", ("-m", "t5-11b", "--policy", "orca"), "'t5-11b' has an encoder"),
+        (
+            "simulate",
+            ("-m", "opt-1.3b", "--policy", "static"),
+            "--prefix-caching is for orca, chunked, and the policy is static: leave it out.",
+        ),
         ("run", ("--policy", "rra"), "--prefix-caching is for orca, chunked, and the policy is rra: leave it out."),
         ("run", ("--adapt",), "--adapt searches schedules without prefix caching"),
     ],
