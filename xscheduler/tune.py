@@ -363,5 +363,7 @@ def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternat
         )
     reserving = [name for name in policies if "grow" in question.admission and "grow" not in question.admissions(name)]
     if reserving:
-        assumptions.append(f"admission grow isn't searched for {', '.join(reserving)}: no formula for it is there")
+        assumptions.append(
+            f"admission grow isn't searched for {', '.join(reserving)}: no steady-state formula covers it"
+        )
     return tuple(assumptions)

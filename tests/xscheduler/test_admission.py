@@ -64,7 +64,7 @@ def test_who_has_no_formula_for_it_says_so():
     assert TRAITS["rra"].grows
     policies = ("chunked", "rra")
     both = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=BOTH)
-    assert "admission grow isn't searched for rra: no formula for it is there" in both.assumptions
+    assert "admission grow isn't searched for rra: no steady-state formula covers it" in both.assumptions
     assert {a.policy: a.schedule.admission for a in both.alternatives} == {"chunked": "grow", "rra": "reserve"}
     grow = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=("grow",))
     assert grow.alternatives[1].schedule is None
