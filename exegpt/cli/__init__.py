@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from exegpt.errors import Infeasible, InputError
 
@@ -66,14 +66,15 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # every version's base of errors in what was typed
     try:
         _check_given(arguments)
-        code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
-        return ending.say() if code == INTERRUPTED else code  # typer has caught it, and says nothing
+        try:
+            code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
+        except usage_error as error:
+            return _refuse_usage(error)
+        return ending.say() if code == INTERRUPTED else code  # typer has caught it, and prints nothing
     except InputError as error:
         return _say(str(error), BAD_INPUT)
     except Infeasible as error:
         return _say(str(error), INFEASIBLE)
-    except usage_error as error:
-        return _say_usage(error)
     except typer.Abort:  # how older versions tell of an interrupt
         return ending.say()
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
@@ -93,7 +94,19 @@ def _check_given(arguments: Sequence[str]) -> None:
     for before, text in zip(["exegpt", *arguments], arguments, strict=False):
         if text == "" or (text.startswith("--") and text.endswith("=")):
             where = f"'{text}'" if text else f"The argument after '{before}'"
-            raise InputError(f"{where} is empty: give it a value or leave the option out.")
+            _refuse(f"{where} is empty: give it a value or leave the option out.")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """Raise InputError for an invalid command line; a job's ranks share theirs, and rank 0 alone prints it."""
+    from xrunner.comm.ranks import job
+
+    def refuse() -> None:
+        raise InputError(sentence)
+
+    with job() as ranks:
+        ranks.attempt(refuse)
+    raise AssertionError("the attempt raised")
 
 
 def _os_text(error: OSError) -> str:
@@ -105,9 +118,9 @@ def _os_text(error: OSError) -> str:
     return f"'{error.filename}' can't be used ({error.strerror}): change its rights or name another."
 
 
-def _say_usage(error: Any) -> int:
-    """What was wrong in what was typed, with the value, and where help is; a command that has commands, called without
-    one, prints its help.
+def _refuse_usage(error: Any) -> int:
+    """InputError for a wrong option, with its value, and where help is; a command that has commands prints its help
+    where it is called without one.
     """
     text = error.format_message().strip().replace("Input should be", "it must be")
     command = error.ctx.command_path if error.ctx else "exegpt"
@@ -119,7 +132,7 @@ def _say_usage(error: Any) -> int:
     )  # of typers that validate with pydantic, and leave the value out
     value = f" (got {invalid()[0]['input']!r})" if invalid else ""
     end = "" if text.endswith("?") else ";"
-    return _say(f"{text.rstrip('.')}{value}{end} see `{command} --help`.", BAD_INPUT)
+    _refuse(f"{text.rstrip('.')}{value}{end} see `{command} --help`.")
 
 
 def _say(text: str, code: int) -> int:

@@ -39,11 +39,15 @@ def profile(
     from exegpt.report import output
     from xrunner.comm.ranks import job
 
-    if model is None:
-        raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
-    profile_options = options.build(ProfileOptions, locals())
+    typed = locals()
+
+    def read_options() -> ProfileOptions:
+        if model is None:
+            raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
+        return options.build(ProfileOptions, typed)
+
     with job() as ranks:
-        measured = measure(profile_options, ranks)
+        measured = measure(ranks.attempt(read_options), ranks)
     if measured is None:
         return
     provenance = measured.provenance

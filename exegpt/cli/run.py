@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from exegpt.app.offline_run import OfflineRun, RunOptions, RunPlan
     from exegpt.report.comparison import Comparison
 
+_VARIABLES = (
+    "encode_batch",
+    "decode_iterations",
+    "micro_batches",
+    "tp_degree",
+    "tp_gpus",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
+"""The control variables that can be fixed."""
+
 
 def run(
     model: options.MODEL_DIRECTORY,
@@ -72,38 +83,42 @@ def run(
     Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
     """
     from exegpt.app import offline_run
-    from exegpt.app.choices import policy_names
-    from exegpt.duration import parse_duration
     from xrunner.comm.ranks import job
 
-    fixed = {
-        "encode_batch": encode_batch,
-        "decode_iterations": decode_iterations,
-        "micro_batches": micro_batches,
-        "tp_degree": tp_degree,
-        "tp_gpus": tp_gpus,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    if resume and out is None:
-        raise InputError("--resume needs --out: it goes on with that file.")
-    if no_profile and profile is not None:
-        raise InputError(
-            f"--no-profile leaves out what --profile '{profile}' doesn't do, to measure first: leave one of them out."
-        )
-    if adapt and admission == "grow":
-        raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
-    if adapt and prefix_caching:
-        raise InputError("--adapt searches schedules without prefix caching: leave --prefix-caching or --adapt out.")
-    if schedule:
-        bound = None if latency_bound == "inf" else latency_bound
-        _check_unsearched(schedule, {"policy": policy, "latency_bound": bound, **fixed})
-    fixed = {name: value for name, value in fixed.items() if value is not None}
-    latency_bound_s, policies = parse_duration(latency_bound), policy_names(policy) if policy else None
-    run_options = options.build(offline_run.RunOptions, locals())
+    typed = locals()
     with job() as ranks:
+        run_options = ranks.attempt(lambda: _read_options(typed))
         result = offline_run.run(run_options, ranks)
     _answer(result, run_options, ranks.rank, json)
+
+
+def _read_options(typed: "dict[str, Any]") -> "RunOptions":
+    """The options object of the command's parameters; InputError for those that exclude each other."""
+    from exegpt.app.choices import policy_names
+    from exegpt.app.offline_run import RunOptions
+    from exegpt.duration import parse_duration
+
+    schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
+    if typed["resume"] and typed["out"] is None:
+        raise InputError("--resume needs --out: it goes on with that file.")
+    if typed["no_profile"] and typed["profile"] is not None:
+        raise InputError(
+            f"--no-profile leaves out what --profile '{typed['profile']}' doesn't do, to measure first: leave one of "
+            "them out."
+        )
+    if typed["adapt"] and typed["admission"] == "grow":
+        raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
+    if typed["adapt"] and typed["prefix_caching"]:
+        raise InputError("--adapt searches schedules without prefix caching: leave --prefix-caching or --adapt out.")
+    fixed = {name: typed[name] for name in _VARIABLES if typed[name] is not None}
+    if schedule:
+        _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
+    read = {
+        "fixed": fixed,
+        "latency_bound_s": parse_duration(bound),
+        "policies": policy_names(policy) if policy else None,
+    }
+    return options.build(RunOptions, typed | read)
 
 
 def _check_unsearched(schedule: Path, searched: "dict[str, object]") -> None:

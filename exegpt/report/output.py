@@ -1,6 +1,7 @@
 """What commands print: one JSON document, or tables for people; notes and progress go to standard error."""
 
 import functools
+import os
 import platform
 import shlex
 import sys
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from exegpt.profile import Profile
+
+
+def _forwarded() -> bool:
+    """Whether mpirun forwards standard output. Open MPI's ranks write to pseudo-terminals, even where its own standard
+    output is a file.
+    """
+    return "OMPI_COMM_WORLD_SIZE" in os.environ
 
 
 @functools.cache
@@ -53,7 +61,7 @@ def listed(head: str, texts: Sequence[str]) -> None:
 
 
 def _wrapped(text: str) -> str:
-    if not sys.stdout.isatty():
+    if _forwarded() or not sys.stdout.isatty():
         return text
     import shutil
     import textwrap
@@ -73,7 +81,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
         drawn.add_column(column, justify="right" if figures else "left", no_wrap=place == 0)
     for row in rows:
         drawn.add_row(*row)
-    console = Console(highlight=False)
+    console = Console(highlight=False, force_terminal=False if _forwarded() else None)
     if title:
         console.print(title, style="bold", markup=False, soft_wrap=True)  # a title may be wider than its table
     console.print(drawn if console.is_terminal else _unbounded(drawn, console))

@@ -167,6 +167,22 @@ class Ranks:
                     )
         return mine
 
+    def attempt(self, make: Callable[[], T]) -> T:
+        """What `make` returns on this rank; raises Agreed on all ranks where it raises InputError on one. The sentence
+        names the rank unless all fail alike, as for one command line.
+        """
+        values, failure = [], ""
+        try:
+            values.append(make())
+        except InputError as error:
+            failure = str(error)
+        failures = self.all((self.host, failure))
+        for rank, (host, sentence) in enumerate(failures):
+            if sentence:
+                alike = all(other == sentence for _, other in failures)
+                raise Agreed(sentence if alike else f"On rank {rank} ({host}): {sentence}")
+        return values[0]
+
     def share(self, make: Callable[[], T], *kinds: type) -> T:
         """The value that `make` returns on rank 0, of `kinds` as in `all`, on every rank; raises Agreed on all of them
         where `make` raises InputError.
@@ -213,10 +229,15 @@ def _values(received: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> l
     return [unpack(received[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
 
 
+def ranks_started() -> int:
+    """How many ranks the launcher started, this process being one of them; 1 without a launcher."""
+    return next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+
+
 @contextmanager
 def job() -> Iterator[Ranks]:
     """The job of which this process is a rank. An error on one rank alone ends the whole job and names the rank."""
-    started = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+    started = ranks_started()
     if started == 1:
         yield Ranks()
         return

@@ -114,6 +114,48 @@ def test_a_rank_of_another_version_is_refused(job, asked, rank):
     assert re.search("Rank 1 .* has exegpt '.*' and rank 0 '.*': start all ranks alike", sentence(done.stderr))
 
 
+EXITS = """
+import os, sys
+from pathlib import Path
+from exegpt.cli import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as end:
+    code = end.code
+Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
+"""
+"""Writes the command's exit code into a file named after the rank."""
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
+        (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
+        (["run", "-m", "m", "-r", "r", "--seed", "x"], "Invalid value for '--seed': "),
+        (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
+        (["profile"], "Name a model to measure with --model"),
+    ],
+)
+def test_a_malformed_option_is_printed_once_and_all_ranks_exit_with_2(job, tmp_path, command, expected):
+    done = job(2, "-c", EXITS, tmp_path, *command)
+    assert sentence(done.stderr).startswith(f"exegpt: {expected}")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2", "2"]
+
+
+def test_a_malformed_option_on_one_rank_names_the_rank(start_each, asked):
+    command = ["-m", "exegpt", *asked()]
+    done = start_each([*command, "--seed", "1"], [*command, "--seed", "x"])
+    assert done.returncode == 2
+    assert re.search(r"On rank 1 \(.*\): Invalid value for '--seed'", sentence(done.stderr))
+
+
+def test_tables_under_mpirun_are_plain_text(job, asked):
+    done = job(2, "-m", "exegpt", *asked("rra"))
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout and "\x1b" not in done.stdout
+
+
 def test_as_many_ranks_as_devices(job, asked, tmp_path):
     done = job(2, "-m", "exegpt", *asked("rra", (1, 1), replicas=2))
     assert done.returncode == 2
