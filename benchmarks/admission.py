@@ -47,45 +47,47 @@ class Row:
 def stopping(model: Model, schedule: Schedule, number: int, seed: int) -> tuple[Model, list[Request]]:
     """A model with stop tokens, and requests that they end after a fourth of what these may make.
 
-    Greedy tokens don't depend on the batch, so a first run tells where each request comes to a stop token.
+    Greedy tokens don't depend on the batch, so a first run finds where each request comes to a stop token.
     """
     import random
 
     draw = random.Random(seed)
     lengths = [RequestLengths(draw.randint(*INPUTS), OUTPUTS[1]) for _ in range(number)]
     requests = random_requests(lengths, model.spec.vocab, seed)
-    whole = {result.id: result.output_ids for result in Engine(model, schedule).run(requests).results}
-    stops = {whole[request.id][draw.randint(*OUTPUTS) - 1] for request in requests}
+    outputs = {result.id: result.output_ids for result in Engine(model, schedule).run(requests).results}
+    stops = {outputs[request.id][draw.randint(*OUTPUTS) - 1] for request in requests}
     ended = []
     for request in requests:
-        places = [i for i, token in enumerate(whole[request.id]) if token in stops]
+        places = [i for i, token in enumerate(outputs[request.id]) if token in stops]
         ended.append(replace(request, max_tokens=CAP * (places[0] + 1), ignore_eos=False))
     return replace(model, eos=frozenset(stops)), ended
 
 
 def rows(model: Model, setting: Setting, number: int, runs: int, seed: int) -> list[Row]:
     """Both rules with every cache, in turns; the run of median throughput of each."""
-    whole = engine_schedule(setting, "chunked", 1, None, BLOCK_SIZE, max_num_seqs=RESIDENTS, max_num_batched_tokens=256)
-    ending, requests = stopping(model, whole, number, seed)
+    roomy = engine_schedule(setting, "chunked", 1, None, BLOCK_SIZE, max_num_seqs=RESIDENTS, max_num_batched_tokens=256)
+    ending, requests = stopping(model, roomy, number, seed)
     reserved = [-(-most_cached(len(r.prompt_ids), r.max_tokens, False) // BLOCK_SIZE) for r in requests]
     mean = sum(reserved) / len(reserved)
     cells = [
-        replace(whole, kv_blocks=max(max(reserved), int(RESIDENTS * mean / share)), admission=rule)
+        replace(roomy, kv_blocks=max(max(reserved), int(RESIDENTS * mean / share)), admission=rule)
         for share in SHARES
         for rule in ("reserve", "grow")
     ]
     done = [[execute(ending, cell, setting.profile, requests) for cell in cells] for _ in range(runs)]
-    medians = [sorted(column, key=lambda one: one.seconds)[runs // 2] for column in zip(*done, strict=True)]
+    medians = [
+        sorted(column, key=lambda comparison: comparison.seconds)[runs // 2] for column in zip(*done, strict=True)
+    ]
     return [
         Row(
-            one.schedule.admission,
-            one.schedule.kv_blocks,
-            one.measured.throughput_tok_s,
-            one.predicted.throughput_tok_s,
-            one.preemptions,
-            one.predicted_preemptions,
+            comparison.schedule.admission,
+            comparison.schedule.kv_blocks,
+            comparison.measured.throughput_tok_s,
+            comparison.predicted.throughput_tok_s,
+            comparison.preemptions,
+            comparison.predicted_preemptions,
         )
-        for one in medians
+        for comparison in medians
     ]
 
 

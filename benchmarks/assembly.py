@@ -47,7 +47,7 @@ def step_seconds(batch: int, context: int, **options: float) -> tuple[float, flo
     """Median seconds of assembling an iteration, and of entering its tokens into the sampling state on the CPU; not of
     the first, with which prompts are entered."""
     running, state = decoding(batch, context, **options), SamplingState(_VOCAB, torch.device("cpu"))
-    sequences = tuple(one.sequence for one in running.values())
+    sequences = tuple(request.sequence for request in running.values())
     assemble, times = Assembler(running, BLOCK_SIZE), []
     for _ in range(_STEPS):
         began = time.perf_counter()
@@ -56,9 +56,9 @@ def step_seconds(batch: int, context: int, **options: float) -> tuple[float, flo
         if batch.sampling:
             state.sampling(batch.sampling, [torch.from_numpy(array) for array in batch.sampling])
         times.append((assembled - began, time.perf_counter() - assembled))
-        for one in receivers:
-            one.output.append(7)
-            one.sequence.cached += 1
+        for receiver in receivers:
+            receiver.output.append(7)
+            receiver.sequence.cached += 1
     return tuple(statistics.median(part) for part in zip(*times[1:], strict=True))  # type: ignore[return-value]
 
 

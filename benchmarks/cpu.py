@@ -103,16 +103,16 @@ def _medians(schedules: Sequence[Schedule], runs: Sequence[Sequence[Any]]) -> tu
 def disaggregated(directory: Path, workload: str, bound_s: float | None, most: int) -> Schedule | None:
     """WAA's best schedule on the ranks with at most so many residents; None where there is none within the bound.
 
-    Where prompts are encoded faster than their outputs are decoded, memory alone says how many are resident: the most
+    Where prompts are encoded faster than their outputs are decoded, memory alone limits how many are resident: the most
     memory is given with which they are not more.
     """
     cluster, profile = measure_ranks(directory, RANKS)
     share = 1.0
     while share > _LEAST_MEMORY:
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=share)
-        found = search_schedule(setting, bound_s, policies=("waa-c", "waa-m"), most_resident=most).schedule
-        if found:
-            return found
+        schedule = search_schedule(setting, bound_s, policies=("waa-c", "waa-m"), most_resident=most).schedule
+        if schedule:
+            return schedule
         share *= 0.98
     print(
         f"WAA: no schedule has at most {most} residents and a latency of at most {format_duration(bound_s)}",
@@ -125,8 +125,8 @@ def run_disaggregated(
     directory: Path, schedules: Sequence[Schedule], requests: Sequence[Request], runs: int
 ) -> tuple[list[Row], list[Timeline], tuple[float, float]]:
     """Each schedule's median run on the ranks, and each rank's FLOP/s and bytes/s while all compute."""
-    made = directory.parent / f"ranks-{RANKS}"
-    turns = [run_all(directory, schedules, requests, RANKS, 1, made) for _ in range(runs)]
+    folder = directory.parent / f"ranks-{RANKS}"
+    turns = [run_all(directory, schedules, requests, RANKS, 1, folder) for _ in range(runs)]
     rates = statistics.median(turn.flops_s for turn in turns), statistics.median(turn.bytes_s for turn in turns)
     return *_medians(schedules, list(zip(*(turn.runs for turn in turns), strict=True))), rates
 
@@ -158,7 +158,7 @@ def shares(
     matrices = sum(n * k for n, k in spec.layer_matrices())
     head = spec.vocab * spec.hidden
     weights = 4.0 * (spec.layers * matrices + head)
-    found = []
+    measured = []
     for phase in ("encode", "decode", "mixed"):
         spans = [s for s in timeline.spans if s.phase == phase]
         if not spans:
@@ -171,8 +171,8 @@ def shares(
         cache = spec.layers * spec.kv_bytes(1, "fp32") * (rows * seen if phase != "encode" else tokens)
         moved = len(spans) * weights + cache
         limit = max(flops / flops_s, moved / bytes_s)
-        found.append(Share(name, phase, flops / seconds / 1e9, moved / seconds / 1e9, limit / seconds))
-    return found
+        measured.append(Share(name, phase, flops / seconds / 1e9, moved / seconds / 1e9, limit / seconds))
+    return measured
 
 
 def main() -> None:
@@ -212,7 +212,11 @@ def main() -> None:
         for row, timeline in zip(ours[: len(unbounded)], timelines, strict=False)
         for share in shares(model.spec, row.name, timeline, context, flops_s, bytes_s)
     ]
-    sides = [one for one in (disaggregated(directory, args.workload, b, args.most) for b in (None, bound)) if one]
+    sides = [
+        schedule
+        for schedule in (disaggregated(directory, args.workload, b, args.most) for b in (None, bound))
+        if schedule
+    ]
     rows, timelines, rates = run_disaggregated(directory, sides, requests, args.runs)
     ours += rows
     for row, timeline in zip(rows, timelines, strict=True):
@@ -245,15 +249,15 @@ def ratios(ours: list[Row], theirs: list[Row]) -> dict[str, float]:
         return max((row.tokens_s for row in rows), default=0.0)
 
     free, held = [r for r in ours if r.bound_s is None], [r for r in ours if r.bound_s is not None]
-    found = {}
+    ratios_by_name = {}
     if theirs:
-        found["ours / best peer"] = best(free) / best(theirs)
-        found["ours under static's bound / best peer"] = best(held) / best(theirs)
+        ratios_by_name["ours / best peer"] = best(free) / best(theirs)
+        ratios_by_name["ours under static's bound / best peer"] = best(held) / best(theirs)
     for name, rows in (("unbounded", free), ("under static's 70th-percentile latency", held)):
         rra, static = (best([r for r in rows if r.name == policy]) for policy in ("rra", "static"))
         if static:
-            found[f"rra / static, {name}"] = rra / static
-    return found
+            ratios_by_name[f"rra / static, {name}"] = rra / static
+    return ratios_by_name
 
 
 def show(document: dict[str, Any]) -> None:

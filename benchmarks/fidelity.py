@@ -1,4 +1,4 @@
-"""Prediction beside measurement: does a schedule do what the simulator said, and does it hold its bound?
+"""Prediction beside measurement: does a schedule do what the simulator predicted, and does it hold its bound?
 
 For several (workload, bound) pairs, the best schedule is tuned from a measured profile, or every policy's best one, and
 run on the very requests that the replay predicts, several times over. Run it when the machine is quiet.
@@ -117,9 +117,9 @@ def run_case(
     requests = random_requests(lengths, setting.model.vocab, seed)
     done: list[list[Comparison]] = [[] for _ in schedules]
     for _ in range(runs):
-        for own, schedule in zip(done, schedules, strict=True):
-            own.append(execute(model, schedule, setting.profile, requests))
-    return [row(setting, bound, number, own) for own in done]
+        for comparisons, schedule in zip(done, schedules, strict=True):
+            comparisons.append(execute(model, schedule, setting.profile, requests))
+    return [row(setting, bound, number, comparisons) for comparisons in done]
 
 
 def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> Row:
@@ -185,28 +185,28 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
     from exegpt.report.schedule_text import schedule_text
 
     cluster, profile = measure_ranks(directory, ranks)
-    made, rows = profile.parent, []
+    folder, rows = profile.parent, []
     for workload, policy in itertools.product(("T", "S"), ("rra", "waa-c,waa-m")):
         if only and only != workload:
             continue
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
         asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
-        # where WAA's memory is full, as with T on two devices, no bound but memory says how many are resident
+        # where WAA's memory is full, as with T on two devices, memory alone limits how many are resident
         bound_s = bound_between(setting, 0.5, **asked) if policy == "rra" else None
         answer = search_schedule(setting, bound_s, **asked)
         if answer.schedule is None or answer.estimate is None:
             raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
         number = max(32, round(seconds * answer.estimate.throughput_seq_s))
         lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
-        document.write(made / "schedule.json", answer.schedule)
+        document.write(folder / "schedule.json", answer.schedule)
         text = "input,output\n" + "".join(f"{r.input},{r.output}\n" for r in lengths)
-        (made / "requests.csv").write_text(text, encoding="utf-8")
+        (folder / "requests.csv").write_text(text, encoding="utf-8")
         run = ["-m", "exegpt", "run", "--model", directory, "--json"]
-        files = ["--schedule", made / "schedule.json", "--requests", made / "requests.csv", "--profile", profile]
+        files = ["--schedule", folder / "schedule.json", "--requests", folder / "requests.csv", "--profile", profile]
         done = [json.loads(mpirun(ranks, *run, *files)) for _ in range(runs)]
-        middle = sorted(done, key=lambda one: one["seconds"])[(runs - 1) // 2]
+        middle = sorted(done, key=lambda measured: measured["seconds"])[(runs - 1) // 2]
         figures = {key: (middle["predicted"][key], middle[key], middle["error"][key]) for key in FIGURES}
-        times = tuple(one["seconds"] for one in done)
+        times = tuple(measured["seconds"] for measured in done)
         rows.append(RanksRow(workload, schedule_text(answer.schedule), number, times, figures))
         print(f"{workload} {policy}: {figures}", file=sys.stderr)
     return rows
@@ -305,11 +305,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     directory = args.model or create_demo_model(args.dir, 0)
     if args.ranks:
-        found = run_ranks(args.ranks, directory, args.seconds, args.runs, args.seed, args.only)
+        rank_rows = run_ranks(args.ranks, directory, args.seconds, args.runs, args.seed, args.only)
         if args.json:
-            print(json.dumps({"rows": [row.__dict__ for row in found]}, indent=2))
+            print(json.dumps({"rows": [row.__dict__ for row in rank_rows]}, indent=2))
         else:
-            show_ranks(found, args.ranks)
+            show_ranks(rank_rows, args.ranks)
         return
     model = load_model(directory)
     if store.find(model.spec, "fp32", machine.provenance()) is None:
@@ -327,11 +327,11 @@ def main() -> None:
         every = args.policy == "all"
         names = ("static", "hybrid", "orca", "chunked", "rra") if every else tuple(args.policy.split(","))
         with disturbed(args.disturb):
-            found = run_case(model, setting, place, names, every, args.requests, args.runs, args.seed)
-        rows += found
-        for one in found:
-            errors, speeds = _errors(one.throughput_errors), _speeds(one.slowdowns)
-            print(f"{one.workload}: {one.schedule}: {errors}, speed {speeds}", file=sys.stderr)
+            case_rows = run_case(model, setting, place, names, every, args.requests, args.runs, args.seed)
+        rows += case_rows
+        for case_row in case_rows:
+            errors, speeds = _errors(case_row.throughput_errors), _speeds(case_row.slowdowns)
+            print(f"{case_row.workload}: {case_row.schedule}: {errors}, speed {speeds}", file=sys.stderr)
     if args.json:
         print(json.dumps(document(rows), indent=2))
     else:

@@ -70,8 +70,8 @@ QUESTIONS = tuple(
         ("llama-3.1-70b", ("4xH100-SXM", "8xA100-80GB")),
     )
     for cluster in clusters
-    for workload, made in (("2048/256", _bounds(12.0, 0.6, 0.04)), ("T", _bounds(8.0, 0.25, 0.03)))
-    for bounds in made
+    for workload, bounds_pair in (("2048/256", _bounds(12.0, 0.6, 0.04)), ("T", _bounds(8.0, 0.25, 0.03)))
+    for bounds in bounds_pair
     if (model, workload) != ("opt-13b", "2048/256")
 ) + tuple(
     Asked("opt-13b", cluster, "C1", bounds)  # its context holds no 2048/256
@@ -105,22 +105,22 @@ def setting(asked: Asked, seed: int) -> dict[str, Any]:
 def thinned(values: Sequence[int], ratio: float) -> list[int]:
     """Places of values about `ratio` apart, both ends among them."""
     places = sorted(range(len(values)), key=values.__getitem__)
-    found = [places[0]]
+    thinned_places = [places[0]]
     for place in places:
-        if values[place] >= ratio * values[found[-1]] or (place == places[-1] and place != found[-1]):
-            found.append(place)
-    return found
+        if values[place] >= ratio * values[thinned_places[-1]] or (place == places[-1] and place != thinned_places[-1]):
+            thinned_places.append(place)
+    return thinned_places
 
 
 class Grid:
     """Every schedule of a dense grid, by falling ceilings of their spaces."""
 
-    def __init__(self, given: dict[str, Any], policies: Sequence[str]):
-        self.meter = Meter(given["profile"], given["arrivals"], given["bounds"])
-        profile = given["profile"]
-        cost_model = CostModel(given["model"], given["cluster"], profile, profile.dtype, watched=False)
-        load = Load(given["workload"], given["model"].encoder_layers > 0)
-        self.question = Question(cost_model, load, Limits(given["bounds"].latency_s), {}, open_system=True)
+    def __init__(self, arguments: dict[str, Any], policies: Sequence[str]):
+        self.meter = Meter(arguments["profile"], arguments["arrivals"], arguments["bounds"])
+        profile = arguments["profile"]
+        cost_model = CostModel(arguments["model"], arguments["cluster"], profile, profile.dtype, watched=False)
+        load = Load(arguments["workload"], arguments["model"].encoder_layers > 0)
+        self.question = Question(cost_model, load, Limits(arguments["bounds"].latency_s), {}, open_system=True)
         self.policies = policies
         self.points, self.best, self.schedule = 0, 0.0, None
 
@@ -155,16 +155,18 @@ class Grid:
             self.best, self.schedule = self.meter.goodput(schedule, steady, REQUESTS, above).low, schedule
 
 
-def fresh(found: Rated, asked: Asked) -> dict[str, Any]:
-    """Every policy's schedule at 98 % of its goodput, on seeds that nobody has seen: how many break a bound."""
+def fresh(rated: Rated, asked: Asked) -> dict[str, Any]:
+    """Every policy's schedule at 98 % of its goodput, on seeds that the search didn't use: how many break a bound."""
     broken = checks = 0
     for seed in FRESH:
-        given = setting(asked, seed)
-        meter = Meter(given["profile"], given["arrivals"], asked.bounds)
-        for one in found.sustained.values():
-            if one.goodput_seq_s:
+        arguments = setting(asked, seed)
+        meter = Meter(arguments["profile"], arguments["arrivals"], asked.bounds)
+        for sustained in rated.sustained.values():
+            if sustained.goodput_seq_s:
                 checks += 1
-                broken += meter.bounds.broken(meter.served_at(one.schedule, SHARE * one.goodput_seq_s)) != ""
+                broken += (
+                    meter.bounds.broken(meter.served_at(sustained.schedule, SHARE * sustained.goodput_seq_s)) != ""
+                )
     return {"checks": checks, "broken": broken}
 
 
@@ -179,15 +181,15 @@ def answer(asked: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, 
     """Everything about one question."""
     reached, seconds, first = [], [], None
     for seed in range(seeds):
-        given = setting(asked, seed)
+        arguments = setting(asked, seed)
         began, cpu = time.perf_counter(), time.process_time()
-        found = tune_at(given["model"], given["cluster"], given["workload"], given["profile"], given["arrivals"],
-                        asked.bounds, 1e-3)  # fmt: skip
+        names = ("model", "cluster", "workload", "profile", "arrivals")
+        rated = tune_at(*(arguments[name] for name in names), asked.bounds, 1e-3)
         seconds.append((time.perf_counter() - began, time.process_time() - cpu))
-        reached.append(found.highest_rate_seq_s)
-        first = first or found
+        reached.append(rated.highest_rate_seq_s)
+        first = first or rated
     assert first is not None
-    best = max(first.sustained.values(), key=lambda one: one.goodput_seq_s, default=None)
+    best = max(first.sustained.values(), key=lambda sustained: sustained.goodput_seq_s, default=None)
     row: dict[str, Any] = {
         "question": f"{asked.model} {asked.cluster} {asked.workload} {vars(asked.bounds)}",
         "goodput": reached,
@@ -228,19 +230,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="answers for so many seeds")
     parser.add_argument("--grid-policies", default=",".join(POLICIES), help="policies of the grid; '' for no grid")
     parser.add_argument("--out", type=Path, help="append each answer to this JSONL file, and skip those in it")
-    given = parser.parse_args()
-    asked = ASIDE if given.aside else QUESTIONS
-    done = {json.loads(line)["question"]: json.loads(line) for line in given.out.read_text().splitlines()} if (
-        given.out and given.out.exists()
+    arguments = parser.parse_args()
+    asked = ASIDE if arguments.aside else QUESTIONS
+    done = {json.loads(line)["question"]: json.loads(line) for line in arguments.out.read_text().splitlines()} if (
+        arguments.out and arguments.out.exists()
     ) else {}  # fmt: skip
     rows = []
-    for number in numbers(given.questions, len(asked)):
-        one = asked[number - 1]
-        row = done.get(f"{one.model} {one.cluster} {one.workload} {vars(one.bounds)}")
+    for number in numbers(arguments.questions, len(asked)):
+        question = asked[number - 1]
+        row = done.get(f"{question.model} {question.cluster} {question.workload} {vars(question.bounds)}")
         if row is None:
-            row = answer(one, given.seeds, [p for p in given.grid_policies.split(",") if p])
-            if given.out:
-                with given.out.open("a") as file:
+            row = answer(question, arguments.seeds, [p for p in arguments.grid_policies.split(",") if p])
+            if arguments.out:
+                with arguments.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
         rows.append(row)
         print(number, json.dumps(row), flush=True)

@@ -89,8 +89,8 @@ def requests(policy: str, **way: Any) -> list[Request]:
     rng = np.random.default_rng(0)
     varied = rng.integers(OUTPUT // 2, 3 * OUTPUT // 2, 3 * BATCH).tolist()
     lengths = [OUTPUT] * len(varied) if policy == "rra" else varied
-    given = zip(rng.integers(1000, size=(len(lengths), PROMPT)).tolist(), lengths, strict=True)
-    return [Request(str(i), tuple(prompt), n, ignore_eos=True, **way) for i, (prompt, n) in enumerate(given)]
+    pairs = zip(rng.integers(1000, size=(len(lengths), PROMPT)).tolist(), lengths, strict=True)
+    return [Request(str(i), tuple(prompt), n, ignore_eos=True, **way) for i, (prompt, n) in enumerate(pairs)]
 
 
 def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.ndarray:
@@ -124,9 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     with on_no_device():
         model = random_model(spec, dtype="bf16", device=META)
         for policy, (name, way) in itertools.product(POLICIES, WAYS.items()):
-            elapsed, own = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
-            said = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, own)]
-            print(f"{policy:4}, {name}: elapsed {said[0]}, CPU {said[1]}, {len(own):,} iterations", flush=True)
+            elapsed, cpu = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
+            figures = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, cpu)]
+            print(f"{policy:4}, {name}: elapsed {figures[0]}, CPU {figures[1]}, {len(cpu):,} iterations", flush=True)
             if profiled:
                 with cProfile.Profile() as profile:
                     steps(model, policy, way, Ranks())

@@ -31,7 +31,7 @@ class Run:
     @property
     def tokens_s(self) -> float:
         """Output tokens per second."""
-        return sum(one.output_tokens for one in self.served) / self.seconds
+        return sum(request.output_tokens for request in self.served) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ def measure_ranks(directory: Path, ranks: int) -> tuple[Path, Path]:
     """The files of the cluster that so many ranks of this machine are and of the profile that they measured, beside the
     model's directory; measured once.
     """
-    made = directory.parent / f"ranks-{ranks}"
-    made.mkdir(exist_ok=True)
-    cluster, profile = made / "cluster.yaml", made / "profile.json"
+    folder = directory.parent / f"ranks-{ranks}"
+    folder.mkdir(exist_ok=True)
+    cluster, profile = folder / "cluster.yaml", folder / "profile.json"
     if profile.is_file() and cluster.is_file():
         print(f"profile: {profile}, measured before; remove it to measure anew", file=sys.stderr)
     else:
-        given = ["--model", directory, "--out", profile, "--cluster-out", cluster]
-        mpirun(ranks, "-m", "exegpt", "profile", *given)
+        options = ["--model", directory, "--out", profile, "--cluster-out", cluster]
+        mpirun(ranks, "-m", "exegpt", "profile", *options)
     return cluster, profile
 
 
@@ -101,11 +101,11 @@ def run_all(
     requests: Sequence[Request],
     ranks: int,
     threads: int,
-    made: Path,
+    folder: Path,
     device: str = "cpu",
 ) -> Done:
     """One run of each schedule on so many ranks of so many threads; files in the folder `made`."""
-    asked, done = made / "asked.json", made / "done.json"
+    asked, done = folder / "asked.json", folder / "done.json"
     document.write(asked, Asked(str(directory), tuple(schedules), tuple(requests), threads, device))
     program = ["-m", "benchmarks.job", asked, done]
     if ranks > 1:
@@ -132,7 +132,7 @@ def main(asked_file: str, done_file: str) -> None:
             engine = Engine.load(asked.model, schedule, ranks, device=find_device(asked.device, ranks.local))
             report = engine.run(asked.requests)
             done = Run(report.seconds, tuple(report.results), report.served, report.timeline)
-            runs += [one for one in ranks.gather(done if engine.leads else None, 0, Run) if one]
+            runs += [run for run in ranks.gather(done if engine.leads else None, 0, Run) if run]
             engine.close()
         flops_s = statistics.median(ranks.all(machine.matrix_flops_s()))
         bytes_s = statistics.median(ranks.all(machine.read_bandwidth_bytes_s()))

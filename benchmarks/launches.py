@@ -47,7 +47,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         name, returned = function._schema.name.removeprefix("aten::"), function._schema.returns
-        view = any(one.alias_info and not one.alias_info.is_write for one in returned)
+        view = any(argument.alias_info and not argument.alias_info.is_write for argument in returned)
         if isinstance(out, torch.Tensor) and out.numel() and not view and not name.startswith(("empty", "new_empty")):
             self.names += ["copy"] * (name == "addmm" and args[0].dim() == 2) + [name]
         return out

@@ -72,8 +72,8 @@ def main() -> None:
     args = parser.parse_args()
     directory = create_demo_model(args.dir, 0)
     cluster, profile = measure_ranks(directory, RANKS)
-    given = {"memory_fraction": MEMORY_FRACTION}
-    settings = [find_setting(str(directory), str(cluster), w, str(profile), **given) for w in (BEFORE, AFTER)]
+    share = {"memory_fraction": MEMORY_FRACTION}
+    settings = [find_setting(str(directory), str(cluster), w, str(profile), **share) for w in (BEFORE, AFTER)]
     stages = {"replicas": 1, "tp_degree": 1}
     plans = [
         search_schedule(setting, None, policies=policies, fixed=stages, most_resident=32).schedule

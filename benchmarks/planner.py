@@ -50,12 +50,14 @@ def main() -> None:
         ours.append(seconds)
         with tempfile.TemporaryDirectory() as directory:
             theirs.append(timed([peer, *PEER, "--save-dir", directory])[0])
-    found = json.loads(answer)
-    search = found["search"]
+    answer_json = json.loads(answer)
+    search = answer_json["search"]
     print(f"exegpt tune     {statistics.median(ours):6.2f} s  {search['evaluations']} of {search['space']} schedules")
     print(f"aiconfigurator  {statistics.median(theirs):6.2f} s")
     print(f"ratio           {statistics.median(theirs) / statistics.median(ours):6.2f}")
-    print(f"ours: {found['schedule']['policy']}, {found['estimate']['throughput_tok_s']:.0f} output tokens/s")
+    print(
+        f"ours: {answer_json['schedule']['policy']}, {answer_json['estimate']['throughput_tok_s']:.0f} output tokens/s"
+    )
 
 
 if __name__ == "__main__":

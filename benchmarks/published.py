@@ -187,26 +187,30 @@ def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
 # What is printed
 
 
-def compared(rows: Sequence[Row], found: Array) -> tuple[Compared, ...]:
+def compared(rows: Sequence[Row], row_errors: Array) -> tuple[Compared, ...]:
     """The facts that answers tell, of every device and degree, errors rounded to tenths of a percent."""
     facts = []
     for device, tp in sorted({(row.device, row.tp) for row in rows}):
-        own = abs(found[[(row.device, row.tp) == (device, tp) for row in rows]])
-        shares = (round(float(share), 3) for share in (np.median(own), np.mean(own > 0.25)))
-        facts.append(Compared(device, tp, len(own), *shares))
+        absolute_errors = abs(row_errors[[(row.device, row.tp) == (device, tp) for row in rows]])
+        shares = (round(float(share), 3) for share in (np.median(absolute_errors), np.mean(absolute_errors > 0.25)))
+        facts.append(Compared(device, tp, len(absolute_errors), *shares))
     return tuple(facts)
 
 
-def print_errors(title: str, rows: Sequence[Row], found: Array) -> None:
+def print_errors(title: str, rows: Sequence[Row], row_errors: Array) -> None:
     """Signed and absolute medians over all rows, by degree and by device."""
     print(f"{title}\n    {'':14} {'rows':>5} {'median':>8} {'absolute':>9} {'beyond 25%':>11}")
     groups: list[tuple[str, list[bool]]] = [("all", [True] * len(rows))]
     groups += [(f"TP {tp}", [row.tp == tp for row in rows]) for tp in sorted({row.tp for row in rows})]
     groups += [(name, [row.device == name for row in rows]) for name in sorted({row.device for row in rows})]
     for name, among in groups:
-        own = found[np.array(among)]
-        median, absolute, beyond = np.median(own), np.median(abs(own)), np.mean(abs(own) > 0.25)
-        print(f"    {name:14} {len(own):5} {median:+8.1%} {absolute:9.1%} {beyond:11.0%}")
+        group_errors = row_errors[np.array(among)]
+        median, absolute, beyond = (
+            np.median(group_errors),
+            np.median(abs(group_errors)),
+            np.mean(abs(group_errors) > 0.25),
+        )
+        print(f"    {name:14} {len(group_errors):5} {median:+8.1%} {absolute:9.1%} {beyond:11.0%}")
 
 
 def main() -> None:
@@ -227,10 +231,10 @@ def main() -> None:
         print(f"fitted to {len(fitted)} rows: {engine}")
     rows = held_out[:: arguments.every]
     work = functools.partial(errors, workers=arguments.workers)
-    found = work(rows, engine)
-    print_errors(f"roofline, engine {engine.name}: the rows that nothing was fitted to", rows, found)
+    row_errors = work(rows, engine)
+    print_errors(f"roofline, engine {engine.name}: the rows that nothing was fitted to", rows, row_errors)
     if arguments.facts:
-        for fact in compared(rows, found):
+        for fact in compared(rows, row_errors):
             print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
     print_errors("roofline, no engine: nothing fitted", rows, work(rows, NO_ENGINE))
     if arguments.tables:

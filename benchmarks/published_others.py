@@ -1,4 +1,4 @@
-"""Published measurements that no constant was fitted to, and that nobody looked at while fitting: beside predictions.
+"""Published measurements that no constant was fitted to, or looked at during the fit: beside predictions.
 
 TensorRT-LLM 0.14 at request rates, version 0.9's times to first token of one request alone, and vLLM 0.10 on eight
 MI300X, whose roofline has only its data sheet: the default shares, and the share of its links that NVLink 4 reaches.
@@ -87,7 +87,7 @@ def serving() -> Iterator[Difference]:
 
 
 def first_tokens() -> Iterator[Difference]:
-    """One request alone, of which one token is made."""
+    """A single request with one output token."""
     for row in _rows("trtllm_ttft.csv"):
         cluster = parse_cluster(f"{row['tp']}x{DEVICES[row['gpu']]}")
         request = [RequestLengths(int(row["isl"]), 1)]
@@ -115,14 +115,13 @@ def main() -> None:
     """Print the signed and the absolute median of every figure, with its worst."""
     if not FOLDER.exists():
         raise SystemExit(f"'{FOLDER}' is not there: set EXEGPT_DATA to a folder with published measurements.")
-    found = [one for source in (serving, first_tokens, rocm) for one in source()]
+    rows = [row for source in (serving, first_tokens, rocm) for row in source()]
     print(f"    {'':36} {'':32} {'rows':>5} {'median':>8} {'absolute':>9} {'largest':>8}")
-    for table, group in dict.fromkeys((one.table, one.group) for one in found):
-        own = np.array([one.error for one in found if (one.table, one.group) == (table, group)])
-        largest = own[np.argmax(abs(own))]
-        print(
-            f"    {table:36} {group:32} {len(own):5} {np.median(own):+8.1%} {np.median(abs(own)):9.1%} {largest:+8.1%}"
-        )
+    for table, group in dict.fromkeys((row.table, row.group) for row in rows):
+        errors = np.array([row.error for row in rows if (row.table, row.group) == (table, group)])
+        largest = errors[np.argmax(abs(errors))]
+        signed, absolute = np.median(errors), np.median(abs(errors))
+        print(f"    {table:36} {group:32} {len(errors):5} {signed:+8.1%} {absolute:9.1%} {largest:+8.1%}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ KINDS = (
     *(({"decode_iterations": few}, ("rra",)) for few in (12, 2)),
 )
 """What is searched on either side: fixed variables and policies, of which the best is run. RRA's long phases encode
-very large batches, which take longer than their profile says: short ones have their chance, too.
+very large batches, which take longer than their profile predicts: short ones have their chance, too.
 """
 STAGES = {"replicas": 1, "tp_degree": 1}
 TOGETHER = (
@@ -48,17 +48,17 @@ Asked = tuple[tuple[dict[str, Any], tuple[str, ...]], ...]
 
 def only(asked: Asked, policies: str | None) -> Asked:
     """Those of some policies; None: all."""
-    return tuple(one for one in asked if policies is None or set(one[1]) & set(policies.split(",")))
+    return tuple(kind for kind in asked if policies is None or set(kind[1]) & set(policies.split(",")))
 
 
 def best(setting: Setting, asked: Asked, most: int) -> list[Schedule]:
     """The best schedule of each kind that is feasible, with up to `most` sequences at once on all replicas together."""
-    found = []
+    schedules = []
     for fixed, policies in asked:
         each = most // fixed.get("replicas", 1)
         answer = search_schedule(setting, None, policies=policies, fixed=fixed, most_resident=each)
-        found += [answer.schedule] if answer.schedule else []
-    return found
+        schedules += [answer.schedule] if answer.schedule else []
+    return schedules
 
 
 def main() -> None:
@@ -80,13 +80,13 @@ def main() -> None:
     if store.find(spec, "fp32", machine.provenance()) is None:
         measure_profile(directory)
     cluster, profile = measure_ranks(directory, RANKS)
-    here = find_setting(str(directory), "local", args.workload, device="cpu")
-    there = find_setting(str(directory), str(cluster), args.workload, str(profile))
-    rows = [replace(row, arrival_s=0.0) for row in here.workload.draw(args.requests, 0, spec.context)]
+    threads_setting = find_setting(str(directory), "local", args.workload, device="cpu")
+    ranks_setting = find_setting(str(directory), str(cluster), args.workload, str(profile))
+    rows = [replace(row, arrival_s=0.0) for row in threads_setting.workload.draw(args.requests, 0, spec.context)]
     requests = random_requests(rows, spec.vocab, 0)
     sides = (
-        ("two threads", here, 1, best(here, only(KINDS, args.policy), args.most)),
-        ("two ranks", there, RANKS, best(there, only(TOGETHER, args.policy), args.most)),
+        ("two threads", threads_setting, 1, best(threads_setting, only(KINDS, args.policy), args.most)),
+        ("two ranks", ranks_setting, RANKS, best(ranks_setting, only(TOGETHER, args.policy), args.most)),
     )
     rates: dict[str, list[list[float]]] = {name: [] for name, *_ in sides}
     for _ in range(args.runs):
@@ -96,9 +96,9 @@ def main() -> None:
             print(name, *(f"{run.tokens_s:.0f}" for run in runs), file=sys.stderr)
     tops = []
     for name, setting, _, schedules in sides:
-        found = [statistics.median(mine) for mine in zip(*rates[name], strict=True)]
-        tops.append(max(found))
-        for schedule, rate in zip(schedules, found, strict=True):
+        medians = [statistics.median(mine) for mine in zip(*rates[name], strict=True)]
+        tops.append(max(medians))
+        for schedule, rate in zip(schedules, medians, strict=True):
             predicted = replay(schedule, setting.profile, rows, timeline=False).estimate.throughput_tok_s
             print(f"{name:12} {schedule_text(schedule):88} {rate:5.0f} tok/s, predicted {predicted:.0f}")
     print(f"{len(rows)} requests of {args.workload}, the median of {args.runs} runs", file=sys.stderr)

@@ -54,8 +54,10 @@ def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
         kv_dtype="fp16",
         encode_batch=1,
     )
-    made = [replace(first, policy=name, **{"encode_batch": None, **own}) for name, own in POLICIES.items()]  # type: ignore[arg-type]
-    return made, profile
+    schedules_by_policy = [
+        replace(first, policy=name, **{"encode_batch": None, **variables}) for name, variables in POLICIES.items()
+    ]  # type: ignore[arg-type]
+    return schedules_by_policy, profile
 
 
 def timed(owner: Any, name: str, spent: list[float]) -> Callable[[], None]:
@@ -81,10 +83,10 @@ def main() -> None:
     if not TRACE.exists():
         sys.exit(f"skipped: there is no trace {TRACE} (EXEGPT_DATA)")
     requests = read_trace(str(TRACE))
-    made, profile = schedules(Workload.from_requests("conversation", requests))
-    print(f"{len(requests)} requests, {MODEL.name}, {CLUSTER.name}, {made[0].kv_blocks} KV blocks")
+    compared, profile = schedules(Workload.from_requests("conversation", requests))
+    print(f"{len(requests)} requests, {MODEL.name}, {CLUSTER.name}, {compared[0].kv_blocks} KV blocks")
     print(f"{'policy':8} {'seconds':>8} {'requests/s':>11} {'simulated s':>12} {'in lookups':>11}")
-    for schedule in made:
+    for schedule in compared:
         replay(schedule, profile, requests[:50], timeline=False)
         walls = []
         for _ in range(repeats):
@@ -96,8 +98,8 @@ def main() -> None:
         began = time.perf_counter()
         replay(schedule, profile, requests, timeline=False)
         share = spent[0] / (time.perf_counter() - began)
-        for one in undo:
-            one()
+        for restore in undo:
+            restore()
         wall = min(walls)
         print(f"{schedule.policy:8} {wall:8.2f} {len(requests) / wall:11,.0f} {done.seconds:12,.0f} {share:11.0%}")
 

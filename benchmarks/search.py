@@ -89,11 +89,11 @@ def random_spaces(count: int) -> dict[str, Any]:
     exact, simulated, points = 0, [0, 0], [0, 0]
     for seed in range(count):
         large = seed % 2
-        found = search([random_space(seed, LARGE if large else SMALL)], "bnb")
+        pruned = search([random_space(seed, LARGE if large else SMALL)], "bnb")
         oracle = search([random_space(seed, LARGE if large else SMALL)], "exhaustive")
-        exact += found.throughput == oracle.throughput
-        simulated[large] += found.search.evaluations
-        points[large] += found.search.space
+        exact += pruned.throughput == oracle.throughput
+        simulated[large] += pruned.search.evaluations
+        points[large] += pruned.search.space
     halves = {name: simulated[i] / points[i] for i, name in enumerate(("small", "large"))}
     return {"spaces": count, "exact": exact, "simulated": halves}
 
@@ -113,8 +113,8 @@ class Tabulated:
     def under(self, bound_s: float) -> list[Space]:
         """Fresh spaces with a bound on the latency, and the ceilings that go with it."""
         question = Question(self.cost_model, self.load, Limits(latency_s=bound_s), self.fixed)
-        made = [space for policy in self.policies for space in all_spaces(spaces(policy, question))]
-        return [self._tabulated(number, space) for number, space in enumerate(made)]
+        fresh = [space for policy in self.policies for space in all_spaces(spaces(policy, question))]
+        return [self._tabulated(number, space) for number, space in enumerate(fresh)]
 
     def _tabulated(self, number: int, space: Space) -> Space:
         def simulate(at: tuple[int, ...]) -> Evaluation:
@@ -137,46 +137,46 @@ def latency(space: Space, point: tuple[int, ...]) -> float:
     return space.at(point).figures[place]
 
 
-def measure(name: str, made: Tabulated, methods: Sequence[str], oracle: str = "exhaustive") -> Case:
+def measure(name: str, scenario: Tabulated, methods: Sequence[str], oracle: str = "exhaustive") -> Case:
     """All searches over the spaces of one scenario; `methods` are tolerances of branch and bound, or optuna, and
     `oracle` is the one that they are held against.
     """
-    everything = made.under(float("inf"))
+    everything = scenario.under(float("inf"))
     free = _found(oracle, everything)
     if free.space is None:
         raise SystemExit(f"{name}: nothing fits in memory")
     low, high = min(latency(space, space.lowest) for space in everything), latency(free.space, free.point)
     bounds = tuple(low ** (1 - place) * max(high, low) ** place for place in PLACES)
-    optima = [_found(oracle, made.under(bound)) for bound in bounds]
+    optima = [_found(oracle, scenario.under(bound)) for bound in bounds]
     searches = {}
     for method in methods:
-        found = [_found(method, made.under(bound)) for bound in bounds]
-        evaluations = sum(f.search.evaluations for f in found)
+        results = [_found(method, scenario.under(bound)) for bound in bounds]
+        evaluations = sum(f.search.evaluations for f in results)
         searches[method] = Reach(
-            min(f.throughput / o.throughput for f, o in zip(found, optima, strict=True) if o.throughput),
-            evaluations / sum(f.search.space for f in found),
+            min(f.throughput / o.throughput for f, o in zip(results, optima, strict=True) if o.throughput),
+            evaluations / sum(f.search.space for f in results),
             evaluations,
-            sum(f.search.seconds for f in found),
+            sum(f.search.seconds for f in results),
         )
     counted_out = (0.0, 0.02, 0.05) if oracle == "exhaustive" else ()
     broken = {f"{tolerance:.0%}": non_monotone(everything, tolerance) for tolerance in counted_out}
     return Case(name, free.search.space, bounds, searches, broken)
 
 
-def _found(method: str, made: list[Space]) -> SearchResult:
+def _found(method: str, spaces_searched: list[Space]) -> SearchResult:
     if method == "optuna" or method == "exhaustive":
-        return search(made, method)
-    return search(made, "bnb", float(method.removeprefix("bnb ").removesuffix("%")) / 100)
+        return search(spaces_searched, method)
+    return search(spaces_searched, "bnb", float(method.removeprefix("bnb ").removesuffix("%")) / 100)
 
 
-def non_monotone(made: Sequence[Space], tolerance: float) -> float:
+def non_monotone(searched: Sequence[Space], tolerance: float) -> float:
     """Share of the neighbouring points, along any variable, whose throughput or latency break the order by more."""
     broken = pairs = 0.0
-    for space in made:
+    for space in searched:
         place = [c.name for c in space.constraints].index("latency")
-        for found, variable in zip(violations(space, tolerance), space.variables, strict=True):
+        for violation, variable in zip(violations(space, tolerance), space.variables, strict=True):
             count = space.size * (1 - 1 / len(variable.values))
-            broken += count * max(found.throughput, found.figures[place])
+            broken += count * max(violation.throughput, violation.figures[place])
             pairs += count
     return broken / pairs
 
@@ -187,20 +187,20 @@ def _load(model: ModelSpec, workload: Workload) -> Load:
 
 def cases(directory: Path, profile: str | None) -> list[tuple[str, Tabulated]]:
     """Scenarios from rooflines, and from the profile of a model directory on this machine where there is one."""
-    made = []
+    scenarios = []
     for name, text, workload, overhead_s, fixed in ROOFLINES:
         model, cluster = builtin_model(name), parse_cluster(text)
         tables = roofline_profile(model, cluster, overhead_s=overhead_s)
         asked = CostModel(model, cluster, tables, "fp16", watched=False), _load(model, task(workload))
-        made.append((f"{name} {text} {workload}", Tabulated(*asked, POLICIES, dict(fixed), True)))
+        scenarios.append((f"{name} {text} {workload}", Tabulated(*asked, POLICIES, dict(fixed), True)))
     if not directory.is_dir():
         print(f"skipped: there is no model '{directory}' with measured layers; exegpt demo makes one", file=sys.stderr)
-        return made
+        return scenarios
     for workload in ("S", "T"):
         s = find_setting(str(directory), "local", workload, profile, device="cpu")
         asked = CostModel(s.model, s.cluster, s.profile, s.kv_dtype, watched=False), _load(s.model, s.workload)
-        made.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(*asked, POLICIES, {}, True)))
-    return made
+        scenarios.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(*asked, POLICIES, {}, True)))
+    return scenarios
 
 
 def paper_cases(points: int, only: str | None) -> Iterator[tuple[str, Tabulated]]:
@@ -212,21 +212,23 @@ def paper_cases(points: int, only: str | None) -> Iterator[tuple[str, Tabulated]
             for policy in PAPER_POLICIES:
                 for noise, tables in (("", stock), (f" +-{NOISE:.0%}", noisy(stock, NOISE))):
                     cost_model = CostModel(model, cluster, tables, "fp16", watched=False)
-                    made = Tabulated(cost_model, _load(model, task(workload)), (policy,), {"replicas": 1}, False)
-                    if 0 < sum(space.size for space in made.under(float("inf"))) <= points:
-                        yield f"{name} {text} {workload} {policy}{noise}", made
+                    scenario = Tabulated(cost_model, _load(model, task(workload)), (policy,), {"replicas": 1}, False)
+                    if 0 < sum(space.size for space in scenario.under(float("inf"))) <= points:
+                        yield f"{name} {text} {workload} {policy}{noise}", scenario
 
 
 def noisy(profile: Profile, share: float) -> Profile:
     """A profile every value of whose tables is off by up to this share."""
     rng = np.random.default_rng(0)
 
-    def table(one: Table) -> Table:
-        off = 1 + share * rng.uniform(-1, 1, size=len(one.values))
-        return replace(one, values=tuple((np.array(one.values) * off).tolist()))
+    def table(lookup: Table) -> Table:
+        off = 1 + share * rng.uniform(-1, 1, size=len(lookup.values))
+        return replace(lookup, values=tuple((np.array(lookup.values) * off).tolist()))
 
-    def layer(one: LayerTables) -> LayerTables:
-        return replace(one, **{f.name: table(v) for f in fields(one) if isinstance(v := getattr(one, f.name), Table)})
+    def layer(tables: LayerTables) -> LayerTables:
+        return replace(
+            tables, **{f.name: table(v) for f in fields(tables) if isinstance(v := getattr(tables, f.name), Table)}
+        )
 
     degrees = tuple(
         replace(
@@ -284,9 +286,9 @@ def main() -> None:
     oracle = "exhaustive" if args.oracle is None else f"bnb {args.oracle:g}%"
     exact = random_spaces(args.spaces)
     rows = []
-    for name, made in paper_cases(args.points, args.only) if args.points else cases(args.model, args.profile):
+    for name, scenario in paper_cases(args.points, args.only) if args.points else cases(args.model, args.profile):
         print(f"{name} ...", file=sys.stderr)
-        rows.append(measure(name, made, METHODS[: 2 if args.points else None], oracle))
+        rows.append(measure(name, scenario, METHODS[: 2 if args.points else None], oracle))
         print(f"  {rows[-1].searches}", file=sys.stderr)
     if args.json:
         print(json.dumps({"random": exact, "cases": [asdict(row) for row in rows]}, indent=2))

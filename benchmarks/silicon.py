@@ -297,13 +297,13 @@ class Static:
 def _static() -> list[Static]:
     with (DATA / "gpu" / "splitwise_perf_model.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == "llama2-70b" and row["hardware"] in _STATIC]
-    found = []
+    groups = []
     for hardware, tp in sorted({(row["hardware"], int(row["tensor_parallel"])) for row in rows}):
-        own = [row for row in rows if (row["hardware"], int(row["tensor_parallel"])) == (hardware, tp)]
-        shapes = np.array([[int(row[k]) for k in ("prompt_size", "batch_size", "token_size")] for row in own])
-        times = (np.array([float(row[key]) for row in own]) for key in ("prompt_time", "token_time"))
-        found.append(Static(hardware, tp, shapes, *times))
-    return found
+        group = [row for row in rows if (row["hardware"], int(row["tensor_parallel"])) == (hardware, tp)]
+        shapes = np.array([[int(row[k]) for k in ("prompt_size", "batch_size", "token_size")] for row in group])
+        times = (np.array([float(row[key]) for row in group]) for key in ("prompt_time", "token_time"))
+        groups.append(Static(hardware, tp, shapes, *times))
+    return groups
 
 
 def predict_static(rows: Static, profile: Profile) -> tuple[Array, Array]:
@@ -344,7 +344,7 @@ def static_errors() -> list[StaticErrors]:
     from xprofiler.aiconfigurator import aiconfigurator_profile
 
     model = builtin_model("llama-2-70b")
-    found = []
+    groups = []
     for rows in _static():
         prompt, token = predict_static(rows, aiconfigurator_profile(model, _STATIC[rows.hardware], "vllm", "fp16"))
         first = [np.flatnonzero((rows.shapes == shape).all(axis=1))[:5] for shape in (_ONE, _EIGHT)]
@@ -358,8 +358,8 @@ def static_errors() -> list[StaticErrors]:
         errors = np.abs(np.stack([p / m - 1 for p, m in zip(predicted, measured, strict=True)]))
         known = np.isin(np.arange(len(tokens)), np.concatenate(first))
         seen = np.logical_or(*((rows.shapes[:, :2] == shape[:2]).all(axis=1) for shape in (_ONE, _EIGHT)))
-        found.append(StaticErrors(rows.hardware, rows.tp, step, fixed, each, errors[:, ~known], errors[:, ~seen]))
-    return found
+        groups.append(StaticErrors(rows.hardware, rows.tp, step, fixed, each, errors[:, ~known], errors[:, ~seen]))
+    return groups
 
 
 def table_c() -> None:
@@ -369,12 +369,12 @@ def table_c() -> None:
     print("    those rows are left out, 'unseen' leaves out every row of those two prompts and batches")
     columns = ("per decoding step", "per encoding step", "token", "prompt", "unseen", "no overhead")
     print(f"    {'':16} " + " ".join(f"{c:>{w}}" for c, w in zip(columns, (18, 26, 8, 8, 8, 18), strict=True)))
-    found = static_errors()
-    for e in found:
+    groups = static_errors()
+    for e in groups:
         encoding = f"{e.fixed_ms:6.1f} ms + {e.each_ms * 1e3:5.1f} us/token"
         _static_line(f"{e.hardware} TP {e.tp}", f"{e.step_ms:6.1f} ms", encoding, e.others, e.unseen)
-    for tp in sorted({e.tp for e in found}):
-        parts = ([getattr(e, part) for e in found if e.tp == tp] for part in ("others", "unseen"))
+    for tp in sorted({e.tp for e in groups}):
+        parts = ([getattr(e, part) for e in groups if e.tp == tp] for part in ("others", "unseen"))
         _static_line(f"both, TP {tp}", "", "", *(np.concatenate(part, axis=1) for part in parts))
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     rows = [r for r in every if r["system"] in KV and r["precision"] == "fp8"]
     for row in rows:
         try:
-            found = cli_estimate(
+            estimate = cli_estimate(
                 "meta-llama/Meta-Llama-3.1-70B",
                 row["system"],
                 backend_name=row["backend"],
@@ -42,7 +42,7 @@ def main() -> None:
         except RuntimeError:
             refused += 1
             continue
-        print(json.dumps({"id": row["id"], "ttft_ms": found.ttft, "tpot_ms": found.tpot}), flush=True)
+        print(json.dumps({"id": row["id"], "ttft_ms": estimate.ttft, "tpot_ms": estimate.tpot}), flush=True)
     print(f"{refused} of {len(rows)} rows were refused", file=sys.stderr)
 
 

@@ -64,7 +64,7 @@ def reference(model: Any, request: Request) -> tuple[list[int], list[float]]:
     """transformers' greedy tokens for one request, and for each the gap of its two largest logits over their standard
     deviation.
     """
-    made = model.generate(
+    generated = model.generate(
         torch.tensor([request.prompt_ids]),
         attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
         max_new_tokens=request.max_tokens,
@@ -76,10 +76,10 @@ def reference(model: Any, request: Request) -> tuple[list[int], list[float]]:
         output_logits=True,
     )
     gaps = []
-    for logits in made.logits:
+    for logits in generated.logits:
         first, second = logits[0].topk(2).values
         gaps.append(float((first - second) / logits[0].std()))
-    return made.sequences[0, -request.max_tokens :].tolist(), gaps
+    return generated.sequences[0, -request.max_tokens :].tolist(), gaps
 
 
 def load(path: Path, arch: str) -> Any:
@@ -207,13 +207,13 @@ def run(
     workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for one in _models(Path(folder), archs, number, seed, workload, sizes):
-            model = load_model(one.path, device=device)
+        for cell in _models(Path(folder), archs, number, seed, workload, sizes):
+            model = load_model(cell.path, device=device)
             for policy in POLICIES:
                 if policy == "waa-c" or (model.spec.encoder_layers and policy == "chunked"):
                     continue  # WAA's sides are devices of their own; an encoder reads its prompts whole
-                results = Engine(model, schedule(model.spec, policy, workload)).run(one.requests).results
-                rows.append(compare(one.arch, policy, results, one.wanted))
+                results = Engine(model, schedule(model.spec, policy, workload)).run(cell.requests).results
+                rows.append(compare(cell.arch, policy, results, cell.wanted))
     return rows
 
 
@@ -228,15 +228,15 @@ def run_flashinfer(
     workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for one in _models(Path(folder), archs, number, seed, workload, sizes):
-            theirs = load(one.path, one.arch).half().float()
-            models = [load_model(one.path, "fp16", device=device, attention=way) for way in ("flashinfer", "triton")]
+        for cell in _models(Path(folder), archs, number, seed, workload, sizes):
+            theirs = load(cell.path, cell.arch).half().float()
+            models = [load_model(cell.path, "fp16", device=device, attention=way) for way in ("flashinfer", "triton")]
             for policy in POLICIES:
                 if policy == "waa-c":  # whose sides are devices of their own
                     continue
                 plan = schedule(models[0].spec, policy, workload, dtype="fp16")
-                both = [Engine(model, plan).run(one.requests).results for model in models]
-                rows.append(compare_both(one.arch, f"{policy}, FlashInfer", theirs, one.requests, both))
+                both = [Engine(model, plan).run(cell.requests).results for model in models]
+                rows.append(compare_both(cell.arch, f"{policy}, FlashInfer", theirs, cell.requests, both))
     return rows
 
 
@@ -253,13 +253,13 @@ def run_two_ranks(
     workload, _, _ = task("T").scaled_to(sizes["context"])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for one in _models(Path(folder), archs, number, seed, workload, sizes):
-            spec = ModelSpec.from_directory(one.path)
+        for cell in _models(Path(folder), archs, number, seed, workload, sizes):
+            spec = ModelSpec.from_directory(cell.path)
             ways = on_two_devices(spec.layers)
             plans = [schedule(spec, policy, workload, stages) for policy, stages in ways.values()]
-            done = run_all(one.path, plans, one.requests, 2, 1, Path(folder), device.type)
+            done = run_all(cell.path, plans, cell.requests, 2, 1, Path(folder), device.type)
             runs = zip(ways, done.runs, strict=True)
-            rows += [compare(one.arch, way, run.results, one.wanted) for way, run in runs]
+            rows += [compare(cell.arch, way, run.results, cell.wanted) for way, run in runs]
     return rows
 
 

@@ -64,11 +64,11 @@ class Decision:
     preempted: tuple[int, ...]
     """By number."""
     free: int
-    """Blocks that nobody holds once the step is decided."""
+    """Free blocks after the step."""
 
 
 class Side(Protocol):
-    """Whoever decides."""
+    """A scheduler under comparison."""
 
     def arrive(self, index: int, prompt: tuple[int, ...], output_tokens: int) -> None:
         """Let a request wait."""
@@ -169,7 +169,7 @@ class VLLM:
     def __init__(self, vllm: SimpleNamespace, model_config: Any, load: Load):
         self.vllm = vllm
         cache = vllm.config.CacheConfig(block_size=BLOCK, enable_prefix_caching=load.prefix_caching)
-        cache.num_gpu_blocks = load.blocks + 1  # one of them is the null block, which nobody gets
+        cache.num_gpu_blocks = load.blocks + 1  # vLLM never allocates its null block
         scheduler = vllm.config.SchedulerConfig(
             max_num_seqs=load.max_num_seqs,
             max_num_batched_tokens=load.max_num_batched_tokens,
@@ -208,9 +208,9 @@ class VLLM:
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         scheduled = output.num_scheduled_tokens
         requests = [self.scheduler.requests[name] for name in scheduled]
-        made = [[TOKEN] if one.num_computed_tokens >= one.num_tokens else [] for one in requests]
+        sampled = [[TOKEN] if request.num_computed_tokens >= request.num_tokens else [] for request in requests]
         places = {name: place for place, name in enumerate(scheduled)}
-        self.scheduler.update_from_output(output, self.vllm.outputs.ModelRunnerOutput(list(scheduled), places, made))
+        self.scheduler.update_from_output(output, self.vllm.outputs.ModelRunnerOutput(list(scheduled), places, sampled))
         preempted = tuple(sorted(int(name) for name in output.preempted_req_ids or ()))
         return Decision(tuple((int(name), tokens) for name, tokens in scheduled.items()), preempted, free)
 
@@ -238,7 +238,7 @@ def random_load(seed: int, prefix_caching: bool = False) -> Load:
         for at in arrivals
     )
     if seed % 4 == 3:
-        requests = tuple((draw.choice(requests)[0], made, at) for _, made, at in requests)
+        requests = tuple((draw.choice(requests)[0], output, at) for _, output, at in requests)
     longest_input += max(map(len, prefixes))
     alone = -(-(longest_input + longest_output) // BLOCK)
     max_num_seqs = draw.choice((12, 24, 48, 64))
@@ -251,7 +251,7 @@ def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
 
 
 def decisions(load: Load, *sides: Side) -> Iterator[tuple[Decision, ...]]:
-    """What each side decides, step by step, until all are idle; without the steps in which nobody had anything."""
+    """Each side's decisions, step by step, until both are idle; without empty steps."""
     coming = list(enumerate(load.requests))
     step = 0
     while coming or not all(side.idle for side in sides):

@@ -215,16 +215,18 @@ def _compared(
     compare: Callable[[], list[Any]], other: str = "transformers'", dtype: str = "float32"
 ) -> list[dict[str, Any]]:
     try:
-        found = compare()
+        results = compare()
     except (Exception, SystemExit) as error:  # a job that failed has said why, and left
         print(f"{_why(error)}  the engine's tokens")
         return [{"failed": _why(error)}]
     rows = []
-    for one in found:
-        row = asdict(one) | ({"failed": f"{one.differences} outputs are not {other}"} if one.differences else {})
+    for result in results:
+        row = asdict(result) | (
+            {"failed": f"{result.differences} outputs are not {other}"} if result.differences else {}
+        )
         rows.append(row)
-        said = row.get("failed") or f"ok, {one.tokens} tokens, {one.near_ties} near-ties"
-        print(f"{said}  engine, {one.arch}, {one.policy}, {dtype}", flush=True)
+        verdict = row.get("failed") or f"ok, {result.tokens} tokens, {result.near_ties} near-ties"
+        print(f"{verdict}  engine, {result.arch}, {result.policy}, {dtype}", flush=True)
     return rows
 
 
@@ -249,8 +251,8 @@ def _roofline(device: Any) -> Any:
     from benchmarks.kernels.timing import measure_roofline
 
     roofline = measure_roofline(torch.bfloat16, device)
-    said = ", ".join(f"{name} {bandwidth / 1e9:.0f} GB/s" for name, bandwidth in roofline.bandwidths.items())
-    print(f"Roofline: {said}; {roofline.rate / 1e12:.0f} TFLOP/s")
+    bandwidths = ", ".join(f"{name} {bandwidth / 1e9:.0f} GB/s" for name, bandwidth in roofline.bandwidths.items())
+    print(f"Roofline: {bandwidths}; {roofline.rate / 1e12:.0f} TFLOP/s")
     if not roofline.sheet_bandwidth:
         print(f"No data sheet's bandwidth: '{torch.cuda.get_device_name(device)}' is none of exegpt's device kinds.")
     return roofline
@@ -311,9 +313,9 @@ def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:
     if path:
         document.write(path, profile)
     seconds, rest = time.perf_counter() - began, profile.degree(1).decoder.rest
-    one, many = (f"{float(rest(tokens)) * 1e6:.1f} µs" for tokens in (1, 64))
+    of_one, of_many = (f"{float(rest(tokens)) * 1e6:.1f} µs" for tokens in (1, 64))
     print(f"Profile {profile.fingerprint} in {seconds:.0f} s: {path or 'kept for this machine'}")
-    print(f"A layer without its attention takes {one} for 1 token, {many} for 64.", flush=True)
+    print(f"A layer without its attention takes {of_one} for 1 token, {of_many} for 64.", flush=True)
     return [{"fingerprint": profile.fingerprint, "seconds": seconds, "file": path}]
 
 
@@ -340,8 +342,8 @@ def _time(sizes: Any, device: Any, roofline: Any, deadline: float) -> list[dict[
         row |= asdict(timed)
         others = (f"{name} {_seconds(seconds)}" for name, seconds in timed.peers.items())
         shares = ", ".join(f"{share:.1%} by {name}" for name, share in timed.shares.items())
-        said = f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline ({shares})"
-        print(f"{said}  {_title(row)}:", *others, flush=True)
+        share_text = f"{_seconds(timed.seconds)}, {timed.share:.1%} of the roofline ({shares})"
+        print(f"{share_text}  {_title(row)}:", *others, flush=True)
     return rows
 
 
@@ -354,21 +356,22 @@ def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
     rows = []
     for capability in capabilities:
         seen = set()
-        with compiling_only(capability) as made, _as_on_a_gpu():
+        with compiling_only(capability) as compiled_kernels, _as_on_a_gpu():
             for case in all_cases(SMALL, torch.bfloat16, torch.device("cpu")):
                 case.run()
-                for kernel in [kernel for kernel in made if kernel.hash not in seen]:
+                for kernel in [kernel for kernel in compiled_kernels if kernel.hash not in seen]:
                     seen.add(kernel.hash)
-                    one = examine(kernel, capability)
-                    rows.append(_row(case) | {"capability": capability, **asdict(one)})
-                    ahead = "" if one.buffers is None else f", {one.buffers} buffers, wait_group {one.wait_group}"
+                    facts = examine(kernel, capability)
+                    rows.append(_row(case) | {"capability": capability, **asdict(facts)})
+                    ahead = "" if facts.buffers is None else f", {facts.buffers} buffers, wait_group {facts.wait_group}"
                     print(
-                        f"sm_{capability} {one.kernel:15} {one.warps:2} warps, {one.registers:3} registers, "
-                        f"{one.spilled_bytes:4} B spilled, {one.shared_bytes:6} B shared, {one.resident:2} resident, "
-                        f"{one.matrix_instructions:3} matrix instructions{ahead}  {_title(rows[-1])}",
+                        f"sm_{capability} {facts.kernel:15} {facts.warps:2} warps, {facts.registers:3} registers, "
+                        f"{facts.spilled_bytes:4} B spilled, {facts.shared_bytes:6} B shared, "
+                        f"{facts.resident:2} resident, "
+                        f"{facts.matrix_instructions:3} matrix instructions{ahead}  {_title(rows[-1])}",
                         flush=True,
                     )
-                made.clear()
+                compiled_kernels.clear()
             _print_balance(capability)
     return rows
 

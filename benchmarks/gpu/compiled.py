@@ -87,12 +87,12 @@ class _Absent:
 
 @contextmanager
 def compiling_only(capability: int) -> Iterator[list[Any]]:
-    """Within it, launches compile for a compute capability of LIMITS and append what they made."""
-    made: list[Any] = []
+    """Within it, launches compile for a compute capability of LIMITS and append the compiled kernels."""
+    compiled: list[Any] = []
     launch = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        made.append(launch(kernel, *args, grid=grid, warmup=True, **kwargs))
+        compiled.append(launch(kernel, *args, grid=grid, warmup=True, **kwargs))
 
     limits = LIMITS[capability]
     gpu = Architecture(capability, limits.multiprocessors, (limits.shared_kib - 1) * 1024)
@@ -101,11 +101,11 @@ def compiling_only(capability: int) -> Iterator[list[Any]]:
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(attention_gpu, "architecture", lambda device: gpu),
     ):
-        yield made
+        yield compiled
 
 
 def examine(kernel: Any, capability: int) -> Compiled:
-    """What the assembler says of a compiled kernel."""
+    """The assembler's figures for a compiled kernel."""
     ptx = kernel.asm["ptx"]
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     assembler = folder / ("ptxas-blackwell" if capability >= 100 else "ptxas")
@@ -114,11 +114,11 @@ def examine(kernel: Any, capability: int) -> Compiled:
         source.write_text(ptx)
         architecture = f"sm_{capability}a" if capability >= 90 else f"sm_{capability}"
         command = [assembler, "-v", f"-arch={architecture}", source, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = re.search(r"Used (\d+) registers", said)
-    spilled = re.search(r"(\d+) bytes spill stores", said)
-    assert found and spilled, said
-    registers, warps, shared = int(found[1]), kernel.metadata.num_warps, kernel.metadata.shared
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    used = re.search(r"Used (\d+) registers", listing)
+    spilled = re.search(r"(\d+) bytes spill stores", listing)
+    assert used and spilled, listing
+    registers, warps, shared = int(used[1]), kernel.metadata.num_warps, kernel.metadata.shared
     return Compiled(
         kernel=kernel.metadata.name,
         warps=warps,
@@ -150,16 +150,16 @@ def buffers(ttgir: str) -> list[int]:
 def waits(ptx: str) -> list[int]:
     """For each wait for asynchronous copies in an innermost loop, how many groups of them it leaves under way."""
     labels: dict[str, int] = {}
-    loops, found = [], []
+    loops, groups_left = [], []
     for number, line in enumerate(ptx.splitlines()):
         if label := re.match(r"(\$\w+):", line):
             labels[label[1]] = number
         elif (branch := re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)) and branch[1] in labels:
             loops.append((labels[branch[1]], number))
         elif wait := re.search(r"cp\.async\.wait_group\s+(\d+)", line):
-            found.append((number, int(wait[1])))
-    innermost = [one for one in loops if not any(other != one and _within(other, one) for other in loops)]
-    return [count for number, count in found if any(begin < number < end for begin, end in innermost)]
+            groups_left.append((number, int(wait[1])))
+    innermost = [loop for loop in loops if not any(other != loop and _within(other, loop) for other in loops)]
+    return [count for number, count in groups_left if any(begin < number < end for begin, end in innermost)]
 
 
 def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:

@@ -30,7 +30,7 @@ class Step:
     eager: float
     graph: float
     bound: float
-    """What the roofline says."""
+    """Of the roofline."""
     alike: bool
     """Whether both give the same tokens."""
     attention: str = "triton"
@@ -68,13 +68,13 @@ def time_step(
 def _timed(call: Callable[[], torch.Tensor]) -> tuple[float, list[int]]:
     """Median seconds of a call, and the tokens that it gave."""
     for _ in range(3):
-        made = call()
+        tokens = call()
     times = []
     for _ in range(_STEPS):
         start = time.perf_counter()
-        made = call()
+        tokens = call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times), made.tolist()
+    return statistics.median(times), tokens.tolist()
 
 
 def bound(spec: ModelSpec, dtype: str, batch: int, context: int, roofline: Roofline) -> float:

@@ -268,8 +268,8 @@ def _fill(
     offset = torch.arange(BLOCK_SIZE, device=q.device)
     parts = q.split(news)
     for part, table, new, context in zip(parts, tables.long(), news, contexts, strict=True):
-        made, k, v = telling_attention(queries, kv_heads, size, new, context, scale, q.dtype, q.device)
-        part.copy_(made)
+        telling_q, k, v = telling_attention(queries, kv_heads, size, new, context, scale, q.dtype, q.device)
+        part.copy_(telling_q)
         slots = (table[:, None] * BLOCK_SIZE + offset).flatten()[:context]
         kv_write.kv_write_reference(k, v, keys, values, slots)
 

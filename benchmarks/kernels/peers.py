@@ -29,17 +29,17 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool) -> 
 
         return attend_by
 
-    made = {"SDPA": attend}
+    calls = {"SDPA": attend}
     if q.is_cuda:
-        made = {"SDPA flash": by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
+        calls = {"SDPA flash": by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
     if flex:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         length, device = q.shape[2], str(q.device)
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device) if causal else None
         compiled = _compile(flex_attention)
-        made["FlexAttention"] = lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
-    return made
+        calls["FlexAttention"] = lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return calls
 
 
 def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, context: int) -> Make:
@@ -78,5 +78,5 @@ def _draw(chances: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    torch._dynamo.reset()  # beyond a number of compilations per function it goes on without, and says nothing
+    torch._dynamo.reset()  # beyond a number of compilations per function torch silently stops compiling
     return torch.compile(function, dynamic=False)

@@ -46,8 +46,8 @@ def telling_attention(
     k[..., :runs] = 0
     k[places, :, places // _RUN % runs] = strength
     q[:, heads, heads // 2 % runs] += strength * ~narrow[..., 0]
-    own = k[context - new :].repeat_interleave(group, 1)
-    q += narrow * own * (math.log(max(2, context)) / scale / own.square().sum(-1, keepdim=True))
+    last_keys = k[context - new :].repeat_interleave(group, 1)
+    q += narrow * last_keys * (math.log(max(2, context)) / scale / last_keys.square().sum(-1, keepdim=True))
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
@@ -99,9 +99,9 @@ def telling_sampling(
     if choice.temperature == 0:
         return logits, how
     while True:
-        made, how_made, settled = _with_edges(logits, how, choice)
+        settled_logits, settled_how, settled = _with_edges(logits, how, choice)
         if settled.all():
-            return made, how_made
+            return settled_logits, settled_how
         how = replace(how, position=torch.where(settled, how.position, how.position + 1))
 
 

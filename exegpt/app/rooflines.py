@@ -1,4 +1,4 @@
-"""Profiles that nobody measured: the roofline of a named cluster under a named engine, and how far off such were."""
+"""Unmeasured profiles: the roofline of a named cluster under a named engine, and how far off such were."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
