@@ -1,65 +1,65 @@
-/* Linear interpolation on a rectangular grid, compiled: a search asks tables a hundred thousand times, and asking must
- * not cost a compiler's start. interpolation.pyi says what each function takes. */
+/* Linear interpolation on a rectangular grid, compiled: a search looks up tables a hundred thousand times, which must
+ * not wait for a compiler. interpolation.pyi documents the arguments. */
 #include "interpolation.h"
 
-static PyObject *linear(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *linear(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[4];
-    if (!take_arrays(arguments, given, 4, "rrrw", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 4, "rrrw", views)) return NULL;
     const double *points = views[0].buf, *values = views[1].buf, *x = views[2].buf;
     double *out = views[3].buf;
-    Py_ssize_t count = size_of(&views[0]), asked = size_of(&views[2]);
-    int fits = size_of(&views[1]) == count && count && size_of(&views[3]) == asked;
+    Py_ssize_t count = size_of(&views[0]), queries = size_of(&views[2]);
+    int fits = size_of(&views[1]) == count && count && size_of(&views[3]) == queries;
     if (fits)
-        for (Py_ssize_t n = 0; n < asked; n++) {
+        for (Py_ssize_t n = 0; n < queries; n++) {
             Cell at = cell(points, count, x[n]);
-            out[n] = larger(between(values[at.below], values[at.above], at.up), 0.0);
+            out[n] = larger(lerp(values[at.below], values[at.above], at.fraction), 0.0);
         }
-    drop_arrays(views, 4);
-    if (!fits) return misfit();
+    release_arrays(views, 4);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
-static PyObject *bilinear(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *bilinear(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[6];
-    if (!take_arrays(arguments, given, 6, "rrrrrw", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 6, "rrrrrw", views)) return NULL;
     const double *rows = views[0].buf, *columns = views[1].buf, *values = views[2].buf;
     const double *x = views[3].buf, *y = views[4].buf;
     double *out = views[5].buf;
-    Py_ssize_t high = size_of(&views[0]), wide = size_of(&views[1]), asked = size_of(&views[3]);
-    int fits = high && wide && size_of(&views[2]) == high * wide && size_of(&views[4]) == asked &&
-               size_of(&views[5]) == asked;
+    Py_ssize_t height = size_of(&views[0]), width = size_of(&views[1]), queries = size_of(&views[3]);
+    int fits = height && width && size_of(&views[2]) == height * width && size_of(&views[4]) == queries &&
+               size_of(&views[5]) == queries;
     if (fits)
-        for (Py_ssize_t n = 0; n < asked; n++)
-            out[n] = within(values, wide, cell(rows, high, x[n]), cell(columns, wide, y[n]));
-    drop_arrays(views, 6);
-    if (!fits) return misfit();
+        for (Py_ssize_t n = 0; n < queries; n++)
+            out[n] = bilerp(values, width, cell(rows, height, x[n]), cell(columns, width, y[n]));
+    release_arrays(views, 6);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
-static PyObject *linear_at(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *linear_at(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[2];
-    if (!take_arrays(arguments, given, 3, "rr", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 3, "rr", views)) return NULL;
     const double *points = views[0].buf, *values = views[1].buf;
-    double x = PyFloat_AsDouble(arguments[2]), found = 0.0;
+    double x = PyFloat_AsDouble(arguments[2]), value = 0.0;
     Py_ssize_t count = size_of(&views[0]);
     int fits = count && size_of(&views[1]) == count;
     if (fits) {
         Cell at = cell(points, count, x);
-        found = larger(between(values[at.below], values[at.above], at.up), 0.0);
+        value = larger(lerp(values[at.below], values[at.above], at.fraction), 0.0);
     }
-    drop_arrays(views, 2);
-    return fits && !PyErr_Occurred() ? PyFloat_FromDouble(found) : misfit();
+    release_arrays(views, 2);
+    return fits && !PyErr_Occurred() ? PyFloat_FromDouble(value) : size_error();
 }
 
-static PyObject *bilinear_at(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *bilinear_at(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[3];
-    if (!take_arrays(arguments, given, 5, "rrr", views)) return NULL;
-    double x = PyFloat_AsDouble(arguments[3]), y = PyFloat_AsDouble(arguments[4]), found = 0.0;
-    Py_ssize_t high = size_of(&views[0]), wide = size_of(&views[1]);
-    int fits = high && wide && size_of(&views[2]) == high * wide;
-    if (fits) found = within(views[2].buf, wide, cell(views[0].buf, high, x), cell(views[1].buf, wide, y));
-    drop_arrays(views, 3);
-    return fits && !PyErr_Occurred() ? PyFloat_FromDouble(found) : misfit();
+    if (!take_arrays(arguments, nargs, 5, "rrr", views)) return NULL;
+    double x = PyFloat_AsDouble(arguments[3]), y = PyFloat_AsDouble(arguments[4]), value = 0.0;
+    Py_ssize_t height = size_of(&views[0]), width = size_of(&views[1]);
+    int fits = height && width && size_of(&views[2]) == height * width;
+    if (fits) value = bilerp(views[2].buf, width, cell(views[0].buf, height, x), cell(views[1].buf, width, y));
+    release_arrays(views, 3);
+    return fits && !PyErr_Occurred() ? PyFloat_FromDouble(value) : size_error();
 }
 
 static PyMethodDef functions[] = {

@@ -1,4 +1,4 @@
-/* What compiled code shares: arrays from Python, and where on a grid a value lies. */
+/* Shared by the compiled modules: arrays from Python, and where on a grid a value lies. */
 #ifndef EXEGPT_INTERPOLATION_H
 #define EXEGPT_INTERPOLATION_H
 #define PY_SSIZE_T_CLEAN
@@ -8,7 +8,7 @@
  * grid it is the outermost cell, which goes on. */
 typedef struct {
     Py_ssize_t below, above;
-    double up;
+    double fraction;
 } Cell;
 
 static inline Cell cell(const double *points, Py_ssize_t count, double x) {
@@ -24,37 +24,39 @@ static inline Cell cell(const double *points, Py_ssize_t count, double x) {
 
 static inline double larger(double a, double b) { return a > b ? a : b; }
 
-static inline double between(double below, double above, double up) { return below * (1.0 - up) + above * up; }
-
-/* `values` [rows, columns] in a cell of each axis; never negative. */
-static inline double within(const double *values, Py_ssize_t columns, Cell row, Cell column) {
-    const double *near = values + row.below * columns, *far = values + row.above * columns;
-    return larger(between(between(near[column.below], near[column.above], column.up),
-                          between(far[column.below], far[column.above], column.up), row.up), 0.0);
+static inline double lerp(double below, double above, double fraction) {
+    return below * (1.0 - fraction) + above * fraction;
 }
 
-static inline void drop_arrays(Py_buffer *views, int count) {
+/* `values` [rows, columns] in a cell of each axis; never negative. */
+static inline double bilerp(const double *values, Py_ssize_t columns, Cell row, Cell column) {
+    const double *near = values + row.below * columns, *far = values + row.above * columns;
+    return larger(lerp(lerp(near[column.below], near[column.above], column.fraction),
+                       lerp(far[column.below], far[column.above], column.fraction), row.fraction), 0.0);
+}
+
+static inline void release_arrays(Py_buffer *views, int count) {
     while (count--) PyBuffer_Release(&views[count]);
 }
 
 /* The first arguments as contiguous arrays, one for each letter of `kinds`: 'r' doubles, 'w' doubles that are written,
  * 'i' integers of Py_ssize_t's size. False, with an exception set and nothing held, where one is something else. */
-static inline int take_arrays(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t expected, const char *kinds,
+static inline int take_arrays(PyObject *const *arguments, Py_ssize_t nargs, Py_ssize_t expected, const char *kinds,
                               Py_buffer *views) {
-    if (given != expected) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were expected, %zd came", expected, given);
+    if (nargs != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, nargs);
         return 0;
     }
     for (int i = 0; kinds[i]; i++) {
         int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (kinds[i] == 'w' ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(arguments[i], &views[i], flags)) {
-            drop_arrays(views, i);
+            release_arrays(views, i);
             return 0;
         }
         char type = views[i].format ? views[i].format[0] : 'B';
         if (kinds[i] == 'i' ? (type != 'l' && type != 'q') || views[i].itemsize != sizeof(Py_ssize_t) : type != 'd') {
             PyErr_Format(PyExc_TypeError, "argument %d holds elements of type '%c'", i + 1, type);
-            drop_arrays(views, i + 1);
+            release_arrays(views, i + 1);
             return 0;
         }
     }
@@ -62,7 +64,7 @@ static inline int take_arrays(PyObject *const *arguments, Py_ssize_t given, Py_s
 }
 
 /* An exception where there is none yet. */
-static inline PyObject *misfit(void) {
+static inline PyObject *size_error(void) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "sizes don't fit together");
     return NULL;
 }

@@ -20,32 +20,32 @@ typedef struct {
 /* What is left to read of packed doubles. */
 typedef struct {
     const double *next, *end;
-    int torn; /* whether more was asked for than there is */
+    int truncated; /* whether more was asked for than there is */
 } Reader;
 
-static double number(Reader *r) {
+static double read_number(Reader *r) {
     if (r->next < r->end) return *r->next++;
-    r->torn = 1;
+    r->truncated = 1;
     return 0.0;
 }
 
-static const double *many(Reader *r, Py_ssize_t count) {
-    const double *found = r->next;
-    if (count < 0 || count > r->end - r->next) r->torn = 1;
+static const double *read_array(Reader *r, Py_ssize_t count) {
+    const double *values = r->next;
+    if (count < 0 || count > r->end - r->next) r->truncated = 1;
     else r->next += count;
-    return found;
+    return values;
 }
 
-static Grid grid(Reader *r) {
-    Grid g = {(Py_ssize_t)number(r)};
-    if (g.axes < 0 || g.axes > MOST_AXES) r->torn = 1, g.axes = 0;
+static Grid read_grid(Reader *r) {
+    Grid g = {(Py_ssize_t)read_number(r)};
+    if (g.axes < 0 || g.axes > MOST_AXES) r->truncated = 1, g.axes = 0;
     Py_ssize_t values = g.axes ? 1 : 0;
     for (Py_ssize_t a = 0; a < g.axes; a++) {
-        g.size[a] = (Py_ssize_t)number(r);
-        if (g.size[a] < 1) r->torn = 1, g.size[a] = 1;
+        g.size[a] = (Py_ssize_t)read_number(r);
+        if (g.size[a] < 1) r->truncated = 1, g.size[a] = 1;
     }
-    for (Py_ssize_t a = 0; a < g.axes; a++) g.points[a] = many(r, g.size[a]), values *= g.size[a];
-    g.values = many(r, values);
+    for (Py_ssize_t a = 0; a < g.axes; a++) g.points[a] = read_array(r, g.size[a]), values *= g.size[a];
+    g.values = read_array(r, values);
     return g;
 }
 
@@ -53,8 +53,8 @@ static Grid grid(Reader *r) {
 static double at(const Grid *g, double x, double y, double z, double w) {
     if (!g->axes) return 0.0;
     Cell first = cell(g->points[0], g->size[0], x);
-    if (g->axes == 1) return larger(between(g->values[first.below], g->values[first.above], first.up), 0.0);
-    if (g->axes == 2) return within(g->values, g->size[1], first, cell(g->points[1], g->size[1], y));
+    if (g->axes == 1) return larger(lerp(g->values[first.below], g->values[first.above], first.fraction), 0.0);
+    if (g->axes == 2) return bilerp(g->values, g->size[1], first, cell(g->points[1], g->size[1], y));
     double where[MOST_AXES] = {x, y, z, w}, total = 0.0;
     Cell cells[MOST_AXES];
     for (Py_ssize_t a = 0; a < g->axes; a++) cells[a] = cell(g->points[a], g->size[a], where[a]);
@@ -63,7 +63,7 @@ static double at(const Grid *g, double x, double y, double z, double w) {
         Py_ssize_t place = 0;
         for (Py_ssize_t a = 0; a < g->axes; a++) {
             int up = corner >> a & 1;
-            weight *= up ? cells[a].up : 1.0 - cells[a].up;
+            weight *= up ? cells[a].fraction : 1.0 - cells[a].fraction;
             place = place * g->size[a] + (up ? cells[a].above : cells[a].below);
         }
         total += weight * g->values[place];
@@ -85,20 +85,20 @@ typedef struct {
     Layer decoder, encoder;
 } Kind;
 
-static Layer layer(Reader *r) {
-    Layer made;
-    made.rest = grid(r), made.whole = grid(r), made.chunk = grid(r);
-    made.decode = grid(r), made.mixed = grid(r), made.cross = grid(r);
-    return made;
+static Layer read_layer(Reader *r) {
+    Layer l;
+    l.rest = read_grid(r), l.whole = read_grid(r), l.chunk = read_grid(r);
+    l.decode = read_grid(r), l.mixed = read_grid(r), l.cross = read_grid(r);
+    return l;
 }
 
-static Kind kind(Reader *r) {
-    Kind made;
-    made.layers = number(r), made.encoder_layers = number(r);
-    made.first = number(r) != 0.0, made.last = number(r) != 0.0;
-    made.embedding = grid(r), made.head = grid(r), made.overhead = grid(r);
-    made.decoder = layer(r), made.encoder = layer(r);
-    return made;
+static Kind read_kind(Reader *r) {
+    Kind k;
+    k.layers = read_number(r), k.encoder_layers = read_number(r);
+    k.first = read_number(r) != 0.0, k.last = read_number(r) != 0.0;
+    k.embedding = read_grid(r), k.head = read_grid(r), k.overhead = read_grid(r);
+    k.decoder = read_layer(r), k.encoder = read_layer(r);
+    return k;
 }
 
 /* A prompt, or a chunk of one, in an iteration. */
@@ -129,13 +129,13 @@ static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, d
                            : at(&l->mixed, chunks[i].tokens, chunks[i].past, 0.0, 0.0);
         return seconds;
     }
-    double wholes = 0.0, whole = 0.0, rest = 0.0;
-    for (Py_ssize_t i = 0; i < count; i++) wholes += chunks[i].past == 0.0;
+    double prompts = 0.0, prompt_seconds = 0.0, chunk_seconds = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) prompts += chunks[i].past == 0.0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (chunks[i].past == 0.0) whole += at(&l->whole, wholes, chunks[i].tokens, 0.0, 0.0);
-        else rest += at(&l->chunk, chunks[i].tokens, chunks[i].past, 0.0, 0.0);
+        if (chunks[i].past == 0.0) prompt_seconds += at(&l->whole, prompts, chunks[i].tokens, 0.0, 0.0);
+        else chunk_seconds += at(&l->chunk, chunks[i].tokens, chunks[i].past, 0.0, 0.0);
     }
-    return (wholes ? whole / wholes : 0.0) + rest + decode_attention(l, decoding, context);
+    return (prompts ? prompt_seconds / prompts : 0.0) + chunk_seconds + decode_attention(l, decoding, context);
 }
 
 /* What does not depend on the decoding sequences' context. */

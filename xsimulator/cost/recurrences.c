@@ -1,5 +1,5 @@
 /* The recurrences that pipelines follow, cell by cell, compiled: a search runs thousands of them within a second.
- * recurrences.pyi says what each function takes; steady/pipeline.py, replay/cells.py and side.py what they are for.
+ * recurrences.pyi documents the arguments; steady/pipeline.py, replay/cells.py and side.py use them.
  *
  * A cell starts when its stage is free and its input has arrived: max-plus recurrences, one order of the cells. */
 #include <math.h>
@@ -27,38 +27,39 @@ static inline double pass(double ready, const double *seconds, const double *hop
     return ready;
 }
 
-/* A side's decoding iterations: every stage's seconds of what it holds beside attention, and its layers' attention. */
-static PyObject *decode_seconds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+/* A side's decoding iterations: seconds of every stage, its rest interpolated and its layers' attention added. */
+static PyObject *decode_seconds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[10];
-    if (!take_arrays(arguments, given, 10, "irrrrrrrrw", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 10, "irrrrrrrrw", views)) return NULL;
     const Py_ssize_t *places = views[0].buf;
     const double *layers = views[1].buf, *sequences = views[2].buf, *rest = views[3].buf, *batches = views[4].buf;
     const double *contexts = views[5].buf, *attention = views[6].buf, *batch = views[7].buf, *context = views[8].buf;
     double *out = views[9].buf;
-    Py_ssize_t own = size_of(&views[0]), points = size_of(&views[2]), high = size_of(&views[4]);
-    Py_ssize_t wide = size_of(&views[5]), asked = size_of(&views[7]);
-    Py_ssize_t stages = asked ? size_of(&views[9]) / asked : 0;
-    int fits = own && points && high && wide && size_of(&views[1]) == own && size_of(&views[3]) == points * own &&
-               size_of(&views[6]) == high * wide && size_of(&views[8]) == asked && size_of(&views[9]) == asked * stages;
-    for (Py_ssize_t s = 0; fits && asked && s < own; s++) fits = places[s] >= 0 && places[s] < stages;
-    for (Py_ssize_t n = 0; fits && n < asked; n++) {
-        double whole = larger(batch[n], 1.0);
-        Cell at = cell(sequences, points, whole);
-        double attended = within(attention, wide, cell(batches, high, whole), cell(contexts, wide, context[n]));
-        const double *below = rest + at.below * own, *above = rest + at.above * own;
-        for (Py_ssize_t s = 0; s < own; s++)
-            out[n * stages + places[s]] = larger(between(below[s], above[s], at.up), 0.0) + layers[s] * attended;
+    Py_ssize_t side_stages = size_of(&views[0]), points = size_of(&views[2]), height = size_of(&views[4]);
+    Py_ssize_t width = size_of(&views[5]), queries = size_of(&views[7]);
+    Py_ssize_t stages = queries ? size_of(&views[9]) / queries : 0;
+    int fits = side_stages && points && height && width && size_of(&views[1]) == side_stages &&
+               size_of(&views[3]) == points * side_stages && size_of(&views[6]) == height * width &&
+               size_of(&views[8]) == queries && size_of(&views[9]) == queries * stages;
+    for (Py_ssize_t s = 0; fits && queries && s < side_stages; s++) fits = places[s] >= 0 && places[s] < stages;
+    for (Py_ssize_t n = 0; fits && n < queries; n++) {
+        double decoding = larger(batch[n], 1.0);
+        Cell at = cell(sequences, points, decoding);
+        double attended = bilerp(attention, width, cell(batches, height, decoding), cell(contexts, width, context[n]));
+        const double *below = rest + at.below * side_stages, *above = rest + at.above * side_stages;
+        for (Py_ssize_t s = 0; s < side_stages; s++)
+            out[n * stages + places[s]] = larger(lerp(below[s], above[s], at.fraction), 0.0) + layers[s] * attended;
     }
-    drop_arrays(views, 10);
-    if (!fits) return misfit();
+    release_arrays(views, 10);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
 /* Iterations of equal micro-batches: each lasts as long as its slowest stage has micro-batches to do, or as one needs to
  * come around. */
-static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[2];
-    if (!take_arrays(arguments, given, 4, "rw", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 4, "rw", views)) return NULL;
     const double *seconds = views[0].buf;
     double *out = views[1].buf, micro_batches = PyFloat_AsDouble(arguments[2]), way = PyFloat_AsDouble(arguments[3]);
     Py_ssize_t iterations = size_of(&views[1]), stages = iterations ? size_of(&views[0]) / iterations : 0;
@@ -71,8 +72,8 @@ static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments,
         }
         out[i] = larger(micro_batches * slowest, around);
     }
-    drop_arrays(views, 2);
-    if (!fits) return misfit();
+    release_arrays(views, 2);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
@@ -192,14 +193,14 @@ static PyObject *run_phases(Phase *p, Py_ssize_t most, double *decoded) {
         started = run_phase(p, 0);
         for (Py_ssize_t s = 0; s < p->stages; s++) period = larger(period, p->free_at[s]);
     }
-    PyObject *found = summary(p, started, period, decoded);
+    PyObject *result = summary(p, started, period, decoded);
     free(memory);
-    return found;
+    return result;
 }
 
-static PyObject *phases(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *phases(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[5];
-    if (!take_arrays(arguments, given, 8, "rrrrw", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 8, "rrrrw", views)) return NULL;
     Phase p = {.encode = views[0].buf, .decode = views[1].buf, .encode_hop = views[2].buf, .decode_hop = views[3].buf};
     p.stages = size_of(&views[2]);
     p.iterations = size_of(&views[4]);
@@ -214,16 +215,16 @@ static PyObject *phases(PyObject *Py_UNUSED(module), PyObject *const *arguments,
         fits = (p.variants == 1 || p.variants == p.micro_batches) && size_of(&views[1]) == sizes * p.variants &&
                size_of(&views[0]) == p.encodes * p.stages;
     }
-    PyObject *found = NULL;
-    if (fits) found = run_phases(&p, most, views[4].buf);
-    else misfit();
-    drop_arrays(views, 5);
-    return found;
+    PyObject *result = NULL;
+    if (fits) result = run_phases(&p, most, views[4].buf);
+    else size_error();
+    release_arrays(views, 5);
+    return result;
 }
 
-static PyObject *iterations(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *iterations(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[5];
-    if (!take_arrays(arguments, given, 5, "rrwww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 5, "rrwww", views)) return NULL;
     const double *seconds = views[0].buf, *hop = views[1].buf;
     double *previous = views[2].buf, *starts = views[3].buf, *ends = views[4].buf;
     Py_ssize_t stages = size_of(&views[1]), micro_batches = size_of(&views[2]), cells = size_of(&views[0]);
@@ -243,14 +244,14 @@ static PyObject *iterations(PyObject *Py_UNUSED(module), PyObject *const *argume
         }
     }
     free(free_at);
-    drop_arrays(views, 5);
-    if (!fits) return misfit();
+    release_arrays(views, 5);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
-static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[4];
-    if (!take_arrays(arguments, given, 5, "rrww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 5, "rrww", views)) return NULL;
     const double *seconds = views[0].buf, *hop = views[1].buf;
     double *starts = views[2].buf, *outs = views[3].buf;
     Py_ssize_t stages = size_of(&views[1]), items = size_of(&views[2]), most = PyLong_AsSsize_t(arguments[4]);
@@ -261,14 +262,14 @@ static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments,
         outs[i] = pass(starts[i], seconds + i * stages, hop, free_at, stages);
     }
     free(free_at);
-    drop_arrays(views, 4);
-    if (!fits) return misfit();
+    release_arrays(views, 4);
+    if (!fits) return size_error();
     Py_RETURN_NONE;
 }
 
-static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[7];
-    if (!take_arrays(arguments, given, 9, "rrwwwww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 9, "rrwwwww", views)) return NULL;
     const double *seconds = views[0].buf, *hops = views[1].buf;
     double *ready = views[2].buf, *free_at = views[3].buf, *busy = views[4].buf;
     double *starts = views[5].buf, *ends = views[6].buf;
@@ -279,15 +280,15 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
                size_of(&views[4]) == stages && size_of(&views[5]) == most * row && size_of(&views[6]) == most * row &&
                !PyErr_Occurred();
     while (fits && ran < most) {
-        const double *own = seconds + ran * row;
+        const double *iteration = seconds + ran * row;
         for (Py_ssize_t p = 0; p < micro_batches; p++) {
             double at = larger(now, ready[p]);
             for (Py_ssize_t s = 0; s < stages; s++) {
                 Py_ssize_t place = ran * row + p * stages + s;
                 at = larger(at + hops[p * stages + s], free_at[s]);
                 starts[place] = at;
-                ends[place] = free_at[s] = at += own[p * stages + s];
-                busy[s] += own[p * stages + s];
+                ends[place] = free_at[s] = at += iteration[p * stages + s];
+                busy[s] += iteration[p * stages + s];
             }
             ready[p] = at;
         }
@@ -295,8 +296,8 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
         now = larger(now, free_at[0]);
         if (now >= until) break;
     }
-    drop_arrays(views, 7);
-    if (!fits) return misfit();
+    release_arrays(views, 7);
+    if (!fits) return size_error();
     return Py_BuildValue("nd", ran, now);
 }
 

@@ -39,10 +39,10 @@ typedef struct {
     const double *limit;
     double *missed;
     const double *allowed;
-    Py_ssize_t first, last; /* requests before them have been asked for their first token, and their last */
+    Py_ssize_t first, last; /* requests before these were checked for their first token, and their last */
 } Watch;
 
-/* Whether a bound is broken, whatever comes: too many have missed it, or wait for longer than it already. */
+/* Whether a bound is already broken: too many have missed it, or wait for longer than it already. */
 static int broken(Watch *w, const Ledger *l, double now) {
     for (Py_ssize_t i = 0; i < l->finishes; i++) {
         const Request *r = &l->requests[l->finished[i]];
@@ -66,7 +66,7 @@ static int broken(Watch *w, const Ledger *l, double now) {
 
 typedef enum { DONE, BROKEN, STUCK } End;
 
-static End together(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *watch) {
+static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *watch) {
     double now = 0.0;
     while (!idle(l)) {
         next_step(policy, l, step, now);
@@ -151,7 +151,7 @@ typedef struct {
     int count, failed;
 } Memory;
 
-static void *held(Memory *m, Py_ssize_t count, size_t size) {
+static void *allocate(Memory *m, Py_ssize_t count, size_t size) {
     void *block = m->count < 48 ? calloc(count > 0 ? count : 1, size) : NULL;
     if (block) m->blocks[m->count++] = block;
     else m->failed = 1;
@@ -163,35 +163,35 @@ static void free_all(Memory *m) {
 }
 
 static Step new_step(Memory *m, Py_ssize_t count, Py_ssize_t micro_batches) {
-    return (Step){.chunks = held(m, count, sizeof(Chunk)),
-                  .decode = held(m, count, sizeof(Py_ssize_t)),
-                  .first = held(m, micro_batches, sizeof(double))};
+    return (Step){.chunks = allocate(m, count, sizeof(Chunk)),
+                  .decode = allocate(m, count, sizeof(Py_ssize_t)),
+                  .first = allocate(m, micro_batches, sizeof(double))};
 }
 
 static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy) {
-    Pipeline p = {.stages = (Py_ssize_t)number(r)};
-    p.micro_batches = (Py_ssize_t)number(r);
-    p.encode_parts = (Py_ssize_t)number(r);
-    p.takes_over = number(r) != 0.0;
-    p.kinds = (Py_ssize_t)number(r);
-    if (r->torn || p.stages < 1 || p.micro_batches < 1 || p.kinds < 1 || p.encode_parts < 0) {
-        r->torn = 1;
+    Pipeline p = {.stages = (Py_ssize_t)read_number(r)};
+    p.micro_batches = (Py_ssize_t)read_number(r);
+    p.encode_parts = (Py_ssize_t)read_number(r);
+    p.takes_over = read_number(r) != 0.0;
+    p.kinds = (Py_ssize_t)read_number(r);
+    if (r->truncated || p.stages < 1 || p.micro_batches < 1 || p.kinds < 1 || p.encode_parts < 0) {
+        r->truncated = 1;
         return p;
     }
-    p.place = many(r, p.stages);
-    Kind *kinds = held(m, p.kinds, sizeof(Kind));
-    p.hop = held(m, p.stages, sizeof(Grid));
-    for (Py_ssize_t k = 0; kinds && k < p.kinds; k++) kinds[k] = kind(r);
-    for (Py_ssize_t s = 0; p.hop && s < p.stages; s++) p.hop[s] = grid(r);
+    p.place = read_array(r, p.stages);
+    Kind *kinds = allocate(m, p.kinds, sizeof(Kind));
+    p.hop = allocate(m, p.stages, sizeof(Grid));
+    for (Py_ssize_t k = 0; kinds && k < p.kinds; k++) kinds[k] = read_kind(r);
+    for (Py_ssize_t s = 0; p.hop && s < p.stages; s++) p.hop[s] = read_grid(r);
     p.kind = kinds;
     Py_ssize_t parts = p.micro_batches > p.encode_parts ? p.micro_batches : p.encode_parts;
-    p.parts = held(m, parts, sizeof(Part));
-    p.free_at = held(m, p.stages, sizeof(double));
-    p.token = held(m, p.micro_batches, sizeof(double));
-    p.seconds = held(m, parts * p.kinds, sizeof(double));
-    p.outer = held(m, parts * p.kinds, sizeof(double));
-    p.hops = held(m, parts * p.stages, sizeof(double));
-    p.sorted = held(m, requests, sizeof(Chunk));
+    p.parts = allocate(m, parts, sizeof(Part));
+    p.free_at = allocate(m, p.stages, sizeof(double));
+    p.token = allocate(m, p.micro_batches, sizeof(double));
+    p.seconds = allocate(m, parts * p.kinds, sizeof(double));
+    p.outer = allocate(m, parts * p.kinds, sizeof(double));
+    p.hops = allocate(m, parts * p.stages, sizeof(double));
+    p.sorted = allocate(m, requests, sizeof(Chunk));
     p.busy = busy;
     return p;
 }
@@ -202,10 +202,10 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     Ledger l = {.count = count, .free_blocks = (Py_ssize_t)settings[3]};
     l.encoder_decoder = settings[5] != 0.0;
     l.early_termination = (int)settings[0] != STATIC;
-    l.requests = held(m, count, sizeof(Request));
-    l.encoding = held(m, count, sizeof(Py_ssize_t));
-    l.decoding = held(m, count, sizeof(Py_ssize_t));
-    l.finished = held(m, count, sizeof(Py_ssize_t));
+    l.requests = allocate(m, count, sizeof(Request));
+    l.encoding = allocate(m, count, sizeof(Py_ssize_t));
+    l.decoding = allocate(m, count, sizeof(Py_ssize_t));
+    l.finished = allocate(m, count, sizeof(Py_ssize_t));
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
         Py_ssize_t in = (Py_ssize_t)input[i], out = (Py_ssize_t)output[i];
         Py_ssize_t tokens = in + out - 1 + l.encoder_decoder;
@@ -216,9 +216,9 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     return l;
 }
 
-static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[11];
-    if (!take_arrays(arguments, given, 11, "rrrrrrrrwww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 11, "rrrrrrrrwww", views)) return NULL;
     Py_ssize_t count = size_of(&views[0]);
     const double *settings = views[5].buf;
     Memory memory = {.count = 0};
@@ -233,21 +233,21 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
         Watch watch = {views[6].buf, views[8].buf, views[7].buf, 0, 0};
         double *busy = views[10].buf;
         Pipeline first = pipeline(&memory, &sides, count, busy), second = first;
-        fits = !sides.torn && first.stages <= size_of(&views[10]);
+        fits = !sides.truncated && first.stages <= size_of(&views[10]);
         if (fits && policy.name == WAA) {
             second = pipeline(&memory, &sides, count, busy + first.stages);
-            fits = !sides.torn && first.stages + second.stages == size_of(&views[10]);
+            fits = !sides.truncated && first.stages + second.stages == size_of(&views[10]);
         }
         if (fits) {
-            Grid transfer = grid(&sides);
+            Grid transfer = read_grid(&sides);
             Step steps[2] = {new_step(&memory, count, second.micro_batches),
                              new_step(&memory, count, second.micro_batches)};
-            double *outs = held(&memory, 2 * first.stages, sizeof(double));
-            fits = !sides.torn && sides.next == sides.end;
+            double *outs = allocate(&memory, 2 * first.stages, sizeof(double));
+            fits = !sides.truncated && sides.next == sides.end;
             if (fits && !memory.failed) {
                 Py_BEGIN_ALLOW_THREADS;
                 end = policy.name == WAA ? disaggregated(&policy, &l, &first, &second, &transfer, steps, outs, &watch)
-                                         : together(&policy, &l, &first, &steps[0], &watch);
+                                         : colocated(&policy, &l, &first, &steps[0], &watch);
                 l.finishes = 0;
                 if (end == DONE && broken(&watch, &l, INFINITY)) end = BROKEN;
                 Py_END_ALLOW_THREADS;
@@ -261,9 +261,9 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
         }
     }
     free_all(&memory);
-    drop_arrays(views, 11);
+    release_arrays(views, 11);
     if (memory.failed) return PyErr_NoMemory();
-    if (!fits) return misfit();
+    if (!fits) return size_error();
     if (end == STUCK) {
         PyErr_SetString(PyExc_RuntimeError, "a waiting request can never be admitted");
         return NULL;

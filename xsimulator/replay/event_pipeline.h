@@ -38,8 +38,8 @@ static void sort_chunks(Pipeline *p, Step *step) {
     memcpy(step->chunks, p->sorted, step->encodes * sizeof *step->chunks);
 }
 
-/* Cut a step; returns how many parts it has. */
-static Py_ssize_t cut(Pipeline *p, const Ledger *l, Step *step) {
+/* Split a step by micro-batch; returns the number of parts. */
+static Py_ssize_t split(Pipeline *p, const Ledger *l, Step *step) {
     Py_ssize_t count = 0, all = p->micro_batches;
     for (Py_ssize_t m = 0; m < all; m++) p->parts[m] = (Part){.micro_batch = m};
     for (Py_ssize_t i = 0; i < step->encodes; i++) p->parts[micro_batch(p, step->chunks[i].sequence)].encodes++;
@@ -88,7 +88,7 @@ static void find_hops(Pipeline *p, const Step *step, Py_ssize_t parts) {
 }
 
 static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now) {
-    Py_ssize_t parts = cut(p, l, step);
+    Py_ssize_t parts = split(p, l, step);
     find_hops(p, step, parts);
     for (Py_ssize_t i = 0; i < parts; i++) {
         Part *part = &p->parts[i];
@@ -123,13 +123,13 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
     Py_ssize_t ran = 0;
     while (ran < most && (!ran || at < until)) {
         double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
-        Cell where = cell(g->points[1], g->size[1], context);
-        double edge = where.above + 1 < g->size[1] ? g->points[1][where.above] : INFINITY;
+        Cell column = cell(g->points[1], g->size[1], context);
+        double edge = column.above + 1 < g->size[1] ? g->points[1][column.above] : INFINITY;
         double first = p->outer[0] + k->layers * decode_attention(&k->decoder, part->decodes, context);
         double longer = k->layers * decode_attention(&k->decoder, part->decodes, context + growth) - (first - p->outer[0]);
-        double here = growth > 0.0 ? floor((edge - context) / growth) + 1.0 : INFINITY;
-        if (context + growth > edge) here = 1.0, longer = 0.0;
-        double left = (double)(most - ran), count = larger(1.0, here < left ? here : left);
+        double in_cell = growth > 0.0 ? floor((edge - context) / growth) + 1.0 : INFINITY;
+        if (context + growth > edge) in_cell = 1.0, longer = 0.0;
+        double left = (double)(most - ran), count = larger(1.0, in_cell < left ? in_cell : left);
         double wait = until - at;
         if (wait < count * first + longer * count * (count - 1.0) / 2.0) { /* until then fewer run */
             double b = first - longer / 2.0, root = longer > 0.0 ? sqrt(b * b + 2.0 * longer * larger(wait, 0.0)) : b;
@@ -145,9 +145,9 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
     return ran;
 }
 
-/* Decoding alone, up to `most` times, until somebody ends or the next step would be decided at `until` or later. */
+/* Decoding alone, up to `most` times, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
-    Py_ssize_t parts = cut(p, l, step), most = step->repeats, ran = 0;
+    Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
     for (Py_ssize_t i = 0; i < step->decodes; i++) {
         const Request *r = &l->requests[step->decode[i]];
         if (!r->finished && r->output - r->generated < most) most = r->output - r->generated;
