@@ -14,7 +14,8 @@ from exegpt.batching import MicroBatch, Sequence
 from exegpt.report import output
 from exegpt.request import Request
 from exegpt.schedule import BLOCK_SIZE
-from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.assembly import Assembler
+from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import SamplingState
 
 WAYS = {
@@ -54,7 +55,7 @@ def step_seconds(batch: int, context: int, **options: float) -> tuple[float, flo
         batch, receivers = assemble(MicroBatch(0, (), sequences))
         assembled = time.perf_counter()
         if batch.sampling:
-            state.sampling(batch.sampling, [torch.from_numpy(array) for array in batch.sampling])
+            state.sampling(batch.sampling, batch.edits, [torch.from_numpy(array) for array in batch.sampling])
         times.append((assembled - began, time.perf_counter() - assembled))
         for receiver in receivers:
             receiver.output.append(7)

@@ -30,11 +30,33 @@ class Request(Noun):
     """Penalty of tokens that are already in the prompt or the output; 1: none."""
     seed: int | None = None
     """Seed of the sampling, which depends on nothing else; None: a hash of the id."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit as often as it is in the output: -2 to 2."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens that are in the output: -2 to 2."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits: -100 to 100."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the likeliest one's probability, before top-k and top-p; 0: all."""
+    min_tokens: int = 0
+    """EOS and stop tokens are not sampled before the output has so many tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output as EOS does, also with `ignore_eos`."""
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the likeliest one."""
-        return self.temperature == 0 and self.repetition_penalty == 1
+        """Whether every token is the likeliest one by the model's own logits."""
+        return self.temperature == 0 and self.repetition_penalty == 1 and not self.edited
+
+    @property
+    def counted(self) -> bool:
+        """Whether tokens are penalised by their counts in the output."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def edited(self) -> bool:
+        """Whether logits are edited beside the repetition penalty: see `exegpt.kernels.logit_edits`."""
+        return self.counted or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def own_seed(self) -> int:

@@ -1,4 +1,4 @@
-"""Sampling: temperature, top-k, top-p, repetition penalty, and chance that depends on nothing but a row's own seed.
+"""Sampling: logit edits, temperature, min-p, top-k, top-p, and chance that depends on nothing but a row's own seed.
 
 A token is drawn by a race: token t arrives after an exponential time (`philox.arrival_times`) divided by its
 probability, and the first one wins. So a row's token is the same in whatever batch it is, on whatever device, up to the
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from exegpt.kernels import device
+from exegpt.kernels.logit_edits import LogitEdits, edit_logits, edit_logits_reference
 from exegpt.kernels.philox import arrival_times
 from exegpt.kernels.sampling_cpu import sample_rows
 from exegpt.kernels.threads import follow_torch
+
+_NONE = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,17 @@ class Sampling:
     """int64: its sequence's row of `seen`; any row of it where there is no penalty."""
     seen: torch.Tensor
     """uint8 [slots, vocab], one slot at least: whether a token is in a sequence's prompt or output so far."""
+    log_min_p: torch.Tensor | None = None
+    """float32: tokens whose logit over the temperature is below the greatest by more than this logarithm are dropped,
+    before top-k and top-p; -inf for none. None: no row has one."""
+    edits: LogitEdits | None = None
+    """What else changes logits, beforehand; None: nothing."""
 
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Every row's next token: logits [rows, vocab] → int64 [rows]."""
+    if sampling.edits is not None:
+        logits = edit_logits(logits, sampling.edits)
     if device.on_gpu(logits):
         from exegpt.kernels.sampling_gpu import sample_gpu
 
@@ -48,7 +58,8 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     out = torch.empty(len(logits), dtype=torch.int64)
     follow_torch()
     s = sampling
-    rows = (s.temperature, s.top_k, s.top_p, s.penalty, s.seed, s.position, s.slot, s.seen)
+    log_min_p = _NONE if s.log_min_p is None else s.log_min_p
+    rows = (s.temperature, s.top_k, s.top_p, log_min_p, s.penalty, s.seed, s.position, s.slot, s.seen)
     sample_rows(logits.float().contiguous().numpy(), *(t.contiguous().numpy() for t in rows), out.numpy())
     return out
 
@@ -56,7 +67,7 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def sample_reference(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """`sample` in plain PyTorch, by sorting."""
     vocab = logits.shape[1]
-    x = logits.float()
+    x = logits.float() if sampling.edits is None else edit_logits_reference(logits, sampling.edits)
     penalty = sampling.penalty.unsqueeze(1)
     repeated = (sampling.seen[sampling.slot] > 0) & (penalty != 1)
     x = torch.where(repeated, torch.where(x < 0, x * penalty, x / penalty), x)
@@ -66,6 +77,8 @@ def sample_reference(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     best = x.sort(dim=1, descending=True).values
     k = sampling.top_k.long().where((sampling.top_k > 0) & (sampling.top_k < vocab), vocab)
     kept = best >= best.gather(1, k.unsqueeze(1) - 1)
+    if sampling.log_min_p is not None:
+        kept &= best >= best[:, :1] + sampling.log_min_p.unsqueeze(1)
     mass = (best - best[:, :1]).exp() * kept
     before = mass.cumsum(1) - mass
     wanted = sampling.top_p.unsqueeze(1) * mass.sum(1, keepdim=True)

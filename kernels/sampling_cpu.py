@@ -160,15 +160,17 @@ def _mass(values, top):  # type: ignore[no-untyped-def]
 
 @njit(
     [
-        "void(float32[:, ::1], float32[::1], int32[::1], float32[::1], float32[::1], int64[::1], int64[::1],"
-        " int64[::1], uint8[:, ::1], int64[::1])"
+        "void(float32[:, ::1], float32[::1], int32[::1], float32[::1], float32[::1], float32[::1], int64[::1],"
+        " int64[::1], int64[::1], uint8[:, ::1], int64[::1])"
     ],
     parallel=True,
     cache=True,
     error_model="numpy",
 )
-def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
-    """out[row] ← the next token of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays."""
+def sample_rows(logits, temperature, top_k, top_p, log_min_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
+    """out[row] ← the next token of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays:
+    log_min_p [0] where no row has one.
+    """
     vocab = logits.shape[1]
     for row in prange(len(logits)):
         x = logits[row]
@@ -188,6 +190,8 @@ def sample_rows(logits, temperature, top_k, top_p, penalty, seed, position, slot
             continue
         if 0 < top_k[row] < vocab:
             least = _kth_greatest(x, tops, top_k[row])
+        if len(log_min_p):
+            least = max(least, greatest(tops) + log_min_p[row])
         if top_p[row] < 1:
             least = _least_of_share(x, tops, least, top_p[row])
         if least > _LOWEST:

@@ -30,6 +30,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOC
         temperature_ptr=sampling.temperature,
         top_k_ptr=sampling.top_k,
         top_p_ptr=sampling.top_p,
+        log_min_p_ptr=sampling.log_min_p,
         penalty_ptr=sampling.penalty,
         seed_ptr=sampling.seed,
         position_ptr=sampling.position,
@@ -39,6 +40,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOC
         logits_stride=logits.stride(0),
         BLOCK_SIZE=block_size,
         ROUNDS=ROUNDS,
+        MIN_P=sampling.log_min_p is not None,
         num_warps=min(16, max(1, block_size // 256)),
     )
     return out
@@ -51,6 +53,7 @@ def _sample(  # type: ignore[no-untyped-def]
     temperature_ptr,  # float32 [n_rows]
     top_k_ptr,  # int32 [n_rows]
     top_p_ptr,  # float32 [n_rows]
+    log_min_p_ptr,  # float32 [n_rows] with MIN_P
     penalty_ptr,  # float32 [n_rows]
     seed_ptr,  # int64 [n_rows]
     position_ptr,  # int64 [n_rows]
@@ -60,6 +63,7 @@ def _sample(  # type: ignore[no-untyped-def]
     logits_stride,  # elements from one row to the next
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
+    MIN_P: tl.constexpr,
 ):
     """One row's token."""
     row = tl.program_id(0).to(tl.int64)
@@ -73,6 +77,11 @@ def _sample(  # type: ignore[no-untyped-def]
     least = tl.full([], float("-inf"), tl.float32)  # of the logits that top-k keeps
     if drawn & (k > 0) & (k < n_cols):
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE)
+    if MIN_P:  # a launch of its own: without one, nothing is added to a row's work
+        log_min_p = tl.load(log_min_p_ptr + row)
+        if drawn & (log_min_p > float("-inf")):
+            top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE)
+            least = tl.maximum(least, top + log_min_p)
     token = tl.zeros([], tl.int32)
     above = tl.full([], float("-inf"), tl.float32)  # the token's logit, once there is one
     racing = above == float("-inf")
@@ -103,6 +112,16 @@ def _scaled(  # type: ignore[no-untyped-def]
         seen = tl.load(seen_ptr + cols, mask=mask, other=0) != 0
         x = tl.where(seen, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty + tl.zeros_like(x))), x)
     return tl.div_rn(x, temperature + tl.zeros_like(x))
+
+
+@triton.jit
+def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The greatest of a row's scaled logits."""
+    best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
+    for start in range(0, n_cols, BLOCK_SIZE):
+        cols = start + tl.arange(0, BLOCK_SIZE)
+        best = tl.maximum(best, _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty))
+    return tl.max(best, 0)
 
 
 @triton.jit

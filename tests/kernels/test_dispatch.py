@@ -11,14 +11,14 @@ from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.kv_write import kv_write, kv_write_reference
 from exegpt.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from exegpt.kernels.rotary import rotate, rotate_and_write, rotate_and_write_reference, rotate_reference
-from exegpt.kernels.sampling import Sampling, sample, sample_reference
+from exegpt.kernels.sampling import sample, sample_reference
 from exegpt.kernels.swiglu import geglu, geglu_reference, swiglu, swiglu_reference
 
 from .gpu import DEVICE, cache_there, needs_triton, there
 from .test_attention import paged
 from .test_kv_blocks import a_cache
 from .test_rows import new_tokens
-from .test_sampling import mixed
+from .test_sampling import edited, mixed, over_there
 
 pytestmark = needs_triton
 
@@ -81,5 +81,6 @@ def test_blocks():
 
 def test_sampling():
     logits, how = mixed(12, 1000)
-    on_gpu = Sampling(*there(*vars(how).values()))
-    assert sample(there(logits), on_gpu).tolist() == sample_reference(logits, how).tolist()
+    assert sample(there(logits), over_there(how)).tolist() == sample_reference(logits, how).tolist()
+    logits, how = edited(12, 1000)
+    assert sample(there(logits), over_there(how)).tolist() == sample_reference(logits, how).tolist()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from exegpt.batching import MicroBatch, Step
 from xrunner.core.lanes import OwnLane
-from xrunner.rank.assembly import Running
+from xrunner.rank.running import Running
 from xrunner.rank.worker import Running as OnDevice
 
 

@@ -21,7 +21,8 @@ from xrunner.comm.encoder_output import slots_in
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.transport import NOTICE, TOKENS
 from xrunner.core.outputs import Outputs
-from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.assembly import Assembler
+from xrunner.rank.running import Running
 from xrunner.rank.worker import END, FREE, Worker
 
 Array = np.ndarray

@@ -209,7 +209,8 @@ class Engine:
 
     def _driver_of(self, emit: Callable[[Event], None], options: Options) -> Driver:
         keyed = self.schedule.block_size if self.schedule.prefix_caching else None
-        outputs = Outputs(self.worker.model.eos, emit, options.stream, options.record, keyed)
+        model = self.worker.model
+        outputs = Outputs(model.eos, model.spec.vocab, emit, options.stream, options.record, keyed)
         return Driver(self.worker, self.schedule, self._aborted, outputs, options)
 
     def add(self, request: Request) -> None:

@@ -18,7 +18,8 @@ from exegpt.batching import MicroBatch, MicroBatching, Step
 from exegpt.schedule import Schedule, StagePhase
 from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
-from xrunner.rank.assembly import Assembler, DeviceBatch, Running
+from xrunner.rank.assembly import Assembler, DeviceBatch
+from xrunner.rank.running import Running
 from xrunner.rank.worker import END, Worker
 
 

@@ -15,8 +15,9 @@ from exegpt.request import FinishReason, Request, Result
 from exegpt.served import Served
 from xrunner.core.drift import Drift
 from xrunner.core.events import Event, Token
-from xrunner.rank.assembly import Running
+from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import Slots
+from xrunner.rank.token_mask import mask_without
 from xrunner.rank.worker import read_result
 
 _KEPT = 256
@@ -24,14 +25,16 @@ _KEPT = 256
 
 
 class Outputs:
-    """`eos` are the stop tokens. `emit` gets every result, and with `stream` every token, as it comes. With `record`,
-    the times of finished requests are kept in `served`. With `keyed`, a number of tokens, sequences get a key for each
-    full block of so many as their tokens come, by which a prefix is found again.
+    """`eos` are the model's stop tokens, `vocab` the number of its tokens. `emit` gets every result, and with `stream`
+    every token, as it comes. With `record`, the times of finished requests are kept in `served`. With `keyed`, a number
+    of tokens, sequences get a key for each full block of so many as their tokens come, by which a prefix is found
+    again.
     """
 
     def __init__(
         self,
         eos: frozenset[int],
+        vocab: int,
         emit: Callable[[Event], None],
         stream: bool,
         record: bool,
@@ -42,7 +45,8 @@ class Outputs:
         self.served: list[Served] = []
         self.drift: Drift | None = None
         """What follows the lengths of these requests."""
-        self._eos, self._emit, self._stream, self._record, self._keyed = eos, emit, stream, record, keyed
+        self._eos, self._vocab = eos, vocab
+        self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
         self._slots = Slots()
         self._stopped: list[Sequence] = []
 
@@ -51,6 +55,8 @@ class Outputs:
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
         running = self.running[index] = Running(request, sequence, prompt, start=start)
+        if request.min_tokens:
+            running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
         if self._keyed:
             sequence.keys = running.keys
             running.extend_keys(self._keyed)
@@ -64,7 +70,7 @@ class Outputs:
         """A request's encoding begins, unless it had begun."""
         if request.start_s is None:
             request.start_s = now
-            if request.request.repetition_penalty != 1:
+            if request.request.repetition_penalty != 1 or request.request.counted:
                 request.slot = self._slots.allocate()
             if self.drift:
                 self.drift.begin(request.sequence.index)
@@ -84,7 +90,7 @@ class Outputs:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
                 receiver.sequence.ready_s = 0.0
-            if token in self._eos and not receiver.request.ignore_eos:
+            if self._stops(receiver.request, token):
                 self._stopped.append(receiver.sequence)
                 self._finish(receiver, "stop", moment)
             elif len(receiver.output) == receiver.request.max_tokens:
@@ -106,6 +112,10 @@ class Outputs:
         kept = {sequence.index for sequence in alive}
         for index in [index for index in self.running if index not in kept]:
             del self.running[index]
+
+    def _stops(self, request: Request, token: int) -> bool:
+        """Whether a token ends a request's output."""
+        return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
     def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:
         start, first = running.start_s, running.first_token_s

@@ -35,9 +35,15 @@ _CHOICE = {
     "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and up to 1, which is all"),
     "repetition_penalty": (float, lambda value: _LEAST <= value <= _MOST, f"a number of at least {_LEAST}; 1 is none"),
     "seed": (int, lambda value: -(2**63) <= value < 2**63, "a whole number of 64 bits"),
+    "frequency_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
+    "presence_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
+    "min_p": (float, lambda value: 0 <= value <= 1, "a number from 0, which is all, to 1"),
+    "min_tokens": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0"),
 }
 """How tokens are chosen: each key's type, values, and their description."""
-_KEYS = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s", *_CHOICE)
+_MOST_BIAS = 100.0
+_PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
+_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,7 @@ def check_request(request: Request, model: ModelSpec) -> None:
     outside = next((i for i in request.prompt_ids if not 0 <= i < model.vocab), None)
     if outside is not None:
         raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
+    _check_choice(request, model.vocab)
     tokens = len(request.prompt_ids) + request.max_tokens
     if tokens > model.context:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
@@ -126,6 +133,27 @@ def check_request(request: Request, model: ModelSpec) -> None:
             f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: shorten it, or "
             "run the others with --skip-invalid."
         )
+
+
+def _check_choice(request: Request, vocab: int) -> None:
+    """InputError, naming the id, unless tokens can be chosen as a request says."""
+    name = f"Request '{request.id}'"
+    for key, (_, holds, text) in _CHOICE.items():
+        value = getattr(request, key)
+        if value is not None and not holds(value):
+            raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
+    if request.min_tokens > request.max_tokens:
+        raise InputError(f"{name} has min_tokens = {request.min_tokens}: it must be at most max_tokens.")
+    biased = [token for token, _ in request.logit_bias]
+    for key, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_token_ids)):
+        outside = next((token for token in tokens if not 0 <= token < vocab), None)
+        if outside is not None:
+            raise InputError(f"{name} has the token id {outside} in {key}: the vocabulary is 0 to {vocab - 1}.")
+    if len(set(biased)) < len(biased):
+        raise InputError(f"{name} has two values of logit_bias for the same token.")
+    unusable = next((bias for _, bias in request.logit_bias if not abs(bias) <= _MOST_BIAS), None)
+    if unusable is not None:
+        raise InputError(f"{name} has a logit_bias of {unusable!r}: it must be a number from -100 to 100.")
 
 
 def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
@@ -200,7 +228,25 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
         if not usable or not holds(value):
             raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
         choice[key] = kind(value)
-    return choice
+    return choice | {key: read(entry[key], name) for key, read in _LISTS.items() if entry.get(key) is not None}
+
+
+def _logit_bias(value: Any, name: str) -> tuple[tuple[int, float], ...]:
+    """What is added to tokens' logits, by their ids, which are text in JSON as they are in OpenAI's API."""
+    usable = isinstance(value, dict) and all(token.isdecimal() and _is_number(bias) for token, bias in value.items())
+    if not usable:
+        raise InputError(f'{name} has a logit_bias that is not token ids with numbers, such as {{"50256": -100}}.')
+    return tuple((int(token), bias) for token, bias in value.items())  # a whole number may be too large for a float
+
+
+def _stop_token_ids(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(map(_is_int, value)):
+        raise InputError(f"{name} has stop_token_ids that are not a list of whole numbers.")
+    return tuple(value)
+
+
+_LISTS: dict[str, Callable[[Any, str], Any]] = {"logit_bias": _logit_bias, "stop_token_ids": _stop_token_ids}
+"""Keys that have several values, and how they are read."""
 
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:
@@ -219,6 +265,10 @@ def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequ
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _own_id(entry: str | Request, where: str) -> str | None:

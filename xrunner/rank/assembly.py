@@ -3,105 +3,26 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from exegpt.batching import MicroBatch, Sequence
-from exegpt.batching.prefix_pool import extend_keys
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
-from exegpt.request import Request
 from exegpt.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
+from xrunner.rank.running import Running
+from xrunner.rank.sampling_arrays import sampling_arrays
 from xrunner.rank.sampling_state import SamplingState
 
 Array = np.ndarray
 
 _WITHOUT_STARTS = 3
 """Number of arrays of a part of the attention without `starts`, which only an encoder-decoder's decoding has."""
-
-
-@dataclass(eq=False)
-class Running:
-    """A request in the runner: what is not in the ledger's `Sequence`."""
-
-    request: Request
-    sequence: Sequence
-    prompt: Array
-    """int64 [input tokens]"""
-    output: list[int] = field(default_factory=list)
-    table: Array | None = None
-    """Block table, int32 [blocks]; None before its admission."""
-    start_s: float | None = None
-    first_token_s: float | None = None
-    ended: bool = False
-    """Whether its last token is there, or it was cancelled; later tokens for it are ignored."""
-    start: tuple[int, ...] = ()
-    """Tokens that an encoder-decoder caches before its output; see `Model.start`."""
-    slot: int | None = None
-    """Its row of the sampling state, while it runs with a repetition penalty."""
-    tabled: list[int] | None = None
-    """The blocks of which the table was made; None where a transfer has set it."""
-    entered: int = 0
-    """Tokens of its prompt and output entered in that row so far."""
-    keys: list[bytes] = field(default_factory=list)
-    """Its sequence's: see `extend_keys`."""
-
-    @cached_property
-    def sampling(self) -> tuple[float, int, float, float, int]:
-        """Temperature, top-k, top-p, repetition penalty and seed."""
-        request = self.request
-        return request.temperature, request.top_k, request.top_p, request.repetition_penalty, request.own_seed
-
-    @property
-    def known(self) -> int:
-        """How many tokens of prompt, start and output there are so far."""
-        return len(self.prompt) + len(self.start) + len(self.output)
-
-    @property
-    def lacks_output(self) -> bool:
-        """Whether tokens of the output that a preemption made part of the prompt haven't come yet."""
-        return len(self.output) < self.sequence.recomputed
-
-    def extend_keys(self, block_size: int) -> None:
-        """Let the blocks be found that its known tokens fill: its prompt, and the output that has come."""
-        if self.known >= (len(self.keys) + 1) * block_size:
-            extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size)
-
-    def update_table(self) -> None:
-        """Make the block table, if there is none or the sequence has other blocks than it was made of."""
-        blocks = self.sequence.blocks
-        if self.table is None or (self.tabled is not None and self.tabled is not blocks):
-            self.table, self.tabled = np.asarray(blocks, dtype=np.int32), blocks
-
-    def enter(self) -> list[int]:
-        """The tokens of prompt and output that the sampling state lacks; marks them as entered."""
-        begin, self.entered = self.entered, len(self.prompt) + len(self.output)
-        if begin >= len(self.prompt):
-            return self.output[begin - len(self.prompt) :]
-        return [*self.request.prompt_ids[begin:], *self.output]
-
-    def tokens(self, begin: int, end: int) -> Array:
-        """The tokens at these positions: int64 [end - begin]"""
-        if end <= len(self.prompt):
-            return self.prompt[begin:end]
-        beyond = [self.token(position) for position in range(max(begin, len(self.prompt)), end)]
-        return np.concatenate([self.prompt[begin:], np.array(beyond, dtype=np.int64)])
-
-    def token(self, position: int) -> int:
-        """The token at a position of prompt, start and output; 0 for one that isn't known yet."""
-        beyond = position - len(self.prompt)
-        if beyond < 0:
-            return int(self.prompt[position])
-        if beyond < len(self.start):
-            return self.start[beyond]
-        made = beyond - len(self.start)
-        return self.output[made] if made < len(self.output) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +87,9 @@ class DeviceBatch:
     transferred: Array | None = None
     """Blocks transferred to the decoding side afterwards, where disaggregated: int64 [n]"""
     sampling: tuple[Array, ...] | None = None
-    """The arrays of a `Sampling` but the last, then the slots of the sampling state to clear, int64 [n], and the slots
-    and tokens to enter there, int64 [2, n]. None: all greedy."""
+    """See `sampling_arrays`; None: all greedy."""
+    edits: tuple[Array, ...] | None = None
+    """See `edit_arrays`; None: no row's logits are edited."""
     fed: tuple[Array, Array] | None = None
     """Rows whose tokens aren't known here, and their places among those that this rank has sampled last: int64 [n]
     each."""
@@ -191,7 +113,7 @@ class DeviceBatch:
         """All arrays that the forward pass and sampling need, in order."""
         parts = [array for (_, _, *arrays), lists in self._parts for array in (*arrays, *lists)]
         rows = [] if self.rows is None else [self.rows]
-        return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ())]
+        return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ()), *(self.edits or ())]
 
     @property
     def _parts(self) -> Iterator[tuple[Any, tuple[Array, ...]]]:
@@ -225,7 +147,7 @@ class DeviceBatch:
                 for (begin, end, *arrays), lists in self._parts
             ),
             rows=None if self.rows is None else next(remaining),
-            sampling=state.sampling(self.sampling, list(remaining)) if state and self.sampling else None,
+            sampling=state.sampling(self.sampling, self.edits, list(remaining)) if state and self.sampling else None,
         )
 
     def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "DeviceBatch":
@@ -249,6 +171,7 @@ class DeviceBatch:
             attention=(attention,),
             rows=None,
             sampling=None,
+            edits=None,
         )
 
 
@@ -278,6 +201,7 @@ class Assembler:
         fill = np.zeros(computed_rows(computed) - computed, dtype=np.int64)
         receivers = [receiver for part in parts for receiver in part.receivers]
         rows = np.concatenate([part.rows + begin for part, begin in zip(parts, begins, strict=True)])
+        sampling, edits = sampling_arrays(receivers, sampled or {})
         batch = DeviceBatch(
             phase=micro_batch.phase,
             micro_batch=micro_batch.index,
@@ -291,7 +215,8 @@ class Assembler:
             ),
             rows=None if len(rows) == computed + len(fill) else rows,
             new_tokens=len(rows),
-            sampling=_sampling(receivers, sampled or {}),
+            sampling=sampling,
+            edits=edits,
             fed=_fed(micro_batch, begins[-1], sampled) if sampled else None,
         )
         return batch, receivers
@@ -372,35 +297,6 @@ def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tup
         return None
     places = np.array(rows, dtype=np.int64)
     return places[:, 0].copy(), places[:, 1].copy()
-
-
-def _sampling(receivers: list[Running], sampled: Mapping[int, int]) -> tuple[Array, ...] | None:
-    """The receivers' `DeviceBatch.sampling`; None: all greedy."""
-    if all(receiver.request.greedy for receiver in receivers):
-        return None
-    temperature, top_k, top_p, penalty, seed = zip(*(receiver.sampling for receiver in receivers), strict=True)
-    cleared: list[int] = []
-    slots: list[int] = []
-    tokens: list[int] = []
-    for receiver in receivers:
-        if receiver.slot is not None:
-            cleared += [] if receiver.entered else [receiver.slot]
-            new = receiver.enter()
-            slots += [receiver.slot] * len(new)
-            tokens += new
-        else:
-            assert receiver.ended or receiver.request.repetition_penalty == 1, "a sequence with a penalty has a slot"
-    return (
-        np.array(temperature, dtype=np.float32),
-        np.array(top_k, dtype=np.int32),
-        np.array(top_p, dtype=np.float32),
-        np.array(penalty, dtype=np.float32),
-        np.array(seed, dtype=np.int64),
-        np.array([len(r.prompt) + len(r.output) + (r.sequence.index in sampled) for r in receivers], dtype=np.int64),
-        np.array([receiver.slot or 0 for receiver in receivers], dtype=np.int64),
-        np.array(cleared, dtype=np.int64),
-        np.array([slots, tokens], dtype=np.int64),
-    )
 
 
 def _filled(array: Array, count: int, value: int) -> Array:

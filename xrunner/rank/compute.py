@@ -94,7 +94,8 @@ class Compute:
         """The token after each of a decoding batch's rows, by the graph where all are greedy."""
         if batch.sampling is None or self.state is None:
             return graph.greedy_tokens()[: batch.computed]
-        sampling = self.state.sampling(batch.sampling, send(batch.sampling, self._gpu))
+        arrays = [*batch.sampling, *(batch.edits or ())]
+        sampling = self.state.sampling(batch.sampling, batch.edits, send(arrays, self._gpu))
         return self._model.sample(graph.states[: batch.computed], sampling)
 
     def _launched(self, states: torch.Tensor, tokens: torch.Tensor | None) -> Launched:

@@ -1,4 +1,4 @@
-"""Sampling state: the tokens so far of each sequence with a repetition penalty, on the rank that samples.
+"""Sampling state: the tokens so far of each sequence with a penalty, on the rank that samples.
 
 A sequence has a slot, which is a row, from the beginning of its prefill to its end. The driver allocates slots and
 sends only new tokens: the prompt with the sequence's first sampling, one output token with each later one.
@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
 
 _SLOT = 6
 """Index of the slots among the arrays of a sampling."""
+_FREQUENCY, _PRESENCE, _EDITS_SLOT = 2, 3, 4
+"""Indices among the arrays of edits."""
 
 
 class Slots:
@@ -35,30 +38,52 @@ class Slots:
 
 
 class SamplingState:
-    """One byte per slot and token of the vocabulary, on the sampling rank; doubles when a slot is beyond it."""
+    """One byte per slot and token of the vocabulary, and a count where a sequence's tokens are counted, on the sampling
+    rank; doubles when a slot is beyond it.
+    """
 
     def __init__(self, vocab: int, device: torch.device):
         self.seen = torch.zeros(1, vocab, dtype=torch.uint8, device=device)
         """See `Sampling.seen`."""
+        self.counts = torch.zeros(1, vocab, dtype=torch.int32, device=device)
+        """See `LogitEdits.counts`."""
 
     @torch.inference_mode()
-    def sampling(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> Sampling:
-        """A batch's sampling, after its new tokens are entered, from `DeviceBatch.sampling`'s arrays and the same as
-        tensors on the device.
+    def sampling(
+        self, arrays: Sequence[np.ndarray], edits: Sequence[np.ndarray] | None, tensors: Sequence[torch.Tensor]
+    ) -> Sampling:
+        """A batch's sampling, after its new tokens are entered, from `DeviceBatch.sampling`'s arrays, those of its
+        edits, and all of them as tensors on the device.
         """
-        *rows, cleared, added = tensors
-        self._reserve(1 + int(arrays[_SLOT].max(initial=0)))
+        *rows, log_min_p, cleared, added = tensors[: len(arrays)]
+        self.seen = _reserved(self.seen, arrays[_SLOT])
         if len(cleared):
             self.seen.index_fill_(0, cleared, 0)
         if added.shape[1]:
             slots, tokens = added
             self.seen.view(-1).index_fill_(0, slots * self.seen.shape[1] + tokens, 1)
-        return Sampling(*rows, self.seen)
+        made = None if edits is None else self._edits(edits, tensors[len(arrays) :])
+        return Sampling(*rows, self.seen, log_min_p if len(log_min_p) else None, made)
 
-    def _reserve(self, slots: int) -> None:
-        """Grow to at least `slots` slots."""
-        size, vocab = self.seen.shape
-        if slots > size:
-            seen = self.seen.new_zeros(max(slots, 2 * size), vocab)
-            seen[:size] = self.seen
-            self.seen = seen
+    def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
+        """A batch's edits, after its new tokens are counted."""
+        *edits, cleared, added = tensors
+        if arrays[_FREQUENCY].any() or arrays[_PRESENCE].any():
+            self.counts = _reserved(self.counts, arrays[_EDITS_SLOT])
+        if len(cleared):
+            self.counts.index_fill_(0, cleared, 0)
+        if added.shape[1]:
+            slots, tokens = added
+            ones = torch.ones_like(tokens, dtype=torch.int32)
+            self.counts.view(-1).index_add_(0, slots * self.counts.shape[1] + tokens, ones)
+        return LogitEdits(*edits, self.seen, self.counts)
+
+
+def _reserved(state: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
+    """The state [slots, vocab], grown where a slot is beyond it."""
+    (size, vocab), needed = state.shape, 1 + int(slots.max(initial=0))
+    if needed <= size:
+        return state
+    grown = state.new_zeros(max(needed, 2 * size), vocab)
+    grown[:size] = state
+    return grown

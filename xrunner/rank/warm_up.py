@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from exegpt.batching import BlockPool
 from exegpt.batching.admission import most_cached
+from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
@@ -142,7 +143,8 @@ def _run_once(
     x = model.forward(batch, cache, _states(model, sequences * new))
     if model.head:
         model.sample(x[:1])
-        model.sample(x[:1], _random_sampling(model))
+        for sampling in _samplings(model):
+            model.sample(x[:1], sampling)
 
 
 def _warm_up_rows(model: Model, cache: KVCache, extent: Extent) -> None:
@@ -185,15 +187,18 @@ def alike(
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 
 
-def _random_sampling(model: Model) -> Sampling:
-    """A sampling of one row that uses temperature, top-k, top-p and penalty."""
-    device = model.device
-    floats = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1))
-    temperature, top_p, penalty = floats
+def _samplings(model: Model) -> tuple[Sampling, Sampling]:
+    """Samplings of one row: with temperature, top-k, top-p and penalty; with min-p and all edits too."""
+    device, vocab = model.device, model.spec.vocab
+    temperature, top_p, penalty, log_min_p = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1, -3.0))
     top_k = torch.ones(1, dtype=torch.int32, device=device)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    seen = torch.zeros(1, model.spec.vocab, dtype=torch.uint8, device=device)
-    return Sampling(temperature, top_k, top_p, penalty, zero, zero, zero, seen)
+    seen = torch.zeros(1, vocab, dtype=torch.uint8, device=device)
+    plain = Sampling(temperature, top_k, top_p, penalty, zero, zero, zero, seen)
+    allowed = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32, device=device)
+    counts, biased = torch.zeros(1, vocab, dtype=torch.int32, device=device), zero.expand(2, 1)
+    edits = LogitEdits(zero, penalty, penalty, penalty, zero, zero, allowed, biased, penalty, seen, counts)
+    return plain, replace(plain, log_min_p=log_min_p, edits=edits)
 
 
 @torch.inference_mode()

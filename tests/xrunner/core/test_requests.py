@@ -37,6 +37,16 @@ def test_requests_are_read_with_text_and_ids(tmp_path):
     assert rejected == []
 
 
+def test_how_tokens_are_chosen_is_read(tmp_path):
+    asked = {"frequency_penalty": 1, "presence_penalty": -0.5, "min_p": 0.1, "min_tokens": 2}
+    lists = {"logit_bias": {"50256": -100, "7": 1.5}, "stop_token_ids": [3, 4]}
+    ((request,), _) = read_requests(write(tmp_path / "r.jsonl", GOOD | asked | lists), GPT2, encode)
+    rest = {"logit_bias": ((50256, -100.0), (7, 1.5)), "stop_token_ids": (3, 4)}
+    assert request == Request("a", (1,), 2, **asked, **rest)
+    nothing = dict.fromkeys((*asked, *lists))
+    assert read_requests(write(tmp_path / "r.jsonl", GOOD | nothing), GPT2, encode)[0] == [Request("a", (1,), 2)]
+
+
 def test_requests_come_from_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO('{"id": "a", "prompt_ids": [1], "max_tokens": 2}\n'))
     assert read_requests("-", GPT2, None)[0] == [Request("a", (1,), 2)]
@@ -100,6 +110,18 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         (GOOD | {"top_q": 1}, "'a' has the unknown key 'top_q'"),
         (GOOD | {"arrival_s": -1}, "'a' has arrival_s = -1"),
         (GOOD | {"ignore_eos": "no"}, "'a' has ignore_eos"),
+        (GOOD | {"frequency_penalty": -2.1}, "'a' has frequency_penalty = -2.1: it must be a number from -2 to 2"),
+        (GOOD | {"presence_penalty": True}, "'a' has presence_penalty = True"),
+        (GOOD | {"min_p": 1.5}, "'a' has min_p = 1.5"),
+        (GOOD | {"min_tokens": 3}, "'a' has min_tokens = 3: it must be at most max_tokens"),
+        (GOOD | {"logit_bias": [[5, 1]]}, "'a' has a logit_bias that is not token ids with numbers"),
+        (GOOD | {"logit_bias": {"x": 1}}, "'a' has a logit_bias that is not token ids with numbers"),
+        (GOOD | {"logit_bias": {"5": "1"}}, "'a' has a logit_bias that is not token ids with numbers"),
+        (GOOD | {"logit_bias": {"5": 10**400}}, "'a' has a logit_bias of 1000"),
+        (GOOD | {"logit_bias": {"50257": 1}}, "'a' has the token id 50257 in logit_bias"),
+        (GOOD | {"logit_bias": {"5": 1, "05": 2}}, "'a' has two values of logit_bias"),
+        (GOOD | {"stop_token_ids": [True]}, "'a' has stop_token_ids that are not a list of whole numbers"),
+        (GOOD | {"stop_token_ids": [50257]}, "'a' has the token id 50257 in stop_token_ids"),
     ],
 )
 def test_a_wrong_request_is_named_or_skipped(tmp_path, entry, message):

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from exegpt.batching import MicroBatch, Sequence
 from exegpt.request import Request
 from tests.xrunner.cells import requests
-from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.assembly import Assembler
+from xrunner.rank.running import Running
 
 
 def assert_same(mine, theirs):

@@ -17,8 +17,9 @@ from exegpt.models import load_model
 from exegpt.models.create import create_model
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
-from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.assembly import Assembler
 from xrunner.rank.compute import Compute
+from xrunner.rank.running import Running
 
 META = torch.device("meta")
 

@@ -15,7 +15,8 @@ from tests.xrunner.cells import requests
 from tests.xrunner.stand_in import StandIn
 from xrunner.comm.packing import send
 from xrunner.core.engine import Engine
-from xrunner.rank.assembly import Assembler, Running
+from xrunner.rank.assembly import Assembler
+from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import SamplingState, Slots
 
 VOCAB = 300
@@ -32,7 +33,7 @@ def a_sequence(index, prompt, slots, penalty=1.3):
 
 
 def sampled(batch, state, gpu=None):
-    return state.sampling(batch.sampling, send(batch.sampling, gpu))
+    return state.sampling(batch.sampling, batch.edits, send([*batch.sampling, *(batch.edits or ())], gpu))
 
 
 def assert_entered(how, receivers):

@@ -1,0 +1,123 @@
+"""Sampling arrays: how the tokens of a batch are chosen, from its requests to what travels with a `DeviceBatch`."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from xrunner.rank.running import Running
+
+Array = np.ndarray
+Arrays = tuple[Array, ...]
+
+
+def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) -> tuple[Arrays | None, Arrays | None]:
+    """The arrays of a `Sampling` in order, without `seen`, then the slots of the sampling state to clear, int64 [n],
+    and the slots and tokens to enter there, int64 [2, n]; and those of its edits. None and None where all are greedy.
+
+    `sampled` as in `Assembler`.
+    """
+    if all(receiver.greedy for receiver in receivers):
+        return None, None
+    temperature, top_k, top_p, penalty, seed, min_p, edited = zip(*(r.sampling for r in receivers), strict=True)
+    entries = _Entries()
+    for receiver in receivers:
+        entries.enter(receiver)
+    made = [len(r.output) + (r.sequence.index in sampled) for r in receivers]
+    penalties = np.array(penalty, dtype=np.float32)
+    edits = edit_arrays(receivers, made, penalties, entries) if any(edited) else None
+    return (
+        np.array(temperature, dtype=np.float32),
+        np.array(top_k, dtype=np.int32),
+        np.array(top_p, dtype=np.float32),
+        penalties,
+        np.array(seed, dtype=np.int64),
+        np.array([len(r.prompt) + count for r, count in zip(receivers, made, strict=True)], dtype=np.int64),
+        np.array([receiver.slot or 0 for receiver in receivers], dtype=np.int64),
+        _log(min_p) if any(min_p) else np.zeros(0, dtype=np.float32),
+        np.array(entries.cleared, dtype=np.int64),
+        np.array([entries.slots, entries.tokens], dtype=np.int64),
+    ), edits
+
+
+def edit_arrays(
+    receivers: Sequence[Running], made: Sequence[int], penalties: Array, entries: "_Entries"
+) -> Arrays | None:
+    """The arrays of `LogitEdits` in order, without `seen` and `counts`, then the slots of the counts to clear, int64
+    [n], and the slots and tokens to count there, int64 [2, n]; None where no row is edited. `made` is how many tokens
+    of its output each row has. Edited rows' repetition penalties are taken out of `penalties`, float32 [rows].
+    """
+    masks: list[Array] = []
+    mask_of: dict[int, int] = {}
+    biases: list[tuple[int, int, float]] = []
+    rows = []
+    for row, (receiver, count) in enumerate(zip(receivers, made, strict=True)):
+        request = receiver.request
+        if receiver.ended or not request.edited:
+            continue
+        mask = receiver.mask(count)
+        if mask is not None:
+            mask_of[row] = len(masks)
+            masks.append(mask)
+        elif not request.counted and not request.logit_bias:
+            continue
+        rows.append(row)
+        biases += [(row, token, bias) for token, bias in request.logit_bias]
+    if not rows:
+        return None
+    places = np.array(rows, dtype=np.int64)
+    repetition = penalties[places]
+    penalties[places] = 1
+    edited = [receivers[row] for row in rows]
+    return (
+        places,
+        repetition,
+        np.array([r.request.frequency_penalty for r in edited], dtype=np.float32),
+        np.array([r.request.presence_penalty for r in edited], dtype=np.float32),
+        np.array([r.slot or 0 for r in edited], dtype=np.int64),
+        np.array([mask_of.get(row, -1) for row in rows], dtype=np.int64),
+        np.stack(masks) if masks else np.zeros((0, 1), dtype=np.int32),
+        np.array([[row for row, *_ in biases], [token for _, token, _ in biases]], dtype=np.int64),
+        np.array([bias for *_, bias in biases], dtype=np.float32),
+        np.array(entries.uncounted, dtype=np.int64),
+        np.array([entries.counted_slots, entries.counted], dtype=np.int64),
+    )
+
+
+class _Entries:
+    """What is new to the sampling state."""
+
+    def __init__(self) -> None:
+        self.cleared: list[int] = []
+        """Slots whose sequences begin."""
+        self.slots: list[int] = []
+        self.tokens: list[int] = []
+        """Of prompts and outputs, with their slots."""
+        self.uncounted: list[int] = []
+        """Slots whose counted sequences begin."""
+        self.counted_slots: list[int] = []
+        self.counted: list[int] = []
+        """Tokens of outputs that are counted, with their slots."""
+
+    def enter(self, receiver: Running) -> None:
+        """Add what the state lacks of a sequence."""
+        request, slot = receiver.request, receiver.slot
+        if slot is None:
+            penalised = request.repetition_penalty != 1 or request.counted
+            assert receiver.ended or not penalised, "a sequence with a penalty has a slot"
+            return
+        begins = not receiver.entered
+        prompt, output = receiver.enter()
+        if request.repetition_penalty != 1:
+            self.cleared += [slot] * begins
+            self.slots += [slot] * (len(prompt) + len(output))
+            self.tokens += [*prompt, *output]
+        if request.counted:
+            self.uncounted += [slot] * begins
+            self.counted_slots += [slot] * len(output)
+            self.counted += output
+
+
+def _log(shares: Sequence[float]) -> Array:
+    """The logarithms of shares, -inf of 0: float32 [shares]."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(shares, dtype=np.float64)).astype(np.float32)
