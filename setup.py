@@ -38,17 +38,21 @@ COMPILED = [
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]
+# fastapi and uvicorn: the API; httptools: parsing its requests; prometheus-client: its metrics; jinja2: chat templates
+SERVE = ["fastapi>=0.115", "uvicorn>=0.30", "httptools>=0.6", "prometheus-client>=0.20", "jinja2>=3.1"]
 MPI = ["mpi4py>=4.0", "openmpi>=5.0; platform_system != 'Windows'"]
 
 EXTRAS = {
     "mpi": MPI,  # profiling a cluster; where there is an MPI already, mpi4py alone
     "gpu": GPU,  # what builds of torch for GPUs bring themselves
     "gpu-fast": [*GPU, "flashinfer-python>=0.7.2; platform_system == 'Linux'"],  # --attention flashinfer
-    "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20"],
+    "serve": SERVE,
     "gpu-data": ["aiconfigurator==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"],
     "dev": [
         *GPU,  # its interpreter runs the kernels in tests
         *MPI,
+        *SERVE,
+        "openai>=2",  # the client that the server is tested with
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
         "pytest>=8",
         "pytest-timeout>=2.3",

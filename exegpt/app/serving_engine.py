@@ -61,6 +61,7 @@ class EnginePlan:
     opened: Opened | None
     attention: str
     reason: str = ""
+    lowest_latency_s: float | None = None
 
 
 def serve(options: EngineOptions, ranks: Ranks) -> None:
@@ -70,7 +71,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
     device = find_device(options.device, ranks.local)
     plan = _plan(options, ranks, device)
     if plan.opened is None:
-        raise Infeasible(plan.reason)
+        raise Infeasible(plan.reason, plan.lowest_latency_s)
     schedule, context = plan.opened.schedule, plan.opened.schedule.model.spec.context
     engine = Engine.load(options.model, schedule, ranks, device=device, attention=plan.attention)
     engine.open(Extent.within(schedule, context - 1, 1), Options(spans=True))
@@ -111,7 +112,7 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "Job", atte
     try:
         schedule, goodput = _searched(setting, options)
     except Infeasible as error:
-        return EnginePlan(None, attention, str(error))
+        return EnginePlan(None, attention, str(error), error.lowest_latency_s)
     schedule = replace(schedule, admission=admission_rule(options.admission, schedule.policy))
     output.note(f"schedule: {schedule_text(schedule)}")
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
@@ -138,7 +139,7 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
     if bound_s is None or bound_s == float("inf"):
         answer = search_schedule(setting, None, policies=policies)
         if answer.schedule is None:
-            raise Infeasible(infeasible_text(answer, None))
+            raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
         return answer.schedule, None
     from xscheduler.goodput import Bounds
     from xscheduler.open_tune import tune_at
@@ -149,7 +150,7 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
         bounds = Bounds(bound_s * (1 - MARGIN))
         rated = tune_at(*where, bounds, None, bound="p99-queries", policies=policies, progress=progress)
     if not rated.sustained:
-        raise Infeasible(infeasible_text(rated.tuned, bound_s))
+        raise Infeasible(infeasible_text(rated.tuned, bound_s), rated.tuned.lowest_latency_s)
     best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

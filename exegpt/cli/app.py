@@ -2,7 +2,21 @@
 
 import typer
 
-from exegpt.cli import bench, demo, listing, model, profile, profile_import, reproduce, run, show, simulate, tune
+from exegpt.cli import (
+    bench,
+    demo,
+    engine,
+    listing,
+    model,
+    profile,
+    profile_import,
+    reproduce,
+    run,
+    serve,
+    show,
+    simulate,
+    tune,
+)
 
 app = typer.Typer(
     help="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound.",
@@ -17,11 +31,13 @@ for command, about in (  # a line of `exegpt --help` each; their own --help says
     (demo.demo, "All of it on this machine in minutes, with a small model."),
     (tune.tune, "Find the schedule with the highest throughput under a bound."),
     (run.run, "Run requests offline, beside what was predicted."),
+    (serve.serve, "Serve a model over HTTP, as OpenAI's API does."),
     (bench.bench, "Run policies, and peers, side by side."),
     (simulate.simulate, "What a schedule, or an engine's settings, will give."),
     (show.show, "What a schedule, profile or result file says."),
 ):
     app.command(short_help=about)(command)
+app.command("engine", hidden=True)(engine.engine)
 app.command("list")(listing.list_)
 
 _model = typer.Typer(help="Model directories.", no_args_is_help=True, rich_markup_mode=None)

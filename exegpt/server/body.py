@@ -12,6 +12,8 @@ MAX_DEPTH = 64
 """Levels of nesting of JSON."""
 MAX_DIGITS = 400
 """Characters of a number: Python's time to read a longer one grows with the square."""
+_DISCARDED = 4
+"""Times the limit that is read and thrown away of a body that is too large."""
 READ_S = 30.0
 """Seconds in which a body must have come."""
 
@@ -29,18 +31,18 @@ async def read_json(request: Request, max_bytes: int) -> Any:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    too_large = ApiError(413, f"The body is larger than {max_bytes:,} bytes.", "request_too_large")
-    stated = request.headers.get("content-length", "0")
-    if stated.isdigit() and int(stated) > max_bytes:
-        raise too_large
-    data = bytearray()
+    data, size = bytearray(), 0
     try:
         async for chunk in request.stream():
-            data += chunk
-            if len(data) > max_bytes:
-                raise too_large
+            size += len(chunk)
+            if size <= max_bytes:
+                data += chunk
+            elif size > _DISCARDED * max_bytes:
+                break
     except ClientDisconnect:
         raise ApiError(400, "The client closed the connection.", "invalid_value") from None
+    if size > max_bytes:  # read to its end first: a client that still sends would see a reset, and no answer
+        raise ApiError(413, f"The body is larger than {max_bytes:,} bytes.", "request_too_large")
     return bytes(data)
 
 
@@ -59,6 +61,8 @@ def parse(data: bytes) -> Any:
         raise invalid(f"The body is not valid JSON{where}.") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
+    if "\\ud" in text.lower() and not _is_unicode(value):
+        raise invalid("The body has a lone surrogate, which is not valid Unicode.")
     return value
 
 
@@ -79,6 +83,14 @@ def _depth(text: str) -> int:
         elif letter in "]}":
             depth -= 1
     return most
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse(_: str) -> Any:

@@ -135,8 +135,8 @@ def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
 
 def _problem(error: ValidationError) -> ApiError:
     detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    places = [str(place) for place in detail["loc"] if isinstance(place, int) or str(place).isidentifier()]
-    param, kind = ".".join(places)[:128], detail["type"]
+    key, kind = detail["loc"][0] if detail["loc"] else "", detail["type"]
+    param = str(key)[:128]
     text = detail["msg"].removeprefix("Input ").rstrip(".")
     known = kind not in ("extra_forbidden",)
     why = _NAMED.get(kind, text)

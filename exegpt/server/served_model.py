@@ -57,10 +57,7 @@ class ServedModel:
                 "prompt",
                 "context_length_exceeded",
             )
-        try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
-        except UnicodeEncodeError:
-            raise invalid("The prompt is not valid Unicode: it has a lone surrogate.", "prompt") from None
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def config(self, file: str) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Answering: what completions and chat completions share, from a body to a response."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from exegpt.server.engine_link import EngineLink
+from exegpt.server.errors import ApiError, invalid, unavailable
+from exegpt.server.event_stream import EventStream, disconnected
+from exegpt.server.generation import Choice, Generation
+from exegpt.server.sampling import requests_of, stop_texts
+from exegpt.server.schemas import Sampled
+from exegpt.server.served_model import ServedModel
+from exegpt.server.text.output_text import OutputText
+from exegpt.server.text.stop_texts import StopTexts
+
+_RETRY_S = 5
+"""After which clients ask again whether the engine has loaded."""
+
+
+@dataclass(eq=False)
+class Frontend:
+    """What every request is answered with."""
+
+    model: ServedModel
+    link: EngineLink
+    fingerprint: str
+    """Of version, model, dtype and schedule: `system_fingerprint`."""
+    max_output: int | None
+    """None: the context."""
+    stall_s: float
+    """A reader that takes nothing for so long is taken for gone."""
+    draining: bool = False
+    active: int = 0
+    """Requests that are being answered."""
+
+    def check_ready(self) -> None:
+        """ApiError while no request can be taken."""
+        if self.draining:
+            raise unavailable("The server is being shut down.", "draining", _RETRY_S)
+        if self.link.opened is None:
+            raise unavailable("The engine is starting.", "loading", _RETRY_S)
+
+    def limited(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+        """The most output tokens of a prompt; ApiError where they don't fit."""
+        context = self.model.spec.context
+        left = context - prompt_tokens
+        if left < 1 or (max_tokens is not None and max_tokens > left):
+            asked = f" and {max_tokens:,} of output" if max_tokens is not None else ""
+            raise invalid(
+                f"{prompt_tokens:,} tokens of prompt{asked} don't fit the context of {context:,} tokens.",
+                param if left >= 1 else "prompt",
+                "context_length_exceeded",
+            )
+        most = left if max_tokens is None else max_tokens
+        return most if self.max_output is None else min(most, self.max_output)
+
+
+class Answer(ABC):
+    """One API request: `prepare` makes its choices, `chunks` and `choice` its documents."""
+
+    prefix: ClassVar[str]
+    """Of its id."""
+    kind: ClassVar[str]
+    """Its `object`."""
+
+    def __init__(self, body: Any, frontend: Frontend, request_id: str):
+        self.body = body
+        self.id = self.prefix + request_id
+        self.created = int(time.time())
+        self.choices: list[Choice] = []
+        self.prompt_texts: list[str] = []
+        """By choice."""
+        self.prompt_tokens = 0
+        self.generation: Generation
+        self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
+
+    @abstractmethod
+    def prepare(self, frontend: Frontend) -> None:
+        """Tokenize and check; what takes long, and needs no engine."""
+
+    @abstractmethod
+    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+        """A whole choice."""
+
+    @abstractmethod
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The stream's documents."""
+
+    def add_choices(
+        self, frontend: Frontend, ids: Sequence[int], max_tokens: int, logprobs: int | None, place: int = 0
+    ) -> None:
+        """The `n` choices of a prompt."""
+        body: Sampled = self.body
+        self.prompt_tokens += len(ids)
+        for request in requests_of(body, ids, max_tokens, frontend.model.spec.vocab, logprobs, place):
+            text = OutputText(frontend.model.tokenizer, ids)
+            stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
+            self.choices.append(Choice(len(self.choices), request, text, stops))
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far."""
+        made = sum(choice.completion_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": self.prompt_tokens + made,
+        }
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.body.stream_options
+        return bool(options and options.include_usage)
+
+    def document(
+        self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A response, or a chunk of a stream."""
+        document = {
+            "id": self.id,
+            "object": self.kind + (".chunk" if stream and self.kind.startswith("chat") else ""),
+            "created": self.created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+        }
+        if stream and usage is None and self.body.stream_options and self.body.stream_options.continuous_usage_stats:
+            usage = self.usage
+        if usage is not None or (stream and self.wants_usage):
+            document["usage"] = usage
+        return document
+
+
+async def answer(http: HttpRequest, make: Callable[[], Answer], frontend: Frontend) -> Any:
+    """The response to one API request: a stream, or a document once all is there."""
+    frontend.check_ready()
+    work = make()
+    await asyncio.to_thread(work.prepare, frontend)
+    frontend.check_ready()
+    work.generation = Generation(frontend.link, work.choices)
+    if work.body.stream:
+        return EventStream(work.chunks(), work.generation.abort, frontend.stall_s)
+    try:
+        texts = await _unless_gone(http, work.generation)
+    finally:
+        work.generation.abort()
+    if texts is None:
+        return Response(status_code=499)  # nobody reads it
+    whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
+    return JSONResponse(work.document(whole, usage=work.usage))
+
+
+async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:
+    """The texts; None where the client has gone before they were whole."""
+    working = asyncio.ensure_future(generation.finished())
+    leaving = asyncio.ensure_future(disconnected(http.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """ApiError for another model than the one served; none means this one."""
+    if name is not None and name != model.name:
+        raise ApiError(404, f"The model does not exist: this server has '{model.name}'.", "model_not_found", "model")

@@ -1,0 +1,150 @@
+"""The HTTP surface: routes and the shape of every error."""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from exegpt import __version__
+from exegpt.document import to_dict
+from exegpt.server.answering import Answer, Frontend, answer, check_model
+from exegpt.server.body import read_json
+from exegpt.server.completions import Completion
+from exegpt.server.errors import SERVER, ApiError, unavailable
+from exegpt.server.schemas import CompletionRequest, Document, parsed
+from exegpt.server.served_model import ServedModel
+
+MAX_BODY = 16 * 2**20
+"""Bytes of a request's body."""
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": what, "content": {"application/json": {"schema": _ERROR}}}
+    for status, what in (
+        ("4XX", "A request that can't be answered."),
+        ("5XX", "The server can't answer."),
+    )
+}
+_NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
+
+
+def make_api(frontend: Frontend) -> FastAPI:
+    """The application."""
+    api = FastAPI(
+        title="exegpt",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_ERRORS,
+    )
+    _add_errors(api)
+    _add_state(api, frontend)
+    _add_models(api, frontend.model)
+    _add_answers(api, frontend)
+    return api
+
+
+def _add_errors(api: FastAPI) -> None:
+    async def api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException) or hasattr(error, "status_code")
+        status = error.status_code
+        text = {404: _NOT_SERVED, 405: "This path doesn't have that method."}.get(status, "The request failed.")
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+        return ApiError(status, text, code, headers=dict(getattr(error, "headers", None) or {})).response
+
+    async def validation_error(_: Request, error: Exception) -> Response:
+        return ApiError(400, "The request's parameters are not valid.", "invalid_value").response
+
+    async def bug(_: Request, error: Exception) -> Response:
+        return ApiError(500, "An internal error: see the server's log.", "internal_error", None, SERVER).response
+
+    from starlette.exceptions import HTTPException as StarletteError
+
+    api.add_exception_handler(ApiError, api_error)
+    api.add_exception_handler(StarletteError, http_error)
+    api.add_exception_handler(RequestValidationError, validation_error)
+    api.add_exception_handler(Exception, bug)
+
+
+def _add_state(api: FastAPI, frontend: Frontend) -> None:
+    @api.get("/health", summary="Whether the process is alive.")
+    @api.get("/ping", summary="The same.", include_in_schema=False)
+    async def health() -> Response:
+        return PlainTextResponse("")
+
+    @api.get("/ready", summary="Whether requests are taken.")
+    async def ready() -> Response:
+        frontend.check_ready()
+        return PlainTextResponse("")
+
+    @api.get("/version", summary="The server's version.")
+    async def version() -> Response:
+        return JSONResponse({"version": __version__})
+
+    @api.get("/schedule", summary="The schedule that is enforced.")
+    async def schedule() -> Response:
+        opened = frontend.link.opened
+        if opened is None:
+            raise unavailable("The engine is starting.", "loading", 5)
+        return JSONResponse(
+            {
+                "schedule": to_dict(opened.schedule),
+                "goodput_seq_s": opened.goodput_seq_s,
+                "assumptions": list(opened.assumptions),
+            }
+        )
+
+
+def _add_models(api: FastAPI, model: ServedModel) -> None:
+    @api.get("/v1/models", summary="The models that are served.")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [model.card]})
+
+    @api.get("/v1/models/{name:path}", summary="One of them.")
+    async def one_model(name: str) -> Response:
+        check_model(name, model)
+        return JSONResponse(model.card)
+
+
+def _add_answers(api: FastAPI, frontend: Frontend) -> None:
+    def route(path: str, kind: type[Document], make: type[Answer], summary: str) -> None:
+        async def endpoint(request: Request) -> Any:
+            frontend.check_ready()
+            data = await read_json(request, MAX_BODY)
+            body = parsed(kind, data)
+            check_model(body.model, frontend.model)
+            made = make(body, frontend, request.state.request_id)
+            return await answer(request, lambda: made, frontend)
+
+        schema = {"schema": kind.model_json_schema(ref_template="#/components/schemas/{model}")}
+        schema["schema"].pop("$defs", None)
+        extra = {"requestBody": {"required": True, "content": {"application/json": schema}}}
+        api.add_api_route(path, endpoint, methods=["POST"], summary=summary, openapi_extra=extra, response_model=None)
+
+    route("/v1/completions", CompletionRequest, Completion, "Continue prompts.")
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())

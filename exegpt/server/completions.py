@@ -1,0 +1,71 @@
+"""`POST /v1/completions`: prompts continued, whole or as a stream."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from exegpt.server.answering import Answer, Frontend
+from exegpt.server.errors import invalid
+from exegpt.server.generation import Choice
+from exegpt.server.schemas import CompletionRequest
+
+MAX_PROMPTS = 256
+DEFAULT_MAX_TOKENS = 16
+
+
+class Completion(Answer):
+    """One request for completions."""
+
+    prefix, kind = "cmpl-", "text_completion"
+    body: CompletionRequest
+
+    def prepare(self, frontend: Frontend) -> None:
+        """Tokenize the prompts and make a choice for each of their `n` outputs."""
+        body, model = self.body, frontend.model
+        if body.stream_options is not None and not body.stream:
+            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
+        most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        if most == 0:
+            raise invalid("'max_tokens' is 0: it must be at least 1.", "max_tokens")
+        for place, (text, ids) in enumerate(self._prompts(frontend)):
+            self.add_choices(frontend, ids, frontend.limited(len(ids), most, "max_tokens"), body.logprobs, place)
+            self.prompt_texts += [text if text is not None else model.tokenizer.decode(ids)] * (body.n or 1)
+
+    def _prompts(self, frontend: Frontend) -> list[tuple[str | None, list[int]]]:
+        prompt = self.body.prompt
+        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        several: Sequence[Any] = [prompt] if alone else prompt
+        if not several or len(several) > MAX_PROMPTS:
+            raise invalid(f"'prompt' has {len(several)} prompts: 1 to {MAX_PROMPTS} may come together.", "prompt")
+        tokenized = []
+        for each in several:
+            ids = frontend.model.encode(each) if isinstance(each, str) else list(each)
+            tokenized.append((each if isinstance(each, str) else None, ids))
+            if not ids:
+                raise invalid("'prompt' is empty: it needs at least one token.", "prompt")
+            if any(i >= frontend.model.spec.vocab for i in ids):
+                raise invalid(f"'prompt' has a token id beyond {frontend.model.spec.vocab - 1}.", "prompt")
+        return tokenized
+
+    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+        """A whole choice."""
+        return self._choice(choice, self._echo(choice) + text, choice.finish_reason, choice.output.tokens)
+
+    def _echo(self, choice: Choice) -> str:
+        return self.prompt_texts[choice.index] if self.body.echo else ""
+
+    def _choice(self, choice: Choice, text: str, reason: str | None, tokens: Sequence[int]) -> dict[str, Any]:
+        document: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+        if self.body.return_token_ids:
+            document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
+        return document
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The stream's documents."""
+        begun: set[int] = set()
+        async for piece in self.generation.pieces():
+            text = piece.text if piece.choice.index in begun else self._echo(piece.choice) + piece.text
+            begun.add(piece.choice.index)
+            if text or piece.finish_reason or self.body.return_token_ids:
+                yield self.document([self._choice(piece.choice, text, piece.finish_reason, piece.tokens)], stream=True)
+        if self.wants_usage:
+            yield self.document([], stream=True, usage=self.usage)

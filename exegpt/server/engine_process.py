@@ -1,0 +1,59 @@
+"""The engine as a child of the frontend: started in a session of its own, watched, ended with it."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_KILL_AFTER_S = 10.0
+_ENGINE = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
+"""The child finds its modules where its parent does."""
+
+
+@dataclass(eq=False)
+class EngineProcess:
+    """`exegpt engine`, as `ranks` ranks under mpirun where they are several."""
+
+    arguments: Sequence[str]
+    ranks: int = 1
+    _process: asyncio.subprocess.Process | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """What is run."""
+        path = ":".join(str(Path(entry).resolve()) for entry in sys.path)
+        engine = [sys.executable, "-c", _ENGINE, path, "engine", *self.arguments]
+        if self.ranks == 1:
+            return engine
+        mpirun = Path(sys.executable).parent / "mpirun"
+        return [str(mpirun) if mpirun.is_file() else "mpirun", "-n", str(self.ranks), "--bind-to", "none", *engine]
+
+    async def start(self) -> None:
+        """Start it."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process, "a process that was started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it and its ranks: politely, then at once."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                return
+            try:
+                await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
+                return
+            except (TimeoutError, asyncio.TimeoutError):
+                continue

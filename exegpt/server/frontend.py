@@ -1,0 +1,190 @@
+"""The frontend's process: HTTP on one side, the engine on the other, and how both end."""
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from exegpt import __version__, document
+from exegpt.duration import format_duration
+from exegpt.engine_protocol import Opened
+from exegpt.errors import InputError
+from exegpt.report import output
+from exegpt.report.schedule_text import schedule_text
+from exegpt.server.answering import Frontend
+from exegpt.server.api import make_api
+from exegpt.server.engine_link import EngineLink
+from exegpt.server.engine_process import EngineProcess
+from exegpt.server.gate import Gate
+from exegpt.server.served_model import ServedModel
+
+_MOST_RESTARTS = 5
+"""Ends of the engine in a row, without an answer between them, after which the server gives up."""
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What `exegpt serve` is asked for, beside what its engine is."""
+
+    model: Path
+    name: str | None
+    """By which clients call the model; None: its directory's."""
+    host: str
+    port: int
+    ranks: int
+    api_keys: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """Names beside loopback's by which the server may be called without keys."""
+    origins: tuple[str, ...]
+    max_output: int | None
+    drain_timeout_s: float
+    stall_timeout_s: float
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would stop listening at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `run`."""
+        yield
+
+
+class Supervisor:
+    """Starts the engine and starts it again when it fails; ends with it when all is answered."""
+
+    def __init__(self, frontend: Frontend, options: ServerOptions, engine_arguments: list[str], directory: Path):
+        self._frontend, self._options, self._directory = frontend, options, directory
+        self._arguments = [*engine_arguments, "--socket", str(directory / "engine")]
+        self._engine = EngineProcess(self._arguments, options.ranks)
+        self._ended = asyncio.Event()
+        self._signals = 0
+        self._failures = 0
+        self.code = 0
+        frontend.link.on_opened = self._opened
+
+    async def run(self, server: Server) -> None:
+        """Supervise until the server ends."""
+        await self._frontend.link.listen(self._directory / "engine")
+        serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
+        supervising = asyncio.ensure_future(self._supervise())
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({serving, supervising, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if supervising.done():
+                supervising.result()
+        finally:
+            server.should_exit = True
+            supervising.cancel()
+            await self._engine.stop()
+            await serving
+            await self._frontend.link.close()
+
+    def interrupt(self) -> None:
+        """A signal to end: the first drains, the second ends at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self._ended.set()
+            return
+        output.note("draining: requests that have been accepted are finished; a second signal ends at once")
+        self._frontend.draining = True
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._answered(), self._options.drain_timeout_s)
+        self._ended.set()
+
+    async def _answered(self) -> None:
+        while self._frontend.active:
+            await asyncio.sleep(_LOOK_S)
+
+    def _opened(self, opened: Opened) -> None:
+        self._failures = 0
+        kept = self._directory / "schedule.json"
+        document.write(kept, opened.schedule)
+        if "--schedule" not in self._arguments:  # found once: another engine follows the same
+            self._arguments += ["--schedule", str(kept)]
+        self._frontend.fingerprint = fingerprint(self._frontend.model, opened)
+        bound = opened.schedule.latency_bound_s
+        under = f" under {format_duration(bound)}" if bound else ""
+        where = f"http://{self._options.host}:{self._options.port}"
+        output.note(f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}")
+
+    async def _supervise(self) -> None:
+        """Run engines, one after the other; returns when the first can't be started."""
+        while True:
+            await self._engine.start()
+            code = await self._engine.wait()
+            if self._frontend.draining:
+                return
+            self._failures += 1
+            if "--schedule" not in self._arguments or self._failures >= _MOST_RESTARTS:
+                self.code = code or 1  # it has said why
+                return
+            output.note(f"the engine has ended (exit code {code}): it is started again")
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """The listening socket; InputError where the address can't be had."""
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None
+    listening.setblocking(False)
+    return listening
+
+
+def fingerprint(model: ServedModel, opened: Opened) -> str:
+    """`system_fingerprint`: what answers depend on beside the request."""
+    facts = [
+        __version__,
+        model.spec.fingerprint,
+        opened.schedule.dtype,
+        document.fingerprint(document.to_dict(opened.schedule)),
+    ]
+    return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def run(options: ServerOptions, engine_arguments: list[str]) -> int:
+    """Serve until a signal ends it; the exit code."""
+    loopback = options.host in ("127.0.0.1", "localhost", "::1")
+    if not loopback and not options.api_keys:
+        raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
+    return asyncio.run(_run(options, engine_arguments))
+
+
+async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
+    model = ServedModel.read(options.model, options.name)
+    frontend = Frontend(model, EngineLink(), "fp_starting", options.max_output, options.stall_timeout_s)
+    directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
+    supervisor = Supervisor(frontend, options, engine_arguments, directory)
+    application = Gate(make_api(frontend), options.api_keys, options.hosts, options.origins)
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=2**16,
+        server_header=False,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.interrupt)
+    try:
+        await supervisor.run(Server(config))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return supervisor.code

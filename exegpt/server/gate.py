@@ -1,0 +1,89 @@
+"""The gate: what every HTTP request passes before a route sees it. Plain ASGI, so that nothing stands between a handler
+and its client's connection.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from exegpt.server.errors import ApiError
+
+OPEN_PATHS = {"/health", "/ready", "/ping"}
+"""What answers without a key."""
+_VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+
+
+class Gate:
+    """Gives every request an id, checks its key, and where there are no keys its `Host`: a page of another site that a
+    browser shows must not reach a server on loopback.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()):
+        self._app = app
+        self._keys = [_hash(key) for key in keys]
+        self._hosts = _LOOPBACK | set(hosts)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let the request through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _VISIBLE.match(given) else secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = secrets.token_hex(12)
+        origin = headers.get("origin", "")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent = MutableHeaders(scope=message)
+                sent["X-Request-Id"] = request_id
+                if origin in self._origins:
+                    sent["Access-Control-Allow-Origin"] = origin
+                    sent["Vary"] = "Origin"
+            await send(message)
+
+        try:
+            self._check(scope, headers, origin)
+        except ApiError as error:
+            await error.response(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+    def _check(self, scope: Scope, headers: Headers, origin: str) -> None:
+        if self._keys:
+            if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS" and not self._has_key(headers):
+                raise ApiError(
+                    401,
+                    "The API key is missing or wrong: send Authorization: Bearer KEY.",
+                    "invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            return
+        host = headers.get("host", "")
+        if host.rsplit(":", 1)[0] not in self._hosts and host not in self._hosts:
+            raise ApiError(403, "This server answers requests to its own name only.", "invalid_host")
+        if origin and origin not in self._origins and _name(origin) not in self._hosts:
+            raise ApiError(403, "Pages of other sites may not use this server: see --cors.", "invalid_origin")
+
+    def _has_key(self, headers: Headers) -> bool:
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        known = [hmac.compare_digest(_hash(key), hashed) for hashed in self._keys]  # all: time tells nothing
+        return kind.lower() == "bearer" and any(known)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _name(origin: str) -> str:
+    """The host of an origin, without its port."""
+    host = origin.partition("://")[2]
+    return host if host in _LOOPBACK else host.rsplit(":", 1)[0]

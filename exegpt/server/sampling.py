@@ -1,0 +1,81 @@
+"""From a client's sampling parameters to the engine's requests."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from exegpt.request import Request
+from exegpt.server.errors import invalid
+from exegpt.server.schemas import Sampled
+
+GREEDY_BELOW = 1e-4
+"""Temperatures below it choose the likeliest token: logits divided by less are no numbers any more."""
+LEAST_TOP_P = 1e-6
+"""`top_p` 0 keeps one token."""
+_SEEDS = 2**63
+
+
+def requests_of(
+    body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, logprobs: int | None, place: int = 0
+) -> list[Request]:
+    """A request for each of a prompt's `n` choices, which draw from seeds of their own; `place` is the prompt's among
+    several. The ids are given by the engine link.
+    """
+    seed = body.seed if body.seed is not None else secrets.randbelow(_SEEDS)
+    n, temperature = body.n or 1, 1.0 if body.temperature is None else body.temperature
+    common = Request(
+        id="",
+        prompt_ids=tuple(prompt_ids),
+        max_tokens=max_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else max(LEAST_TOP_P, body.top_p),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=_logit_bias(body, vocab),
+        min_tokens=min(body.min_tokens or 0, max_tokens),
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
+    )
+    return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
+
+
+def _mixed(seed: int, index: int) -> int:
+    """A seed of 63 bits for a choice: (seed, index) mixed as in SplitMix64, and the seed itself for the first."""
+    if index == 0:
+        return seed
+    mask = 2**64 - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 1
+
+
+def _logit_bias(body: Sampled, vocab: int) -> tuple[tuple[int, float], ...]:
+    biases = {}
+    for text, bias in (body.logit_bias or {}).items():
+        if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) >= vocab:
+            raise invalid(f"'logit_bias' has a key that is no token id from 0 to {vocab - 1}.", "logit_bias")
+        biases[int(text)] = float(bias)
+    return tuple(biases.items())
+
+
+def stop_texts(body: Sampled) -> tuple[str, ...]:
+    """The texts that end an output."""
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def grammar(body: Sampled) -> str | None:
+    """The grammar of a response format, as the engine takes it; None where any text may come."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = {"type": "object"}
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None or wanted.json_schema.json_schema is None:
+            raise invalid("'response_format.json_schema.schema' is missing.", "response_format")
+        schema = wanted.json_schema.json_schema
+    return json.dumps(schema)

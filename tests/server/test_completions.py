@@ -1,0 +1,113 @@
+"""Completions: the API's tokens are transformers', whole and streamed, and errors have OpenAI's shape."""
+
+import json
+
+import pytest
+
+
+def expected(model, prompt, count):
+    """Transformers' own greedy tokens."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    out = theirs.generate(ids, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(ids))
+    return out[0, len(prompt) :].tolist()
+
+
+def events(data: bytes):
+    """The documents of a stream, which ends with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_greedy_tokens_are_transformers(server, model):
+    prompts = [[5, 9, 200, 31], [77, 12], list(range(40))]
+    body = {"prompt": prompts, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    status, _, data = server.post("/v1/completions", body)
+    answer = json.loads(data)
+    assert status == 200
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        assert choice["token_ids"] == expected(model, prompt, 12)
+        assert choice["prompt_token_ids"] == prompt and choice["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 46, "completion_tokens": 36, "total_tokens": 82}
+
+
+def test_streamed_text_is_the_whole_text(server):
+    body = {"prompt": "Hello, world", "max_tokens": 30, "temperature": 0.8, "seed": 3, "n": 2, "ignore_eos": True}
+    whole = json.loads(server.post("/v1/completions", body)[2])["choices"]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    status, headers, data = server.post("/v1/completions", body | options)
+    assert status == 200 and headers["content-type"] == "text/event-stream; charset=utf-8"
+    chunks = events(data)
+    *pieces, last = chunks
+    for choice in whole:
+        own = [c["choices"][0] for c in pieces if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(c["text"] for c in own) == choice["text"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == ["length"]
+    assert whole[0]["text"] != whole[1]["text"]
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 60
+    assert all(c["usage"] is None for c in pieces) and len({c["id"] for c in chunks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens", "invalid_value"),
+        ({"prompt": "a", "unheard": 5}, 400, "unheard", "unsupported_parameter"),
+        ({"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter"),
+        ({"max_tokens": 5}, 400, "prompt", "invalid_value"),
+        ({"prompt": "a", "temperature": 3}, 400, "temperature", "invalid_value"),
+        ({"prompt": "a", "max_tokens": 500}, 400, "max_tokens", "context_length_exceeded"),
+        ({"prompt": [1] * 200}, 400, "prompt", "context_length_exceeded"),
+        ({"prompt": [100000]}, 400, "prompt", "invalid_value"),
+        ({"prompt": "x" * 100_000}, 400, "prompt", "context_length_exceeded"),
+        ({"prompt": "a", "model": "other"}, 404, "model", "model_not_found"),
+        (b'{"prompt": NaN}', 400, None, "invalid_value"),
+        (b'{"prompt": "\xff"}', 400, None, "invalid_value"),
+        (b"[" * 70_000, 400, None, "invalid_value"),
+        (b'{"prompt": "\\ud800"}', 400, None, "invalid_value"),
+        (b'{"max_tokens": ' + b"9" * 10_000 + b"}", 400, None, "invalid_value"),
+        (b"[1]", 400, None, "invalid_value"),
+        (b"nothing", 400, None, "invalid_value"),
+    ],
+)
+def test_bad_bodies_are_refused_in_openais_shape(server, body, status, param, code):
+    got, _, data = server.post("/v1/completions", body)
+    error = json.loads(data)["error"]
+    assert (got, error["param"], error["code"]) == (status, param, code)
+    assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
+
+
+def test_every_path_has_errors_of_one_shape(server):
+    for status, answer in (
+        (404, server.get("/v1/nothing")),
+        (405, server.get("/v1/completions")),
+        (415, server.post("/v1/completions", b"a=b", Content_Type="application/x-www-form-urlencoded")),
+        (413, server.post("/v1/completions", b"x" * (17 * 2**20))),
+        (403, server.get("/v1/models", Host="evil.example")),
+        (403, server.get("/v1/models", Origin="http://evil.example")),
+        (404, server.get("/v1/models/other/name")),
+    ):
+        assert answer[0] == status
+        assert set(json.loads(answer[2])["error"]) == {"message", "type", "param", "code"}
+
+
+def test_models_have_cards_and_requests_ids(server):
+    status, headers, data = server.get("/v1/models", X_Request_Id="abc-1")
+    (card,) = json.loads(data)["data"]
+    assert status == 200 and card["id"] == "tiny" and card["max_model_len"] == 128
+    assert headers["x-request-id"] == "abc-1"
+    assert json.loads(server.get("/v1/models/tiny")[2]) == card
+    assert len(server.get("/health", X_Request_Id="no spaces please")[1]["x-request-id"]) == 24
+
+
+def test_a_stop_text_ends_the_output_and_is_left_out(server):
+    body = {"prompt": "Hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    text = json.loads(server.post("/v1/completions", body)[2])["choices"][0]["text"]
+    stop = text[4:6]
+    choice = json.loads(server.post("/v1/completions", body | {"stop": [stop]})[2])["choices"][0]
+    assert choice["finish_reason"] == "stop" and choice["text"] == text[: text.index(stop)]
+    streamed = events(server.post("/v1/completions", body | {"stop": stop, "stream": True})[2])
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == choice["text"]
