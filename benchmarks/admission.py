@@ -100,16 +100,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    set_threads(asked.threads)
-    directory = create_demo_model(asked.dir, 0)
+    arguments = parser.parse_args()
+    set_threads(arguments.threads)
+    directory = create_demo_model(arguments.dir, 0)
     setting = find_setting(str(directory), "local", "100/50", None)
     if store.find(setting.model, "fp32", machine.provenance()) is None:
         print("measuring the model's layers", file=sys.stderr)
         measure_profile(directory)
         setting = find_setting(str(directory), "local", "100/50", None)
-    table = rows(load_model(directory), setting, asked.requests, asked.runs, asked.seed)
-    if asked.json:
+    table = rows(load_model(directory), setting, arguments.requests, arguments.runs, arguments.seed)
+    if arguments.json:
         return print(json.dumps([vars(row) for row in table]))
     names = ("admission", "blocks", "tok/s", "predicted", "error", "preempted", "predicted")
     print("{:10} {:>7} {:>7} {:>10} {:>7} {:>10} {:>10}".format(*names))

@@ -79,9 +79,9 @@ class Row:
         return self.latency_s <= self.bound_s
 
 
-def bound_between(setting: Setting, place: float, **asked: Any) -> float:
+def bound_between(setting: Setting, place: float, **options: Any) -> float:
     """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
-    free = search_schedule(setting, None, lowest_latency=True, **asked)
+    free = search_schedule(setting, None, lowest_latency=True, **options)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
     bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
@@ -145,9 +145,9 @@ def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> 
 
 
 @contextmanager
-def disturbed(asked: bool) -> Iterator[None]:
+def disturbed(active: bool) -> Iterator[None]:
     """Another process computes on one of the cores meanwhile, where asked for."""
-    if not asked:
+    if not active:
         yield
         return
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -190,10 +190,10 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
         if only and only != workload:
             continue
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
-        asked = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
+        options = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
         # where WAA's memory is full, as with T on two devices, memory alone limits how many are resident
-        bound_s = bound_between(setting, 0.5, **asked) if policy == "rra" else None
-        answer = search_schedule(setting, bound_s, **asked)
+        bound_s = bound_between(setting, 0.5, **options) if policy == "rra" else None
+        answer = search_schedule(setting, bound_s, **options)
         if answer.schedule is None or answer.estimate is None:
             raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
         number = max(32, round(seconds * answer.estimate.throughput_seq_s))

@@ -87,18 +87,18 @@ ASIDE = (
 """Looked at once, when nothing was left to be chosen."""
 
 
-def setting(asked: Asked, seed: int) -> dict[str, Any]:
+def setting(question: Asked, seed: int) -> dict[str, Any]:
     """What `tune_at` is asked with."""
-    model, cluster = builtin_model(asked.model), parse_cluster(asked.cluster)
-    lengths = asked.workload.split("/")
-    workload = Workload.fixed(int(lengths[0]), int(lengths[1])) if len(lengths) == 2 else task(asked.workload)
+    model, cluster = builtin_model(question.model), parse_cluster(question.cluster)
+    lengths = question.workload.split("/")
+    workload = Workload.fixed(int(lengths[0]), int(lengths[1])) if len(lengths) == 2 else task(question.workload)
     return {
         "model": model,
         "cluster": cluster,
         "workload": workload,
         "profile": roofline_profile(model, cluster),
         "arrivals": Arrivals.poisson(workload, model.context, seed, cluster.devices),
-        "bounds": asked.bounds,
+        "bounds": question.bounds,
     }
 
 
@@ -155,12 +155,12 @@ class Grid:
             self.best, self.schedule = self.meter.goodput(schedule, steady, REQUESTS, above).low, schedule
 
 
-def fresh(rated: Rated, asked: Asked) -> dict[str, Any]:
+def fresh(rated: Rated, question: Asked) -> dict[str, Any]:
     """Every policy's schedule at 98 % of its goodput, on seeds that the search didn't use: how many break a bound."""
     broken = checks = 0
     for seed in FRESH:
-        arguments = setting(asked, seed)
-        meter = Meter(arguments["profile"], arguments["arrivals"], asked.bounds)
+        arguments = setting(question, seed)
+        meter = Meter(arguments["profile"], arguments["arrivals"], question.bounds)
         for sustained in rated.sustained.values():
             if sustained.goodput_seq_s:
                 checks += 1
@@ -177,21 +177,21 @@ def variables(schedule: Schedule | None) -> dict[str, int]:
     return {n: getattr(schedule, n) for n in names if schedule and getattr(schedule, n)}
 
 
-def answer(asked: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, Any]:
+def answer(question: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, Any]:
     """Everything about one question."""
     reached, seconds, first = [], [], None
     for seed in range(seeds):
-        arguments = setting(asked, seed)
+        arguments = setting(question, seed)
         began, cpu = time.perf_counter(), time.process_time()
         names = ("model", "cluster", "workload", "profile", "arrivals")
-        rated = tune_at(*(arguments[name] for name in names), asked.bounds, 1e-3)
+        rated = tune_at(*(arguments[name] for name in names), question.bounds, 1e-3)
         seconds.append((time.perf_counter() - began, time.process_time() - cpu))
         reached.append(rated.highest_rate_seq_s)
         first = first or rated
     assert first is not None
     best = max(first.sustained.values(), key=lambda sustained: sustained.goodput_seq_s, default=None)
     row: dict[str, Any] = {
-        "question": f"{asked.model} {asked.cluster} {asked.workload} {vars(asked.bounds)}",
+        "question": f"{question.model} {question.cluster} {question.workload} {vars(question.bounds)}",
         "goodput": reached,
         "spread": max(reached) / min(reached) - 1 if min(reached) else None,
         "seconds": [round(wall, 2) for wall, _ in seconds],
@@ -199,10 +199,10 @@ def answer(asked: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, 
         "replays": first.tuned.search.replays,
         "policy": best.schedule.policy if best else None,
         "chosen": variables(best.schedule if best else None),
-        **fresh(first, asked),
+        **fresh(first, question),
     }
     if grid_policies:
-        began, grid = time.process_time(), Grid(setting(asked, 0), grid_policies)
+        began, grid = time.process_time(), Grid(setting(question, 0), grid_policies)
         grid.run(reached[0])
         row |= {
             "grid": grid.best if grid.schedule else None,
@@ -231,13 +231,13 @@ def main() -> None:
     parser.add_argument("--grid-policies", default=",".join(POLICIES), help="policies of the grid; '' for no grid")
     parser.add_argument("--out", type=Path, help="append each answer to this JSONL file, and skip those in it")
     arguments = parser.parse_args()
-    asked = ASIDE if arguments.aside else QUESTIONS
+    questions = ASIDE if arguments.aside else QUESTIONS
     done = {json.loads(line)["question"]: json.loads(line) for line in arguments.out.read_text().splitlines()} if (
         arguments.out and arguments.out.exists()
     ) else {}  # fmt: skip
     rows = []
-    for number in numbers(arguments.questions, len(asked)):
-        question = asked[number - 1]
+    for number in numbers(arguments.questions, len(questions)):
+        question = questions[number - 1]
         row = done.get(f"{question.model} {question.cluster} {question.workload} {vars(question.bounds)}")
         if row is None:
             row = answer(question, arguments.seeds, [p for p in arguments.grid_policies.split(",") if p])

@@ -65,12 +65,12 @@ class Absent:
 
 
 class Later:
-    """A moment that hasn't come when it is asked for first: the next step is queued before it."""
+    """An event that is not done at its first query: the next step is queued before it."""
 
-    asked = False
+    queried = False
 
     def query(self) -> bool:
-        before, self.asked = self.asked, True
+        before, self.queried = self.queried, True
         return before
 
     def synchronize(self) -> None:

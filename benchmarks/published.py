@@ -103,7 +103,7 @@ Source = Callable[[Row, EngineSpec], Profile]
 
 
 def roofline(row: Row, engine: EngineSpec) -> Profile:
-    """What everybody gets who names a cluster."""
+    """The default profile of a named cluster."""
     return roofline_profile(
         builtin_model(row.model), parse_cluster(f"{row.tp}x{row.device}"), row.dtype, (row.tp,), engine=engine
     )
@@ -188,7 +188,7 @@ def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
 
 
 def compared(rows: Sequence[Row], row_errors: Array) -> tuple[Compared, ...]:
-    """The facts that answers tell, of every device and degree, errors rounded to tenths of a percent."""
+    """The facts that answers print, of every device and degree, errors rounded to tenths of a percent."""
     facts = []
     for device, tp in sorted({(row.device, row.tp) for row in rows}):
         absolute_errors = abs(row_errors[[(row.device, row.tp) == (device, tp) for row in rows]])

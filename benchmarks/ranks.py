@@ -46,15 +46,15 @@ TOGETHER = (
 Asked = tuple[tuple[dict[str, Any], tuple[str, ...]], ...]
 
 
-def only(asked: Asked, policies: str | None) -> Asked:
+def only(kinds: Asked, policies: str | None) -> Asked:
     """Those of some policies; None: all."""
-    return tuple(kind for kind in asked if policies is None or set(kind[1]) & set(policies.split(",")))
+    return tuple(kind for kind in kinds if policies is None or set(kind[1]) & set(policies.split(",")))
 
 
-def best(setting: Setting, asked: Asked, most: int) -> list[Schedule]:
+def best(setting: Setting, kinds: Asked, most: int) -> list[Schedule]:
     """The best schedule of each kind that is feasible, with up to `most` sequences at once on all replicas together."""
     schedules = []
-    for fixed, policies in asked:
+    for fixed, policies in kinds:
         each = most // fixed.get("replicas", 1)
         answer = search_schedule(setting, None, policies=policies, fixed=fixed, most_resident=each)
         schedules += [answer.schedule] if answer.schedule else []

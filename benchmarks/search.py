@@ -141,11 +141,11 @@ def measure(name: str, scenario: Tabulated, methods: Sequence[str], oracle: str 
     """All searches over the spaces of one scenario; `methods` are tolerances of branch and bound, or optuna, and
     `oracle` is the one that they are held against.
     """
-    everything = scenario.under(float("inf"))
-    free = _found(oracle, everything)
+    unbounded = scenario.under(float("inf"))
+    free = _found(oracle, unbounded)
     if free.space is None:
         raise SystemExit(f"{name}: nothing fits in memory")
-    low, high = min(latency(space, space.lowest) for space in everything), latency(free.space, free.point)
+    low, high = min(latency(space, space.lowest) for space in unbounded), latency(free.space, free.point)
     bounds = tuple(low ** (1 - place) * max(high, low) ** place for place in PLACES)
     optima = [_found(oracle, scenario.under(bound)) for bound in bounds]
     searches = {}
@@ -159,7 +159,7 @@ def measure(name: str, scenario: Tabulated, methods: Sequence[str], oracle: str 
             sum(f.search.seconds for f in results),
         )
     counted_out = (0.0, 0.02, 0.05) if oracle == "exhaustive" else ()
-    broken = {f"{tolerance:.0%}": non_monotone(everything, tolerance) for tolerance in counted_out}
+    broken = {f"{tolerance:.0%}": non_monotone(unbounded, tolerance) for tolerance in counted_out}
     return Case(name, free.search.space, bounds, searches, broken)
 
 
@@ -191,15 +191,17 @@ def cases(directory: Path, profile: str | None) -> list[tuple[str, Tabulated]]:
     for name, text, workload, overhead_s, fixed in ROOFLINES:
         model, cluster = builtin_model(name), parse_cluster(text)
         tables = roofline_profile(model, cluster, overhead_s=overhead_s)
-        asked = CostModel(model, cluster, tables, "fp16", watched=False), _load(model, task(workload))
-        scenarios.append((f"{name} {text} {workload}", Tabulated(*asked, POLICIES, dict(fixed), True)))
+        inputs = CostModel(model, cluster, tables, "fp16", watched=False), _load(model, task(workload))
+        scenarios.append((f"{name} {text} {workload}", Tabulated(*inputs, POLICIES, dict(fixed), True)))
     if not directory.is_dir():
         print(f"skipped: there is no model '{directory}' with measured layers; exegpt demo makes one", file=sys.stderr)
         return scenarios
     for workload in ("S", "T"):
         s = find_setting(str(directory), "local", workload, profile, device="cpu")
-        asked = CostModel(s.model, s.cluster, s.profile, s.kv_dtype, watched=False), _load(s.model, s.workload)
-        scenarios.append((f"{s.model.name} local {s.profile.source} {workload}", Tabulated(*asked, POLICIES, {}, True)))
+        inputs = CostModel(s.model, s.cluster, s.profile, s.kv_dtype, watched=False), _load(s.model, s.workload)
+        scenarios.append(
+            (f"{s.model.name} local {s.profile.source} {workload}", Tabulated(*inputs, POLICIES, {}, True))
+        )
     return scenarios
 
 

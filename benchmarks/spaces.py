@@ -1,4 +1,4 @@
-"""Random search spaces whose optimum an exhaustive search can tell: monotone by construction, or nearly so."""
+"""Random search spaces whose optimum an exhaustive search can find: monotone by construction, or nearly so."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -109,7 +109,7 @@ def compare(arch: str, policy: str, results: Sequence[Result], wanted: dict[str,
 def compare_both(
     arch: str, policy: str, theirs: Any, requests: Sequence[Request], both: Sequence[Sequence[Result]]
 ) -> Row:
-    """Count what the results of two ways have in common. Where they part, transformers' model `theirs` says how far
+    """Count what the results of two ways have in common. Where they part, transformers' model `theirs` shows how far
     apart the two tokens' logits are.
     """
     prompts = {request.id: list(request.prompt_ids) for request in requests}
@@ -127,10 +127,10 @@ def compare_both(
 
 
 @torch.inference_mode()
-def gap(model: Any, prefix: Sequence[int], one: int, other: int) -> float:
+def gap(model: Any, prefix: Sequence[int], token: int, other: int) -> float:
     """How far apart the logits of two tokens are after a prefix, over all logits' standard deviation."""
     logits = model(torch.tensor([prefix])).logits[0, -1]
-    return float((logits[one] - logits[other]).abs() / logits.std())
+    return float((logits[token] - logits[other]).abs() / logits.std())
 
 
 def schedule(

@@ -32,7 +32,7 @@ from exegpt.policies.chunked import ChunkedPolicy
 BLOCK = 16
 """Tokens of a block."""
 EQUAL, PREEMPTING = 0.999, 0.1
-"""Least shares of the steps that must be equal, and that must preempt for the lists to tell anything."""
+"""Least shares of the steps that must be equal, and that must preempt for the comparison to count."""
 CONTEXT = 1024
 TOKEN = 1
 """What the model always makes; no prompt has it."""

@@ -164,17 +164,17 @@ def _check(sizes: Any, device: Any) -> list[dict[str, Any]]:
                         f"{verdict.allowed:.1e} is allowed"
                     )
             rows.append(row)
-            said = row.get("failed") or f"ok, error {row['error']:.1e}, of the worst row {row['row_error']:.1e}"
-            print(said, f" {_title(row)}", flush=True)
+            outcome = row.get("failed") or f"ok, error {row['error']:.1e}, of the worst row {row['row_error']:.1e}"
+            print(outcome, f" {_title(row)}", flush=True)
     print(f"{len(rows)} comparisons, {sum('failed' in row for row in rows)} wrong.")
     return rows
 
 
-def _engine(*given: Any) -> list[dict[str, Any]]:
+def _engine(*arguments: Any) -> list[dict[str, Any]]:
     """The engine's tokens in float32 beside transformers'."""
     from benchmarks.tokens import run
 
-    return _compared(lambda: run(*given))
+    return _compared(lambda: run(*arguments))
 
 
 def _no_flashinfer(device: Any) -> str | None:
@@ -216,7 +216,7 @@ def _compared(
 ) -> list[dict[str, Any]]:
     try:
         results = compare()
-    except (Exception, SystemExit) as error:  # a job that failed has said why, and left
+    except (Exception, SystemExit) as error:  # a failed job has printed why, and ended
         print(f"{_why(error)}  the engine's tokens")
         return [{"failed": _why(error)}]
     rows = []

@@ -1,6 +1,6 @@
 """Compiling every kernel for a GPU that isn't there: registers, spills, shared memory, and matrix instructions.
 
-Triton compiles without a device once it is told which one to compile for. Kernels then are compiled where they would be
+Triton compiles without a device for a given target. Kernels then are compiled where they would be
 launched, and nothing runs.
 """
 

@@ -88,7 +88,7 @@ def _peers(
     batches: Sequence[int],
     report: Callable[[str], object],
 ) -> list[Serving]:
-    """The peer's rows; what it can't do is said, and RuntimeError where it can do nothing."""
+    """The peer's rows; its failures are printed; RuntimeError where all of it fails."""
     model, rows = peers.load(directory, dtype, device), []
     for most in batches:
         try:

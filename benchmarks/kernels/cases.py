@@ -220,7 +220,7 @@ def _attention(
     alike = len({*zip(news, contexts, strict=True)}) == 1
 
     def others() -> dict[str, Make]:
-        """Of what reads plain tensors: sequences alike, and no option that it doesn't know."""
+        """Of what reads plain tensors: sequences alike, and no option that it lacks."""
         if options or not alike:
             return {}
         queries = torch.randn(sequences, heads.query, news[0], heads.size, dtype=dtype, device=device)

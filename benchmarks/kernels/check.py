@@ -14,7 +14,7 @@ float16. In float32 roundings disappear among those of sums in another order and
 exponential (1e-5).
 
 FlashAttention's rule, at most twice the error of PyTorch's result in the same dtype, needs that second result at every
-size, and says as much.
+size, and adds nothing.
 """
 
 from dataclasses import dataclass
@@ -50,27 +50,27 @@ def check(case: Case) -> Verdict:
     got = [tensor.clone() for tensor in _tensors(case.run())]
     case.prepare()
     dtype = None if case.exact else getattr(torch, case.dtype.removeprefix("torch."))
-    verdicts = [compare(mine, wanted, dtype) for mine, wanted in zip(got, _tensors(case.reference()), strict=True)]
+    verdicts = [compare(mine, expected, dtype) for mine, expected in zip(got, _tensors(case.reference()), strict=True)]
     return max(verdicts, key=lambda verdict: verdict.row_error)
 
 
-def compare(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype | None) -> Verdict:
+def compare(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None) -> Verdict:
     """A result, which must be of this dtype, beside what is wanted, which may be wider; None: both must be the same."""
     allowed = _ALLOWED[dtype] if dtype else 0.0
-    if got.shape != wanted.shape or got.dtype != (dtype or wanted.dtype):
+    if got.shape != expected.shape or got.dtype != (dtype or expected.dtype):
         return Verdict(float("inf"), float("inf"), allowed)
     if dtype is None:
-        different = (got != wanted).double()
+        different = (got != expected).double()
         return Verdict(different.mean().item(), different.mean(-1).max().item(), allowed)
-    wide = wanted.double()
+    wide = expected.double()
     difference = got.double() - wide
     error, rows = _relative(difference.norm(), wide.norm()), _relative(difference.norm(dim=-1), wide.norm(dim=-1))
     return Verdict(error.item(), rows.max().item(), allowed)
 
 
-def _relative(difference: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _relative(difference: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Differences over what is wanted; 0 where both are, and infinite where that is no number."""
-    return (difference / wanted).where(difference != 0, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return (difference / expected).where(difference != 0, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

@@ -56,14 +56,14 @@ class Timed:
     peers: dict[str, float | str]
     """Seconds, or why there are none."""
     share: float
-    """Of the roofline: what it says for the least bytes and operations, over the kernel's time. Its bandwidth is that
+    """Of the roofline: its time for the least bytes and operations, over the kernel's time. Its bandwidth is that
     of reading for kernels that write next to nothing, that of a copy for others."""
     shares: dict[str, float] = field(default_factory=dict)
     """The same by each of the roofline's bandwidths."""
 
 
 def measure_roofline(dtype: torch.dtype, device: torch.device) -> Roofline:
-    """Copy 2 GiB, read them, and multiply square matrices of 8192; on the CPU, what the profiler says in float32."""
+    """Copy 2 GiB, read them, and multiply square matrices of 8192; on the CPU, the profiler's figures in float32."""
     if device.type == "cpu":
         return Roofline(machine.read_bandwidth_bytes_s(), machine.matrix_flops_s())
     sheet = sheet_bandwidth(torch.cuda.get_device_name(device))
