@@ -35,9 +35,9 @@ def test_plain_values(what):
     )
 )
 def test_arrays_between_others(array):
-    first, found, last = sent((np.arange(3, dtype=np.int32), array, np.arange(5)))
-    np.testing.assert_array_equal(found, array)
-    assert found.dtype == array.dtype and found.shape == array.shape and found.flags.writeable
+    first, received, last = sent((np.arange(3, dtype=np.int32), array, np.arange(5)))
+    np.testing.assert_array_equal(received, array)
+    assert received.dtype == array.dtype and received.shape == array.shape and received.flags.writeable
     assert first.tolist() == [0, 1, 2] and last.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -47,9 +47,9 @@ def test_what_ranks_send():
     batch = DeviceBatch(
         "mixed", 1, 3, 4, array, array, array, (part,), None, 2, array, (array.astype(np.float32), array)
     )
-    found = sent(batch)
+    received = sent(batch)
     for field in fields(DeviceBatch):
-        np.testing.assert_equal(getattr(found, field.name), getattr(batch, field.name))
+        np.testing.assert_equal(getattr(received, field.name), getattr(batch, field.name))
     result = Result("é", 3, (1, 2), "stop", 0.0, 0.5, None, 1.25)
     assert sent(result) == result
     assert sent(Arrival(7, array)).places.tolist() == array.tolist()
@@ -67,8 +67,8 @@ def test_another_kind_is_refused():
 def test_dicts_and_the_kinds_of_fields():
     request = Request("a", (1, 2), 3)
     named = {("decode", 3): {"of": (request,), "pairs": None}, "kind": np.arange(2)}
-    found = unpack(bytearray(pack(named)), (Request,))
-    assert found[("decode", 3)] == named[("decode", 3)] and found["kind"].tolist() == [0, 1]
+    received = unpack(bytearray(pack(named)), (Request,))
+    assert received[("decode", 3)] == named[("decode", 3)] and received["kind"].tolist() == [0, 1]
     report = RunReport((), (Served(0, 1, 2, 0.0, 0.1, 0.2, 0.3),), Timeline("measured", ()), 0.5)
     assert unpack(bytearray(pack(report)), (RunReport,)) == report
 

@@ -14,11 +14,11 @@ from xrunner.core.engine import Engine
 
 
 def main(directory):
-    """Run what `asked.json` says; the leader writes `done.json`."""
-    asked = json.loads((directory / "asked.json").read_text())
-    drift.WINDOW = asked["window"]
-    plans = [from_dict(Schedule, plan, "a schedule") for plan in asked["schedules"]]
-    todo = [from_dict(Request, one, "a request") for one in asked["requests"]]
+    """Run the requests of `asked.json`; the leader writes `done.json`."""
+    options = json.loads((directory / "asked.json").read_text())
+    drift.WINDOW = options["window"]
+    plans = [from_dict(Schedule, plan, "a schedule") for plan in options["schedules"]]
+    todo = [from_dict(Request, request, "a request") for request in options["requests"]]
     asking = []
 
     def reschedule(workload, held):
@@ -26,8 +26,8 @@ def main(directory):
         return plans[1]
 
     with job() as ranks:
-        engine = Engine.load(asked["model"], plans[0], ranks)
-        engine, report = run_adapting(engine, asked["model"], todo, reschedule)
+        engine = Engine.load(options["model"], plans[0], ranks)
+        engine, report = run_adapting(engine, options["model"], todo, reschedule)
         searches = ranks.all(len(asking))
         if engine.leads:
             done = {

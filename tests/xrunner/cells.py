@@ -62,19 +62,19 @@ def stages(degrees, spec, phase="both", first=0):
     """Stages of these degrees, the first device being `first`, with the layers that work in the phase as even as can
     be.
     """
-    made, device = [], first
+    layout, device = [], first
     encoder = spec.encoder_layers * (phase != "decode")
     decoder = spec.layers * (phase != "encode" or not spec.encoder_layers)
     for i, tp in enumerate(degrees):
         held = [tuple(round(n * j / len(degrees)) for j in (i, i + 1)) if n else None for n in (encoder, decoder)]
-        made.append(Stage(tuple(range(device, device + tp)), tp, phase, *held))
+        layout.append(Stage(tuple(range(device, device + tp)), tp, phase, *held))
         device += tp
-    return tuple(made)
+    return tuple(layout)
 
 
 def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
     """A schedule of a policy on stages of these degrees."""
-    given = {
+    fields = {
         "version": 1,
         "policy": policy,
         "model": ModelReference(spec, fingerprint(spec)),
@@ -87,14 +87,14 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    plan = Schedule(**(given | POLICIES.get(policy, {}) | variables))
+    plan = Schedule(**(fields | POLICIES.get(policy, {}) | variables))
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, devices_per_node=ranks_needed(plan)))
 
 
 def disaggregated(spec, encode, decode, **variables):
     """A WAA schedule whose sides have stages of these degrees."""
-    own = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
-    return schedule(spec, "waa-m", **(WAA | {"stages": own} | variables))
+    layers = stages(encode, spec, "encode") + stages(decode, spec, "decode", sum(encode))
+    return schedule(spec, "waa-m", **(WAA | {"stages": layers} | variables))
 
 
 def requests(lengths=LENGTHS, seed=0, **options):
@@ -130,36 +130,36 @@ def run_cells(directory: Path, order: Order = fcfs) -> None:
 
     torch.set_num_threads(1)
     with job() as ranks:
-        for name, given in json.loads((directory / "cells.json").read_text()).items():
-            plan = document.from_dict(Schedule, given["schedule"], name)
-            todo = [document.from_dict(Request, one, name) for one in given["requests"]]
-            engine = Engine.load(given["model"], plan, ranks)
-            if "eos" in given:
-                engine.worker.model = dataclasses.replace(engine.model, eos=frozenset(given["eos"]))
-            heard = []
+        for name, case in json.loads((directory / "cells.json").read_text()).items():
+            plan = document.from_dict(Schedule, case["schedule"], name)
+            todo = [document.from_dict(Request, request, name) for request in case["requests"]]
+            engine = Engine.load(case["model"], plan, ranks)
+            if "eos" in case:
+                engine.worker.model = dataclasses.replace(engine.model, eos=frozenset(case["eos"]))
+            received = []
 
-            def hear(result, engine=engine, heard=heard, given=given):
-                heard.append(result)
-                if len(heard) == 2:
-                    for index in given.get("cancelled", ()):
+            def receive(result, engine=engine, received=received, case=case):
+                received.append(result)
+                if len(received) == 2:
+                    for index in case.get("cancelled", ()):
                         engine.abort(str(index))
 
-            report = engine.run(todo if ranks.rank == 0 else [], hear, order=order)
+            report = engine.run(todo if ranks.rank == 0 else [], receive, order=order)
             ranks.all(None)  # all that was sent has come
             assert not ranks.world.Iprobe(), f"{name} leaves a message on its way"
             if engine.leads:
-                assert heard == list(report.results)
-                results = [document.to_dict(one) for one in report.results]
-                served = [document.to_dict(one) for one in report.served]
+                assert received == list(report.results)
+                results = [document.to_dict(result) for result in report.results]
+                served = [document.to_dict(request) for request in report.served]
                 spans = [document.to_dict(span) for span in report.timeline.spans]
-                found = {
+                facts = {
                     "results": results,
                     "served": served,
                     "spans": spans,
                     "seconds": report.seconds,
                     "preemptions": report.preemptions,
                 }
-                (directory / f"{name}.json").write_text(json.dumps(found))
+                (directory / f"{name}.json").write_text(json.dumps(facts))
             engine.close()
 
 

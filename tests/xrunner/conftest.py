@@ -35,7 +35,7 @@ def mpi():
 
 def launch(programs, environment):
     """Starts Python as the ranks of a job: pairs of how many, and their arguments."""
-    given = {
+    variables = {
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -45,11 +45,11 @@ def launch(programs, environment):
     for ranks, arguments in programs:
         line += [":"] * (len(line) > 1) + ["-n", str(ranks), sys.executable, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(line, cwd=ROOT, env=os.environ | given | environment, **pipes)
+    return subprocess.Popen(line, cwd=ROOT, env=os.environ | variables | environment, **pipes)
 
 
 def finish(process, timeout):
-    """What a job said, and its exit code."""
+    """A job's output and exit code."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -67,7 +67,7 @@ def start(mpi):
 @pytest.fixture(scope="session")
 def job(start):
     """Runs Python as the ranks of a job to its end."""
-    return lambda *given, timeout=110, **environment: finish(start(*given, **environment), timeout)
+    return lambda *arguments, timeout=110, **environment: finish(start(*arguments, **environment), timeout)
 
 
 @pytest.fixture(scope="session")

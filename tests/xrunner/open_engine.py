@@ -30,9 +30,9 @@ def feed(engine, todo, every=2, aborted=()):
 def take(events, tokens, results, on_first=lambda request_id: None):
     for event in events:
         if isinstance(event, Token):
-            given = tokens.setdefault(event.request_id, [])
-            assert event.index == len(given) and event.request_id not in results
-            given.append(event.token)
+            output = tokens.setdefault(event.request_id, [])
+            assert event.index == len(output) and event.request_id not in results
+            output.append(event.token)
             if event.index == 0:
                 on_first(event.request_id)
         else:
@@ -42,13 +42,13 @@ def take(events, tokens, results, on_first=lambda request_id: None):
 
 def run(directory: Path, ranks: Ranks) -> None:
     """Every cell of `cells.json`; the leader writes tokens and results."""
-    for name, given in json.loads((directory / "cells.json").read_text()).items():
-        plan = document.from_dict(Schedule, given["schedule"], name)
-        todo = [document.from_dict(Request, one, name) for one in given["requests"]]
-        engine = Engine.load(given["model"], plan, ranks)
+    for name, cell in json.loads((directory / "cells.json").read_text()).items():
+        plan = document.from_dict(Schedule, cell["schedule"], name)
+        todo = [document.from_dict(Request, request, name) for request in cell["requests"]]
+        engine = Engine.load(cell["model"], plan, ranks)
         engine.open(Extent.within(plan, max(len(r.prompt_ids) for r in todo), max(r.max_tokens for r in todo)))
         if engine.leads:
-            tokens, results = feed(engine, todo, aborted=given["cancelled"])
+            tokens, results = feed(engine, todo, aborted=cell["cancelled"])
             rows = [document.to_dict(result) for result in results.values()]
             (directory / f"{name}.json").write_text(json.dumps({"tokens": tokens, "results": rows}))
         else:

@@ -1,5 +1,5 @@
 """A run by graphs that hold sums of two ranks, then one that all ranks refuse, whose error is kept, and with its
-traceback the graphs; nobody closes the engine. Run as the ranks of a job.
+traceback the graphs; the engine isn't closed. Run as the ranks of a job.
 """
 
 import atexit

@@ -8,7 +8,7 @@ from exegpt.models.device import CPU
 class StandIn:
     """Computes at once, and lets copies to the host, and those beside the computing, come late: until a moment is asked
     for that lies behind them, their target holds rubbish. A graph calls the captured function again, until it is
-    dropped; while it is captured, nobody may ask for a moment.
+    dropped; while it is captured, no event may be queried.
     """
 
     device = CPU
@@ -24,9 +24,9 @@ class StandIn:
         return host
 
     def copy(self, target, source):
-        there, here = (t.untyped_storage().data_ptr() in self.pins for t in (target, source))
-        assert there != here, "neither end of a copy, or both, are pinned memory"
-        if there:
+        target_pinned, source_pinned = (t.untyped_storage().data_ptr() in self.pins for t in (target, source))
+        assert target_pinned != source_pinned, "neither end of a copy, or both, are pinned memory"
+        if target_pinned:
             self._later(target, source)
         else:
             target.copy_(source)

@@ -52,9 +52,9 @@ def staged(ranks, place, gpu):
 
 def direct(ranks, place, gpu):
     before = len(log)
-    made = DirectTransport(ranks, place.schedule, place.schedule.model.spec, joining.KINDS, gpu, "gloo")
+    transport = DirectTransport(ranks, place.schedule, place.schedule.model.spec, joining.KINDS, gpu, "gloo")
     del log[before:]
-    return made
+    return transport
 
 
 def watched(name, call):

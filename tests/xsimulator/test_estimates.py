@@ -73,9 +73,9 @@ CASES = [
 @pytest.mark.parametrize(("name", "policy", "variables"), CASES)
 def test_agrees_with_the_replay(name, policy, variables):
     requests, workload = requests_of(name)
-    made = opt_schedule(policy, workload, **variables)
-    predicted = estimate(made, ROOFLINE, variation=False)
-    run = replay(made, ROOFLINE, requests)
+    plan = opt_schedule(policy, workload, **variables)
+    predicted = estimate(plan, ROOFLINE, variation=False)
+    run = replay(plan, ROOFLINE, requests)
     # Static batches start afresh each time: the whole run is their steady state.
     measured = run.estimate.throughput_tok_s if policy == "static" else steady_tokens_s(run.served)
     assert predicted.throughput_tok_s == pytest.approx(measured, rel=0.03)
@@ -104,21 +104,21 @@ PIPELINES = [
 def test_agrees_with_the_replay_on_a_pipeline(name, policy, variables):
     """Two stages: long prompts hold up a micro-batch, and with it the others."""
     requests, workload = requests_of(name)
-    made = opt_schedule(policy, workload, tp=2, **variables)
-    predicted = estimate(made, ROOFLINE, variation=False)
-    run = replay(made, ROOFLINE, requests)
+    plan = opt_schedule(policy, workload, tp=2, **variables)
+    predicted = estimate(plan, ROOFLINE, variation=False)
+    run = replay(plan, ROOFLINE, requests)
     measured = run.estimate.throughput_tok_s if policy == "static" else steady_tokens_s(run.served)
     assert predicted.throughput_tok_s == pytest.approx(measured, rel=0.05)
     assert predicted.tpot_s == pytest.approx(run.estimate.tpot_s, rel=0.2 if policy == "static" else 0.08)
 
 
 def test_enough_blocks_are_enough():
-    """The pool that a schedule asks for throttles nobody: its throughput is that of an endless one."""
+    """The pool of a schedule throttles no request: its throughput is that of an endless one."""
     requests, workload = requests_of("T")
-    made = opt_schedule("rra", workload, **rra_variables(8, 13))
-    need = rra.blocks(Scenario.of(made, ROOFLINE, None, "exact", True), 8, 13)
+    plan = opt_schedule("rra", workload, **rra_variables(8, 13))
+    need = rra.blocks(Scenario.of(plan, ROOFLINE, None, "exact", True), 8, 13)
     throughput = [
-        replay(replace(made, kv_blocks=blocks), ROOFLINE, requests).estimate.throughput_tok_s
+        replay(replace(plan, kv_blocks=blocks), ROOFLINE, requests).estimate.throughput_tok_s
         for blocks in (need, 100_000, need // 2)
     ]
     assert throughput[0] == pytest.approx(throughput[1], rel=0.01)
@@ -128,21 +128,21 @@ def test_enough_blocks_are_enough():
 def test_a_certain_workload_is_arithmetic():
     """RRA on one stage with every request alike: B_E prompts, then N_D iterations of cohorts of all ages."""
     workload = Workload.fixed(40, 9)  # D = 8 = two phases of 4
-    made = schedule("rra", workload=workload, **rra_variables(3, 4))
-    scenario = Scenario.of(made, profile(), None, "exact", True)
+    plan = schedule("rra", workload=workload, **rra_variables(3, 4))
+    scenario = Scenario.of(plan, profile(), None, "exact", True)
     (cost,) = scenario.replica.stage_costs
     contexts = [40 + (u + (u + 4)) / 2 for u in (1, 2, 3, 4)]
     period = float(cost.encode_fixed(3, 40)) + sum(float(cost.decode(6, context)) for context in contexts)
-    found = estimate(made, profile())
-    assert found.throughput_seq_s == pytest.approx(3 / period)
-    assert found.latency_s == pytest.approx(2 * period)
-    assert found.ttft_s == pytest.approx(float(cost.encode_fixed(3, 40)))
-    assert found.utilisation == (pytest.approx(1.0),)
+    predicted = estimate(plan, profile())
+    assert predicted.throughput_seq_s == pytest.approx(3 / period)
+    assert predicted.latency_s == pytest.approx(2 * period)
+    assert predicted.ttft_s == pytest.approx(float(cost.encode_fixed(3, 40)))
+    assert predicted.utilisation == (pytest.approx(1.0),)
 
 
 def test_the_bound_allows_for_variation_and_the_means_do_not():
-    made = opt_schedule("rra", task("S"), **rra_variables(52, 13))
-    plain, careful = (estimate(made, ROOFLINE, variation=v) for v in (False, True))
+    plan = opt_schedule("rra", task("S"), **rra_variables(52, 13))
+    plain, careful = (estimate(plan, ROOFLINE, variation=v) for v in (False, True))
     assert 1.03 < careful.latency_s / plain.latency_s < 1.08  # docs/theory.md: +5 to +6 %
     assert careful.throughput_seq_s == plain.throughput_seq_s
     assert (careful.ttft_s, careful.tpot_s, careful.latency_p50_s) == (plain.ttft_s, plain.tpot_s, plain.latency_p50_s)
@@ -158,15 +158,15 @@ def test_no_stage_of_a_pipeline_is_busier_than_always():
         assert min(deep.utilisation) > 0.2
 
 
-def test_a_table_asked_outside_its_grid_is_named():
+def test_a_table_read_outside_its_grid_is_named():
     assert "rest" in estimate(schedule("rra", **rra_variables(900, 2)), profile()).extrapolated
     assert estimate(schedule("rra", workload=Workload.fixed(8, 4), **rra_variables(2, 2)), profile()).extrapolated == ()
 
 
 def test_memory_that_does_not_suffice_is_infeasible_with_a_reason():
-    found = estimate(opt_schedule("rra", task("T"), **rra_variables(2000, 4)), ROOFLINE)
-    assert not found.feasible
-    assert "KV blocks are needed" in found.violations[0]
+    predicted = estimate(opt_schedule("rra", task("T"), **rra_variables(2000, 4)), ROOFLINE)
+    assert not predicted.feasible
+    assert "KV blocks are needed" in predicted.violations[0]
 
 
 def test_waa_needs_stages_that_encode_and_stages_that_decode():
@@ -190,8 +190,8 @@ def test_admissions_keep_their_mean(rate, most):
 
 
 def test_the_timeline_is_a_run_of_the_policy():
-    made = schedule("rra", model=MODEL)
-    spans = timeline(made, profile(), requests=16).spans
+    plan = schedule("rra", model=MODEL)
+    spans = timeline(plan, profile(), requests=16).spans
     assert {span.phase for span in spans} == {"encode", "decode"}
     assert sum(span.sequences for span in spans if span.phase == "encode") == 16
 
@@ -202,7 +202,7 @@ def test_the_overhead_is_in_every_iteration():
     tables = profile()
     slow = replace(tables, overhead=Table(("batch",), ((1.0,),), (0.5,)))
     none = replace(tables, overhead=Table(("batch",), ((1.0,),), (0.0,)))
-    made = schedule("static", workload=workload, encode_batch=4)
+    plan = schedule("static", workload=workload, encode_batch=4)
     need, _ = decode_iterations_of(workload.output, False)
-    difference = estimate(made, slow).latency_s - estimate(made, none).latency_s
+    difference = estimate(plan, slow).latency_s - estimate(plan, none).latency_s
     assert difference == pytest.approx(0.5 * (1 + need[0]))

@@ -20,18 +20,18 @@ DEGREES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tu
 
 @given(DEGREES, DEGREES, st.integers(1, 2), st.booleans())
 def test_every_rank_that_decodes_has_one_source(encode, decode, replicas, disaggregated):
-    own = stages(encode, SPEC)
+    layers = stages(encode, SPEC)
     if disaggregated:
-        own = stages(encode, SPEC, "encode") + stages(decode, SPEC, "decode", sum(encode))
-    plan = schedule(SPEC, "waa-c" if disaggregated else "rra", stages=own, replicas=replicas, **WAA)
-    everyone = [Place(plan, rank) for rank in range(ranks_needed(plan))]
-    ending = next(place.stage for place in reversed(everyone) if place.encoder_layers.stop == SPEC.encoder_layers)
-    for place in everyone:
-        assert all(everyone[rank].encoded_by == place.rank for rank in place.encodes_for)
+        layers = stages(encode, SPEC, "encode") + stages(decode, SPEC, "decode", sum(encode))
+    plan = schedule(SPEC, "waa-c" if disaggregated else "rra", stages=layers, replicas=replicas, **WAA)
+    places = [Place(plan, rank) for rank in range(ranks_needed(plan))]
+    ending = next(place.stage for place in reversed(places) if place.encoder_layers.stop == SPEC.encoder_layers)
+    for place in places:
+        assert all(places[rank].encoded_by == place.rank for rank in place.encodes_for)
         if place.stage == ending or not place.layers:
             assert place.encoded_by is None
         else:
-            source = everyone[place.encoded_by]
+            source = places[place.encoded_by]
             assert place.rank in source.encodes_for
             assert (source.stage, source.replica, source.part) == (ending, place.replica, place.part % source.tp)
 
@@ -88,7 +88,7 @@ def test_a_piece_waits_for_what_it_decodes_with_alone(receiving):
 
 
 def test_blocks_of_a_cancelled_sequence_end_up_with_their_next_holders(receiving):
-    """Block 2 has had one holder whose output nobody took, then another."""
+    """Block 2 has had one holder whose output was never received, then another."""
     ours, _, taken = receiving
     ours.expect(Arrival(0, slots_in([2], 4, 4)))
     ours.expect(Arrival(1, slots_in([2], 3, 4)))

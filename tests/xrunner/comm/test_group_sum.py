@@ -112,8 +112,8 @@ GROUP = SimpleNamespace(group_name="group")
 
 @pytest.fixture
 def job(monkeypatch):
-    def make(size=2, **given):
-        job = Job(size, **given)
+    def make(size=2, **options):
+        job = Job(size, **options)
         for name in ("empty", "rendezvous"):
             monkeypatch.setattr(symm_mem, name, getattr(job, name))
         monkeypatch.setattr(symm_mem, "get_backend", lambda device: "CUDA")
@@ -131,7 +131,7 @@ def job(monkeypatch):
 def test_the_stand_in_has_torchs_signatures():
     schema = torch.ops.symm_mem.one_shot_all_reduce.default._schema  # registered in builds without CUDA, too
     assert str(schema) == "symm_mem::one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor"
-    assert [given.name for given in schema.arguments] == list(inspect.signature(Job().one_shot_all_reduce).parameters)
+    assert [arg.name for arg in schema.arguments] == list(inspect.signature(Job().one_shot_all_reduce).parameters)
     for name in ("empty", "rendezvous"):
         theirs, ours = (inspect.signature(call).parameters for call in (getattr(symm_mem, name), getattr(Job(), name)))
         assert [(p.name, p.kind, p.default) for p in theirs.values()] == [
@@ -155,8 +155,8 @@ def test_sums_follow_each_other_in_one_buffer(job, size):
 
     ranks = job.run(work)
     for at in range(len(shapes)):
-        want = sum(rank[at][0] for rank in ranks)
-        assert all(torch.equal(rank[at][1], want) for rank in ranks)
+        expected = sum(rank[at][0] for rank in ranks)
+        assert all(torch.equal(rank[at][1], expected) for rank in ranks)
     assert [how for how, _ in job.calls] == ["one shot"] * len(shapes)
 
 
@@ -187,8 +187,8 @@ def test_the_way_follows_from_size_and_dtype(job, dtype, elements, how):
 
 def test_a_view_of_any_alignment_is_copied(job):
     job = job()
-    (one, two) = job.run(lambda ranks: job.sum(ranks)(torch.arange(33.0)[1:]))
-    assert torch.equal(one, 2 * torch.arange(1.0, 33)) and torch.equal(one, two)
+    (first, second) = job.run(lambda ranks: job.sum(ranks)(torch.arange(33.0)[1:]))
+    assert torch.equal(first, 2 * torch.arange(1.0, 33)) and torch.equal(first, second)
     assert job.calls == [("one shot", 128)]
 
 
@@ -203,7 +203,7 @@ def all_by_nccl(job):
 
 
 @pytest.mark.parametrize("what", ["empty", "rendezvous", "offset"])
-def test_all_go_by_the_communicator_where_one_rank_must(job, what):
+def test_all_ranks_use_the_communicator_where_one_must(job, what):
     job = job()
     job.broken[what] = 1
     all_by_nccl(job)
@@ -248,18 +248,18 @@ def test_a_graph_captures_it(job):
         total, x, out, gpu = job.sum(ranks), torch.zeros(64), torch.zeros(64), StandIn()
         gpu.begin_graphs()
         replay = gpu.capture(lambda: out.copy_(total(x)))
-        found = []
+        groups = []
         for step in range(3):
             x.fill_(step + ranks.rank)
             replay()
-            found.append(out[0].item())
-        return found
+            groups.append(out[0].item())
+        return groups
 
     assert job.run(work) == [[1.0, 3.0, 5.0]] * 2
 
 
 def test_on_this_machines_cpu_there_is_none(monkeypatch):
-    """With torch's own module: what is asked of it first says no, and raises nothing."""
+    """With torch's own module: its first query returns False and raises nothing."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     ranks = SimpleNamespace(rank=0, size=2, nodes=ONE_NODE, all=lambda value: [value, value])

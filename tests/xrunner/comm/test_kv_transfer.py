@@ -25,18 +25,18 @@ def places(plan):
 
 @given(DEGREES, st.integers(1, 3))
 def test_neighbours_agree(degrees, replicas):
-    everyone = places(schedule(SPEC, "rra", degrees, replicas=replicas))
-    for place in everyone:
-        assert all(everyone[rank].before == place.rank for rank in place.after)
+    all_places = places(schedule(SPEC, "rra", degrees, replicas=replicas))
+    for place in all_places:
+        assert all(all_places[rank].before == place.rank for rank in place.after)
         if place.before is not None:
-            assert place.rank in everyone[place.before].after
-            assert place.part % everyone[place.before].tp == everyone[place.before].part
-            assert everyone[place.before].layers.stop == place.layers.start
+            assert place.rank in all_places[place.before].after
+            assert place.part % all_places[place.before].tp == all_places[place.before].part
+            assert all_places[place.before].layers.stop == place.layers.start
         assert place.first == (place.before is None) == (place.layers.start == 0)
-        assert everyone[place.driver].first and everyone[place.sampler].samples
-        assert everyone[place.driver].replica == everyone[place.sampler].replica == place.replica
-        assert {place.driver, *place.followers} == {p.rank for p in everyone if p.replica == place.replica}
-    assert sum(place.samples for place in everyone) == replicas
+        assert all_places[place.driver].first and all_places[place.sampler].samples
+        assert all_places[place.driver].replica == all_places[place.sampler].replica == place.replica
+        assert {place.driver, *place.followers} == {p.rank for p in all_places if p.replica == place.replica}
+    assert sum(place.samples for place in all_places) == replicas
 
 
 @pytest.mark.parametrize(("kv_heads", "tp"), list(itertools.product((1, 2, 4, 8), (1, 2, 4, 8))))
@@ -47,8 +47,8 @@ def test_the_heads_of_a_shard_are_those_of_its_weights(kv_heads, tp):
     rows = torch.arange(kv_heads * spec.head_size)[:, None].expand(-1, 3)
     for place in places(schedule(spec, "rra", (tp,))):
         shard = Shard(place.part, tp, lambda x: x)
-        own = shard.cut(rows, (shard.share(spec).kv_heads * spec.head_size, 3))[:, 0] // spec.head_size
-        assert sorted(set(own.tolist())) == list(held_heads(place, spec))
+        heads = shard.cut(rows, (shard.share(spec).kv_heads * spec.head_size, 3))[:, 0] // spec.head_size
+        assert sorted(set(heads.tolist())) == list(held_heads(place, spec))
 
 
 class Mail:
@@ -74,7 +74,7 @@ class Mail:
 
 
 def filled(place, spec, blocks):
-    """A cache whose every value tells its tensor, layer, head, block and place."""
+    """A cache whose every value encodes its tensor, layer, head, block and place."""
     cache = KVCache.allocate(Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), blocks, 4, "fp32")
     for which, tensors in enumerate((cache.keys, cache.values)):
         for layer, tensor in zip(place.layers, tensors, strict=True):
@@ -83,8 +83,8 @@ def filled(place, spec, blocks):
 
 
 def expected(which, layer, heads, blocks, inner):
-    tell = torch.tensor([[which + 10 * layer + 1000 * head + 100_000 * block for head in heads] for block in blocks])
-    return (tell[:, :, None, None] + torch.arange(inner.numel()).view(inner) / 1024).float()
+    codes = torch.tensor([[which + 10 * layer + 1000 * head + 100_000 * block for head in heads] for block in blocks])
+    return (codes[:, :, None, None] + torch.arange(inner.numel()).view(inner) / 1024).float()
 
 
 @given(DEGREES, DEGREES, st.sampled_from([1, 2, 4, 8]), st.integers(1, 2))
@@ -93,12 +93,12 @@ def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, dec
 
     spec, boxes = replace(SPEC, kv_heads=kv_heads), {}
     plan = disaggregated(spec, encode, decode, replicas=replicas, block_size=4)
-    everyone = places(plan)
+    all_places = places(plan)
     ours, theirs = np.array([2, 0, 3]), np.array([5, 1, 4])
-    for place in everyone:
+    for place in all_places:
         if place.line[0].phase == "encode":
             Sending(filled(place, spec, 4), place, spec, Mail(boxes, place.rank)).send(ours)
-    for place in everyone:
+    for place in all_places:
         if place.line[0].phase == "decode":
             cache = KVCache.allocate(
                 Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), 6, 4, "fp32"
@@ -108,8 +108,8 @@ def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, dec
             assert receiving.arrived() == [7] and receiving.arrived() == []
             for which, tensors in enumerate((cache.keys, cache.values)):
                 for layer, tensor in zip(place.layers, tensors, strict=True):
-                    want = expected(which, layer, held_heads(place, spec), ours.tolist(), tensor.shape[2:])
-                    assert torch.equal(tensor[torch.from_numpy(theirs)], want)
+                    reference = expected(which, layer, held_heads(place, spec), ours.tolist(), tensor.shape[2:])
+                    assert torch.equal(tensor[torch.from_numpy(theirs)], reference)
                     assert not tensor[[0, 2, 3]].any()
             held = 2 * len(place.layers) * len(held_heads(place, spec)) * spec.head_size * 4 * 4
             assert buffer_bytes(place, spec, 3) == 3 * held

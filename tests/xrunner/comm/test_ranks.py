@@ -1,4 +1,4 @@
-"""What ranks tell each other comes as it was sent, and nothing of it is unpickled."""
+"""Messages between ranks arrive as they were sent, and none is unpickled."""
 
 import json
 
@@ -20,7 +20,7 @@ MPI.pickle.__init__(refuse, refuse)
 """
 """Nothing that goes over MPI can be pickled or unpickled."""
 
-TELL = (
+EXCHANGE = (
     REFUSING
     + """
 import json
@@ -32,28 +32,28 @@ from xrunner.comm.ranks import job
 
 with job() as ranks:
     mine, size = ranks.rank, ranks.size
-    own = Request(f"r{mine}", tuple(range(1000 * mine)), 3)
-    everyone = ranks.all((mine, own if mine != 1 else None), Request)
-    assert [number for number, _ in everyone] == list(range(size))
-    assert [one.prompt_ids if one else None for _, one in everyone] == [
+    request = Request(f"r{mine}", tuple(range(1000 * mine)), 3)
+    received = ranks.all((mine, request if mine != 1 else None), Request)
+    assert [number for number, _ in received] == list(range(size))
+    assert [item.prompt_ids if item else None for _, item in received] == [
         tuple(range(1000 * rank)) if rank != 1 else None for rank in range(size)
     ]
-    heard = ranks.gather(np.full(mine, mine), 1)
-    assert [array.tolist() for array in heard] == [[rank] * rank for rank in range(size) if mine == 1]
-    values = [([(i, own)], {("rank", i): 0.5}) for i in range(size)] if mine == 0 else None
+    gathered = ranks.gather(np.full(mine, mine), 1)
+    assert [array.tolist() for array in gathered] == [[rank] * rank for rank in range(size) if mine == 1]
+    values = [([(i, request)], {("rank", i): 0.5}) for i in range(size)] if mine == 0 else None
     dealt, named = ranks.deal(values, Request)
     assert list(dealt) == [(mine, Request("r0", (), 3))] and named == {("rank", mine): 0.5}
     plan = ranks.share(lambda: read(Schedule, sys.argv[1]), Schedule)
     assert plan == read(Schedule, sys.argv[1]), plan
     assert ranks.share(lambda: None) is None
     try:
-        ranks.all(own)
+        ranks.all(request)
     except KeyError as error:
         assert "Request" in str(error)
     else:
         raise AssertionError("a kind that isn't named is refused")
     try:
-        MPI.pickle.dumps(own)
+        MPI.pickle.dumps(request)
     except AssertionError as error:
         assert str(error) == "pickled"
     else:
@@ -62,14 +62,14 @@ with job() as ranks:
 )
 
 
-def test_three_ranks_hear_what_was_sent(job, directories, tmp_path):
+def test_three_ranks_receive_what_was_sent(job, directories, tmp_path):
     plan = schedule(ModelSpec.from_directory(directories["llama"]))
     document.write(tmp_path / "schedule.json", plan)
-    done = job(3, "-c", TELL, tmp_path / "schedule.json")
+    done = job(3, "-c", EXCHANGE, tmp_path / "schedule.json")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_rank_alone_tells_itself():
+def test_a_single_rank_receives_its_own_values():
     ranks = Ranks()
     assert ranks.all((1, "x")) == [(1, "x")] and ranks.gather(2, 0) == [2]
     assert ranks.deal([3]) == 3 and ranks.share(lambda: 4) == 4
@@ -84,9 +84,9 @@ def test_commands_pickle_nothing(job, directories, tmp_path, command):
     lines = [{"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens} for r in requests()]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines))
     program = REFUSING + "from exegpt.cli import main\nsys.exit(main(sys.argv[1:]))"
-    given = ["--model", directories["llama"], "--schedule", tmp_path / "schedule.json", "--profile", "roofline"]
-    done = job(2, "-c", program, command, *given, "--requests", tmp_path / "requests.jsonl", "--json")
+    options = ["--model", directories["llama"], "--schedule", tmp_path / "schedule.json", "--profile", "roofline"]
+    done = job(2, "-c", program, command, *options, "--requests", tmp_path / "requests.jsonl", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    found = found["policies"][0] if command == "bench" else found
-    assert found["requests"] == len(lines) and found["tokens"] == sum(r.max_tokens for r in requests())
+    answer = json.loads(done.stdout)
+    answer = answer["policies"][0] if command == "bench" else answer
+    assert answer["requests"] == len(lines) and answer["tokens"] == sum(r.max_tokens for r in requests())

@@ -50,19 +50,19 @@ def test_tokens_are_those_of_one_rank(job, paths, tmp_path, way, some):
     lengths = [(1, 9), (17, 1), (40, 20), (5, 12), (64, 6), (33, 2), (2, 15)]
     todo = requests(lengths)
     cells = {name: cell for name, cell in two_ranks(paths).items() if name.startswith(some)}
-    given = {
-        name: {"model": str(paths[arch]), "schedule": to_dict(plan), "requests": [to_dict(one) for one in todo]}
+    runs = {
+        name: {"model": str(paths[arch]), "schedule": to_dict(plan), "requests": [to_dict(request) for request in todo]}
         for name, (arch, plan) in cells.items()
     }
-    (tmp_path / "cells.json").write_text(json.dumps(given))
+    (tmp_path / "cells.json").write_text(json.dumps(runs))
     done = job(2, "-m", "mpi4py", "-m", "tests.xrunner.ways", way, tmp_path)
     assert done.returncode == 0, done.stderr
     models = {arch: load_model(paths[arch]) for arch, _ in cells.values()}
     alone = {arch: Engine(model, schedule(model.spec, "orca")).run(todo).results for arch, model in models.items()}
     for name, (arch, _) in cells.items():
-        found = json.loads((tmp_path / f"{name}.json").read_text())["results"]
-        want = {result.id: list(result.output_ids) for result in alone[arch]}
-        assert {result["id"]: result["output_ids"] for result in found} == want, name
+        results = json.loads((tmp_path / f"{name}.json").read_text())["results"]
+        expected = {result.id: list(result.output_ids) for result in alone[arch]}
+        assert {result["id"]: result["output_ids"] for result in results} == expected, name
     check_logs(tmp_path, direct=way == "direct")
 
 
@@ -94,7 +94,7 @@ def test_graphs_end_before_communicators_when_a_run_is_refused(job, directories,
 
 
 class Together:
-    """Ranks of which all have said the same or, with `others`, those."""
+    """Ranks that all send the same or, with `others`, those."""
 
     def __init__(self, size, others=()):
         self.size, self.rank, self.host, self.others = size, 0, "here", others
@@ -104,25 +104,25 @@ class Together:
 
 
 def chosen(monkeypatch, ranks):
-    made = []
-    monkeypatch.setattr(direct, "DirectTransport", lambda *given: made.append("direct"))
-    monkeypatch.setattr(joining, "StagedTransport", lambda *given: made.append("staged"))
+    transports = []
+    monkeypatch.setattr(direct, "DirectTransport", lambda *given: transports.append("direct"))
+    monkeypatch.setattr(joining, "StagedTransport", lambda *given: transports.append("staged"))
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
     gpu = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=0))
     joining.make_transport(ranks, Place(schedule(spec, "rra", (1, 1)), 0), gpu)
-    return made[0]
+    return transports[0]
 
 
 def test_gpus_of_their_own_talk_directly(monkeypatch):
-    own, shared = ("here", "1", True), ("here", "0", True)
+    alone_there, shared = ("here", "1", True), ("here", "0", True)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    assert chosen(monkeypatch, Together(2, [own])) == "direct"
+    assert chosen(monkeypatch, Together(2, [alone_there])) == "direct"
     assert chosen(monkeypatch, Together(2, [("there", "0", True)])) == "direct"
     assert chosen(monkeypatch, Together(2, [shared])) == "staged"
-    assert chosen(monkeypatch, Together(2, [(*own[:2], False)])) == "staged"
+    assert chosen(monkeypatch, Together(2, [(*alone_there[:2], False)])) == "staged"
     monkeypatch.setenv("EXEGPT_NCCL", "0")
-    assert chosen(monkeypatch, Together(2, [own])) == "staged"
+    assert chosen(monkeypatch, Together(2, [alone_there])) == "staged"
 
 
 def test_devices_that_cannot_be_connected(monkeypatch):
@@ -136,7 +136,7 @@ def test_devices_that_cannot_be_connected(monkeypatch):
         direct.DirectTransport(ranks, schedule(spec, "rra", (1, 1)), spec, (), StandIn())
 
 
-def test_all_that_talk_meet_in_one_order():
+def test_pairs_of_ranks_connect_in_one_order():
     spec = ModelSpec("m", "llama", 7, 64, 8, 4, 8, 96, True, 300, 96)
     plan = disaggregated(spec, (1, 2), (2, 1))
     met = pairs([Place(plan, rank) for rank in range(ranks_needed(plan))], spec)
@@ -147,12 +147,12 @@ def test_all_that_talk_meet_in_one_order():
 
 
 def test_receives_are_posted_in_order_once_their_senders_have_begun(monkeypatch):
-    posted, said = [], []
+    posted, notes = [], []
 
     def said_by_mpi(data, source, tag):
-        said.append(SimpleNamespace(there=False, Test=lambda: said[place].there))
-        place = len(said) - 1
-        return said[place]
+        notes.append(SimpleNamespace(there=False, Test=lambda: notes[place].there))
+        place = len(notes) - 1
+        return notes[place]
 
     work = SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
     monkeypatch.setattr(dist, "irecv", lambda tensor, source, group: posted.append((id(tensor), source, group)) or work)
@@ -161,9 +161,9 @@ def test_receives_are_posted_in_order_once_their_senders_have_begun(monkeypatch)
     first, second = (torch.zeros(1) for _ in range(2))
     pending = [transport.expect(tensor, 3, CACHE) for tensor in (first, second)]
     assert not transport.arrived(pending[0]) and not transport.arrived(pending[1]) and not posted
-    said[0].there = True
+    notes[0].there = True
     assert not transport.arrived(pending[1]) and posted == [(id(first), 3, "cache")]
-    said[1].there = True
+    notes[1].there = True
     assert transport.arrived(pending[1]) and transport.arrived(pending[0])
     assert posted == [(id(first), 3, "cache"), (id(second), 3, "cache")]
 

@@ -38,7 +38,7 @@ def encoder_decoder(tmp_path_factory):
     path = tmp_path_factory.mktemp("t5") / "t5"
     model.save_pretrained(path)
     model.generation_config.eos_token_id = None
-    given = ((r.id, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests())
-    tokens = {name: architectures.generate(model, prompt, most) for name, prompt, most in given}
+    prompts = ((r.id, torch.tensor(r.prompt_ids), r.max_tokens) for r in requests())
+    tokens = {name: architectures.generate(model, prompt, most) for name, prompt, most in prompts}
     assert len({token for output, _ in tokens.values() for token in output}) > 20
     return {"t5": path}, tokens

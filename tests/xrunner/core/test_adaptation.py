@@ -1,4 +1,4 @@
-"""Another schedule while running: nobody is lost or begins again, and the tokens are those of an undisturbed run."""
+"""Another schedule while running: no request is lost or restarted, and the tokens are those of an undisturbed run."""
 
 import json
 import subprocess
@@ -40,8 +40,8 @@ def model(directories):
 
 @pytest.fixture(scope="module")
 def undisturbed(model):
-    found = Engine(model, schedule(model.spec)).run(requests(LENGTHS)).results
-    return {result.id: result.output_ids for result in found}
+    results = Engine(model, schedule(model.spec)).run(requests(LENGTHS)).results
+    return {result.id: result.output_ids for result in results}
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,11 @@ def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, und
     new = schedule(model.spec, kv_blocks=60, encode_batch=5)
     first = Engine.load(directories["llama"], schedule(model.spec), Ranks())
     monkeypatch.setattr(engine_module, "load_model", pytest.fail)
-    told = []
-    engine, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, told.append)
+    events = []
+    engine, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, events.append)
     assert tokens(report) == undisturbed
     assert not {"model", "worker"} & vars(first).keys()  # nothing is kept by who holds it
-    assert [result.id for result in told] == [result.id for result in report.results]
+    assert [result.id for result in events] == [result.id for result in report.results]
     (change,) = report.changes
     assert not change.moved and change.pause_s > 0
     assert engine.schedule == new and len(engine.worker.cache.keys[0]) == 60
@@ -104,27 +104,27 @@ def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, und
     assert sorted(s.index for s in report.served) == list(range(len(LENGTHS)))
 
 
-def test_the_next_cache_holds_the_longest_who_waits(directories, model):
+def test_the_next_cache_holds_the_longest_waiting_request(directories, model):
     """Though it was found for requests that are all shorter."""
     todo = requests([*LENGTHS, (60, 20)])
-    want = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
+    expected = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
     new = schedule(model.spec, "orca", kv_blocks=3)
     engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
     engine, report = run_adapting(engine, directories["llama"], todo, lambda *_: new)
-    assert {r.id: r.output_ids for r in report.results} == want
+    assert {r.id: r.output_ids for r in report.results} == expected
     assert report.changes and engine.schedule == replace(new, kv_blocks=5)
 
 
 @pytest.mark.parametrize(
-    ("found", "why_not"), [({"kv_blocks": 2**36}, "GiB are available"), ({"replicas": 2}, "for 2 devices")]
+    ("refused", "why_not"), [({"kv_blocks": 2**36}, "GiB are available"), ({"replicas": 2}, "for 2 devices")]
 )
-def test_what_the_ranks_cannot_take_leaves_the_schedule_as_it_was(directories, model, undisturbed, found, why_not):
+def test_what_the_ranks_cannot_take_leaves_the_schedule_as_it_was(directories, model, undisturbed, refused, why_not):
     engine = Engine.load(directories["llama"], schedule(model.spec), Ranks())
     searches = []
 
     def reschedule(workload, held):
         searches.append(workload)
-        return schedule(model.spec, workload=workload, **found)
+        return schedule(model.spec, workload=workload, **refused)
 
     engine, report = run_adapting(engine, directories["llama"], requests(LENGTHS), reschedule)
     assert tokens(report) == undisturbed
@@ -133,41 +133,41 @@ def test_what_the_ranks_cannot_take_leaves_the_schedule_as_it_was(directories, m
     assert engine.schedule == schedule(model.spec, workload=searches[0]) and len(searches) == 1
 
 
-def test_who_is_cancelled_after_a_move_ends(directories, model, undisturbed):
+def test_a_request_cancelled_after_a_move_ends(directories, model, undisturbed):
     """By the engine that the run began with, which is all that the caller has."""
     first = Engine.load(directories["llama"], schedule(model.spec), Ranks())
-    told = []
+    events = []
 
     def hear(result):
-        told.append(result)
-        if len(told) == 40:
+        events.append(result)
+        if len(events) == 40:
             first.abort("51")
 
     new = schedule(model.spec, "orca", kv_blocks=60, max_num_seqs=2)
     _, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, hear)
     (change,) = report.changes
-    assert told[39].finish_s > change.changed_s
-    assert [result.id for result in told if result.finish_reason == "cancelled"] == ["51"]
+    assert events[39].finish_s > change.changed_s
+    assert [result.id for result in events if result.finish_reason == "cancelled"] == ["51"]
 
 
 @pytest.mark.parametrize(("longest", "blocks"), [((5, 16), 10), ((80, 12), 6)])
 def test_in_place_a_schedule_has_the_blocks_that_it_reckons_with(model, longest, blocks, monkeypatch):
-    """Or more, where somebody who waits needs them."""
+    """Or more, where a waiting request needs them."""
     ledgers, todo = [], requests([*LENGTHS, longest])
-    want = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
+    expected = {r.id: r.output_ids for r in Engine(model, schedule(model.spec)).run(todo).results}
 
-    def remember(*given):
-        ledgers.append(make_ledger(*given))
+    def remember(*arguments):
+        ledgers.append(make_ledger(*arguments))
         return ledgers[-1]
 
     monkeypatch.setattr(driver, "make_ledger", remember)
     new = schedule(model.spec, encode_batch=6, kv_blocks=10 if longest == (5, 16) else 4)
     report = Engine(model, schedule(model.spec)).run(todo, reschedule=lambda *_: new)
-    assert report.changes and {r.id: r.output_ids for r in report.results} == want
+    assert report.changes and {r.id: r.output_ids for r in report.results} == expected
     assert ledgers[0].pool.total == blocks
 
 
-def test_nobody_waits_for_another_engine_that_nobody_needs(directories, model):
+def test_no_request_waits_for_an_engine_that_is_not_needed(directories, model):
     todo = requests(LENGTHS[:40])
     plan = schedule(model.spec, encode_batch=40, kv_blocks=200)
     engine = Engine.load(directories["llama"], plan, Ranks())
@@ -177,13 +177,13 @@ def test_nobody_waits_for_another_engine_that_nobody_needs(directories, model):
 
 def changed(job, folder, directory, ranks, old, new, todo):
     """What came of a job whose lengths drift."""
-    asked = {
+    options = {
         "model": str(directory),
         "window": WINDOW,
         "schedules": [to_dict(old), to_dict(new)],
-        "requests": [to_dict(one) for one in todo],
+        "requests": [to_dict(request) for request in todo],
     }
-    (folder / "asked.json").write_text(json.dumps(asked))
+    (folder / "asked.json").write_text(json.dumps(options))
     done = job(ranks, "-m", "mpi4py", "-m", "tests.xrunner.adapting", folder)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "done.json").read_text())
@@ -193,37 +193,37 @@ def test_layers_move_between_ranks(job, tmp_path, directories, undisturbed):
     spec = ModelSpec.from_directory(directories["llama"])
     pipeline, split = schedule(spec, degrees=(1, 1)), disaggregated(spec, (1,), (1,))
     for old, new in ((pipeline, split), (split, pipeline)):
-        found = changed(job, tmp_path, directories["llama"], 2, old, new, requests(LENGTHS))
-        check_a_move(found, undisturbed, 2)
+        facts = changed(job, tmp_path, directories["llama"], 2, old, new, requests(LENGTHS))
+        check_a_move(facts, undisturbed, 2)
 
 
 @pytest.mark.slow
 def test_layers_move_in_all_replicas(job, tmp_path, directories, for_two):
-    spec, (todo, want) = ModelSpec.from_directory(directories["llama"]), for_two
+    spec, (todo, expected) = ModelSpec.from_directory(directories["llama"]), for_two
     split, pipeline = disaggregated(spec, (1,), (1,), replicas=2), schedule(spec, degrees=(1, 1), replicas=2)
-    check_a_move(changed(job, tmp_path, directories["llama"], 4, split, pipeline, todo), want, 4)
+    check_a_move(changed(job, tmp_path, directories["llama"], 4, split, pipeline, todo), expected, 4)
 
 
-def check_a_move(found, want, ranks):
-    """Everybody has their tokens, once, and while layers move nobody works."""
-    assert {r["id"]: tuple(r["output_ids"]) for r in found["results"]} == want
-    assert len(found["results"]) == len(want)
-    (change,) = found["changes"]
+def check_a_move(facts, expected, ranks):
+    """Every request has its tokens, once, and no rank computes while layers move."""
+    assert {r["id"]: tuple(r["output_ids"]) for r in facts["results"]} == expected
+    assert len(facts["results"]) == len(expected)
+    (change,) = facts["changes"]
     assert change["moved"] and change["pause_s"] > 0
-    assert not [s for s in found["spans"] if s[2] < change["changed_s"] < s[3]]
-    assert {s[0] for s in found["spans"] if s[2] >= change["changed_s"]} == set(range(ranks))
-    assert sorted(index for index, *_ in found["served"]) == list(range(len(want)))
+    assert not [s for s in facts["spans"] if s[2] < change["changed_s"] < s[3]]
+    assert {s[0] for s in facts["spans"] if s[2] >= change["changed_s"]} == set(range(ranks))
+    assert sorted(index for index, *_ in facts["served"]) == list(range(len(expected)))
 
 
 def test_replicas_change_together(job, tmp_path, directories, for_two):
-    spec, (todo, want) = ModelSpec.from_directory(directories["llama"]), for_two
+    spec, (todo, expected) = ModelSpec.from_directory(directories["llama"]), for_two
     old, new = (schedule(spec, encode_batch=count, replicas=2) for count in (3, 5))
-    found = changed(job, tmp_path, directories["llama"], 2, old, new, todo)
-    assert {r["id"]: tuple(r["output_ids"]) for r in found["results"]} == want
-    (change,) = found["changes"]
-    assert not change["moved"] and found["searches"][1] == 0  # one search for both
+    facts = changed(job, tmp_path, directories["llama"], 2, old, new, todo)
+    assert {r["id"]: tuple(r["output_ids"]) for r in facts["results"]} == expected
+    (change,) = facts["changes"]
+    assert not change["moved"] and facts["searches"][1] == 0  # one search for both
     for device in (0, 1):
-        encoded = [s for s in found["spans"] if s[0] == device and s[1] == "encode"]
+        encoded = [s for s in facts["spans"] if s[0] == device and s[1] == "encode"]
         assert max(count for *_, start, _, count in encoded if start < change["changed_s"]) == 3
         assert max(count for *_, start, _, count in encoded if start > change["changed_s"]) == 5
 
@@ -237,8 +237,8 @@ def test_the_command_writes_one_file_whichever_rank_leads(job, tmp_path, directo
     lines = [json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines]
     (tmp_path / "r.jsonl").write_text("".join([*lines, '{"id": "bad"}\n']))
     files = ["--schedule", tmp_path / "one.json", "--requests", tmp_path / "r.jsonl", "--out", tmp_path / "out.jsonl"]
-    asked = ["run", "--model", directories["llama"], *files, "--profile", "roofline", "--skip-invalid", "--adapt"]
-    done = job(2, "-m", "tests.xrunner.drifting", *asked, NEXT=str(tmp_path / "two.json"))
+    command = ["run", "--model", directories["llama"], *files, "--profile", "roofline", "--skip-invalid", "--adapt"]
+    done = job(2, "-m", "tests.xrunner.drifting", *command, NEXT=str(tmp_path / "two.json"))
     assert done.returncode == 0, done.stderr
     results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
     assert results.pop("bad").finish_reason == "error"
@@ -248,21 +248,21 @@ def test_the_command_writes_one_file_whichever_rank_leads(job, tmp_path, directo
 
 
 def test_a_search_that_goes_on_keeps_no_process_alive():
-    """One that is over has nobody to tell."""
+    """Its result would have no reader."""
     code = "import time; from xrunner.core.adaptation import beside; beside(lambda: time.sleep(600)); time.sleep(0.1)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_what_takes_over_in_place(directories):
     spec = ModelSpec.from_directory(directories["llama"])
-    one = schedule(spec)
-    assert takes_over_in_place(schedule(spec, encode_batch=9), one)
-    assert takes_over_in_place(schedule(spec, kv_blocks=39), one)
-    assert not takes_over_in_place(schedule(spec, kv_blocks=41), one)
-    assert not takes_over_in_place(schedule(spec, "orca"), one)
-    assert not takes_over_in_place(schedule(spec, degrees=(1, 1)), one)
+    plan = schedule(spec)
+    assert takes_over_in_place(schedule(spec, encode_batch=9), plan)
+    assert takes_over_in_place(schedule(spec, kv_blocks=39), plan)
+    assert not takes_over_in_place(schedule(spec, kv_blocks=41), plan)
+    assert not takes_over_in_place(schedule(spec, "orca"), plan)
+    assert not takes_over_in_place(schedule(spec, degrees=(1, 1)), plan)
     split = disaggregated(spec, (1,), (1,))
     assert takes_over_in_place(replace(split, encode_batch=2, micro_batches=2), split)
     assert not takes_over_in_place(replace(split, encode_batch=4), split)  # its encoding ranks hold three
-    assert same(one, replace(one, workload=Workload.fixed(3, 3)))
-    assert not same(one, replace(one, decode_iterations=5))
+    assert same(plan, replace(plan, workload=Workload.fixed(3, 3)))
+    assert not same(plan, replace(plan, decode_iterations=5))

@@ -58,16 +58,20 @@ def make(root, name):
             theirs.shared.weight *= 0.05
     theirs.save_pretrained(root / name)
     theirs.generation_config.eos_token_id = None
-    want = [generate(theirs, p, most) for p, (_, most) in pairs]
-    return root / name, [Request(str(i), tuple(p.tolist()), most, True) for i, (p, (_, most)) in enumerate(pairs)], want
+    tokens = [generate(theirs, p, most) for p, (_, most) in pairs]
+    return (
+        root / name,
+        [Request(str(i), tuple(p.tolist()), most, True) for i, (p, (_, most)) in enumerate(pairs)],
+        tokens,
+    )
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     """Of each architecture a model, the requests, and transformers' tokens for them."""
     root = tmp_path_factory.mktemp("models")
-    made = {name: make(root, name) for name in CONFIGS}
-    return {name: (load_model(path), todo, want) for name, (path, todo, want) in made.items()}
+    models = {name: make(root, name) for name in CONFIGS}
+    return {name: (load_model(path), todo, tokens) for name, (path, todo, tokens) in models.items()}
 
 
 def generate(model, prompt, most):
@@ -104,7 +108,7 @@ def schedule(model, policy, kv_blocks=22):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tokens_are_those_of_transformers(cases, name, policy):
-    model, todo, want = cases[name]
+    model, todo, expected = cases[name]
     if model.start and policy == "chunked":
         with pytest.raises(InputError, match="whose encoder reads them whole"):
             Engine(model, schedule(model, policy))
@@ -113,7 +117,7 @@ def test_tokens_are_those_of_transformers(cases, name, policy):
     assert sorted(result.id for result in report.results) == sorted(request.id for request in todo)
     differing = set()
     for result in report.results:
-        tokens, gaps = want[int(result.id)]
+        tokens, gaps = expected[int(result.id)]
         pairs = zip(result.output_ids, tokens, strict=True)
         place = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
         if place is not None:
@@ -125,8 +129,8 @@ def test_tokens_are_those_of_transformers(cases, name, policy):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_outputs_differ(cases, name):
     """Models whose every token were the same would prove nothing."""
-    _, _, want = cases[name]
-    assert len({token for tokens, _ in want for token in tokens}) > 5
+    _, _, expected = cases[name]
+    assert len({token for tokens, _ in expected for token in tokens}) > 5
 
 
 def test_an_encoder_decoders_blocks_are_enough_to_the_last(cases):
@@ -142,11 +146,11 @@ def test_an_encoder_decoders_blocks_are_enough_to_the_last(cases):
 def test_an_end_of_text_ends_an_encoder_decoders_output(cases):
     from dataclasses import replace
 
-    model, todo, want = cases["t5"]
-    common = torch.tensor([token for tokens, _ in want for token in tokens]).bincount().argmax()
+    model, todo, expected = cases["t5"]
+    common = torch.tensor([token for tokens, _ in expected for token in tokens]).bincount().argmax()
     ending = replace(model, eos=frozenset([int(common)]))
     results = Engine(ending, schedule(ending, "orca")).run([replace(r, ignore_eos=False) for r in todo]).results
     for result in results:
-        tokens, _ = want[int(result.id)]
+        tokens, _ = expected[int(result.id)]
         cut = tokens.index(common) + 1 if common in tokens else len(tokens)
         assert list(result.output_ids) == tokens[:cut]

@@ -14,7 +14,7 @@ WINDOW = 128
 
 def follow(workload, drawn, at_once=32, seed=0):
     """Requests begin in order, `at_once` of them at a time, and the shortest output ends first; the looks' results."""
-    drift, alive, waiting, found = Drift(workload, WINDOW), {}, list(enumerate(drawn)), []
+    drift, alive, waiting, distances = Drift(workload, WINDOW), {}, list(enumerate(drawn)), []
     while waiting or alive:
         while waiting and len(alive) < at_once:
             index, request = waiting.pop(0)
@@ -24,40 +24,40 @@ def follow(workload, drawn, at_once=32, seed=0):
         for index in [i for i, left in alive.items() if left == soonest]:
             del alive[index]
             drift.end(index, drawn[index].input, drawn[index].output)
-            found.append(drift.observed())
+            distances.append(drift.observed())
         alive = {i: left - soonest for i, left in alive.items()}
-    return [one for one in found if one]
+    return [point for point in distances if point]
 
 
 @pytest.mark.parametrize("name", ["S", "T", "C1"])
 def test_what_was_reckoned_with_is_no_drift(name):
-    """Though whoever has ended so far had short outputs."""
+    """Though requests that finished so far had short outputs."""
     assert not any(follow(task(name), task(name).draw(1500, seed=seed)) for seed in range(3))
 
 
 @pytest.mark.parametrize(("name", "other"), [("S", "T"), ("T", "G"), ("C1", "C2")])
 def test_another_task_is(name, other):
     drawn = task(name).draw(400, seed=1) + task(other).draw(400, seed=2)
-    found = follow(task(name), drawn)
-    assert found
-    assert found[-1].output.mean == pytest.approx(task(other).output.mean, rel=0.1)
-    assert found[-1].input.mean == pytest.approx(task(other).input.mean, rel=0.1)
+    drifts = follow(task(name), drawn)
+    assert drifts
+    assert drifts[-1].output.mean == pytest.approx(task(other).output.mean, rel=0.1)
+    assert drifts[-1].input.mean == pytest.approx(task(other).input.mean, rel=0.1)
 
 
 def test_after_a_restart_the_new_lengths_are_reckoned_with():
     drawn = task("T").draw(1200, seed=3)
     drift = Drift(task("S"), WINDOW)
-    found = []
+    drifts = []
     for index, request in enumerate(drawn):
         drift.begin(index)
         drift.end(index, request.input, request.output)
         if seen := drift.observed():
-            found.append(index)
+            drifts.append(index)
             drift.restart(seen)
-    assert found == [WINDOW - 1]
+    assert drifts == [WINDOW - 1]
 
 
-def test_whoever_was_cancelled_holds_nobody_up():
+def test_cancelled_requests_hold_up_no_others():
     drift = Drift(Workload.fixed(10, 5), 16)
     for index in range(17):
         drift.begin(index)
@@ -72,9 +72,9 @@ distributions = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
 @given(distributions, distributions)
-def test_the_distance_is_the_two_sample_statistic(one, other):
-    found = distance(LengthDistribution.from_samples(one), LengthDistribution.from_samples(other))
-    assert found == pytest.approx(ks_2samp(one, other, method="asymp").statistic)
+def test_the_distance_is_the_two_sample_statistic(sample, other):
+    statistic = distance(LengthDistribution.from_samples(sample), LengthDistribution.from_samples(other))
+    assert statistic == pytest.approx(ks_2samp(sample, other, method="asymp").statistic)
 
 
 @settings(max_examples=20)

@@ -14,28 +14,28 @@ from .test_job import check_decisions, check_times, check_tokens, cut_at, matrix
 POLICIES = ("static", "hybrid", "orca", "rra")
 
 
-def check(found, cells, theirs):
+def check(facts, cells, theirs):
     for name, (_, plan) in cells.items():
         try:
-            check_tokens(found[name], theirs)
-            check_times(found[name])
+            check_tokens(facts[name], theirs)
+            check_times(facts[name])
             if plan.policy == "waa-m":
-                check_work(found[name], plan)
+                check_work(facts[name], plan)
             else:
-                check_decisions(found[name], plan)
+                check_decisions(facts[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
 
 
-def check_work(found, plan):
+def check_work(facts, plan):
     """Every device of a side computes every token of that side once: each output token is decoded."""
     per_replica = sum(len(stage.devices) for stage in plan.stages)
     for replica, stage in itertools.product(range(plan.replicas), plan.stages):
-        own = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
-        want = sum(n if stage.phase == "encode" else m for n, m in own)
+        lengths = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
+        expected = sum(n if stage.phase == "encode" else m for n, m in lengths)
         for device in stage.devices:
-            spans = [s for s in found["spans"] if s["device"] == replica * per_replica + device]
-            assert sum(s["tokens"] for s in spans) == want
+            spans = [s for s in facts["spans"] if s["device"] == replica * per_replica + device]
+            assert sum(s["tokens"] for s in spans) == expected
             assert {s["phase"] for s in spans} == {stage.phase}
 
 
@@ -65,15 +65,15 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, encoder_dec
     paths, theirs = encoder_decoder
     cells = matrix(paths, 2, ["t5"], ["static", "orca"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (2,))
     cells = {name: (arch, dataclasses.replace(plan, kv_blocks=12)) for name, (arch, plan) in cells.items()}
-    todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
+    todo = [dataclasses.replace(request, arrival_s=0.01 * int(request.id)) for request in requests()]
     gone = {"3", "4", "7", "10", "11"}
-    found = run_cells(job, tmp_path, paths, 2, cells, todo=todo, cancelled=[int(one) for one in gone])
+    facts = run_cells(job, tmp_path, paths, 2, cells, todo=todo, cancelled=[int(index) for index in gone])
     for name in cells:
-        check_times(found[name])
-        assert sorted(r["id"] for r in found[name]["results"]) == sorted(theirs), name
-        reasons = {r["id"]: r["finish_reason"] for r in found[name]["results"]}
+        check_times(facts[name])
+        assert sorted(r["id"] for r in facts[name]["results"]) == sorted(theirs), name
+        reasons = {r["id"]: r["finish_reason"] for r in facts[name]["results"]}
         assert "11" in {r for r, reason in reasons.items() if reason == "cancelled"} <= gone, name
-        for result in found[name]["results"]:
+        for result in facts[name]["results"]:
             tokens, _ = theirs[result["id"]]
             assert result["output_ids"] == tokens[: len(result["output_ids"])], name
             assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
@@ -83,12 +83,12 @@ def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, enco
     paths, theirs = encoder_decoder
     common = Counter(token for tokens, _ in theirs.values() for token in tokens).most_common(3)
     ends = [token for token, _ in common]
-    want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
-    assert any(len(tokens) < len(theirs[name][0]) for name, tokens in want.items())
+    expected = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs.items()}
+    assert any(len(tokens) < len(theirs[name][0]) for name, tokens in expected.items())
     cells = matrix(paths, 2, ["t5"], ["hybrid", "rra"], [((1, 1), 1)]) | sides(paths, 2, ["t5"], (1,))
-    found = run_cells(job, tmp_path, paths, 2, cells, eos=ends)
+    facts = run_cells(job, tmp_path, paths, 2, cells, eos=ends)
     for name in cells:
-        assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
+        assert {r["id"]: r["output_ids"] for r in facts[name]["results"]} == expected, name
 
 
 @pytest.mark.slow

@@ -39,12 +39,12 @@ def test_every_policy_gives_the_tokens_of_transformers(directories, models, arch
     theirs = AutoModelForCausalLM.from_pretrained(directories[arch], dtype=torch.float32)
     theirs.generation_config.eos_token_id = None
     todo = requests(LENGTHS)
-    want = {request.id: generate(theirs, request) for request in todo}
+    reference = {request.id: generate(theirs, request) for request in todo}
     near_ties = 0
     for policy in POLICIES:
         report = Engine(models[arch], schedule(models[arch], policy)).run(todo)
         for result in report.results:
-            tokens, gaps = want[result.id]
+            tokens, gaps = reference[result.id]
             first = next(
                 (i for i, pair in enumerate(zip(result.output_ids, tokens, strict=True)) if pair[0] != pair[1]), None
             )
@@ -60,16 +60,16 @@ def test_outputs_end_at_an_end_of_text(directories, models):
     theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
     todo = requests(LENGTHS, ignore_eos=False)
     theirs.generation_config.eos_token_id = None
-    made = list(itertools.chain.from_iterable(generate(theirs, r)[0] for r in todo))
-    frequent = torch.tensor(made).bincount().topk(3).indices.tolist()
+    generated = list(itertools.chain.from_iterable(generate(theirs, r)[0] for r in todo))
+    frequent = torch.tensor(generated).bincount().topk(3).indices.tolist()
     model = models["llama"]
     ending = type(model)(model.spec, model.dtype, model.layers, model.ends, frozenset(frequent))
-    want = {request.id: generate(theirs, request, eos_token_id=frequent)[0] for request in todo}
+    reference = {request.id: generate(theirs, request, eos_token_id=frequent)[0] for request in todo}
     for policy in POLICIES:
         results = Engine(ending, schedule(ending, policy)).run(todo).results
-        assert {r.id: list(r.output_ids) for r in results} == want
+        assert {r.id: list(r.output_ids) for r in results} == reference
         stopped = {r.id for r in results if r.finish_reason == "stop"}
-        assert stopped == {name for name, tokens in want.items() if tokens[-1] in frequent}
+        assert stopped == {name for name, tokens in reference.items() if tokens[-1] in frequent}
         assert len(stopped) > 0
     free = Engine(ending, schedule(ending)).run(requests(LENGTHS, ignore_eos=True)).results
     assert all(len(r.output_ids) == LENGTHS[int(r.id)][1] and r.finish_reason == "length" for r in free)
@@ -205,7 +205,7 @@ def test_a_closed_engine_leaves_no_cache(models):
         gc.enable()
 
 
-def test_an_engine_that_nobody_holds_leaves_no_cache(models):
+def test_an_unreferenced_engine_leaves_no_cache(models):
     gc.disable()
     try:
         engine = Engine(models["llama"], schedule(models["llama"]))

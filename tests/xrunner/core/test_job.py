@@ -42,27 +42,27 @@ def run_cells(
 ):
     """What came of every cell, all of them run by one job. With its second result some requests are cancelled."""
     todo = todo or requests(ignore_eos=eos is None)
-    given = {
+    runs = {
         name: {
             "model": str(directories[arch]),
             "schedule": to_dict(plan),
-            "requests": [to_dict(one) for one in todo],
+            "requests": [to_dict(request) for request in todo],
             "cancelled": cancelled,
         }
         | ({"eos": eos} if eos else {})
         for name, (arch, plan) in cells.items()
     }
-    (tmp_path / "cells.json").write_text(json.dumps(given))
+    (tmp_path / "cells.json").write_text(json.dumps(runs))
     done = job(ranks, "-m", "mpi4py", "-m", f"tests.xrunner.{program}", tmp_path, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in cells}
 
 
-def check_tokens(found, theirs):
+def check_tokens(facts, theirs):
     """Every request once, with transformers' tokens but for near ties."""
     near_ties = 0
-    assert sorted(r["id"] for r in found["results"]) == sorted(theirs)
-    for result in found["results"]:
+    assert sorted(r["id"] for r in facts["results"]) == sorted(theirs)
+    for result in facts["results"]:
         tokens, gaps = theirs[result["id"]]
         pairs = zip(result["output_ids"], tokens, strict=True)
         first = next((i for i, (mine, their) in enumerate(pairs) if mine != their), None)
@@ -73,13 +73,13 @@ def check_tokens(found, theirs):
     assert near_ties <= 1
 
 
-def check_times(found):
-    ends = {r["id"]: r["finish_s"] for r in found["results"]}
-    for one in found["served"]:
-        assert 0 <= one["start_s"] < one["first_token_s"] <= one["finish_s"] == ends[str(one["index"])]
-    assert found["seconds"] == max(span["end_s"] for span in found["spans"])
+def check_times(facts):
+    ends = {r["id"]: r["finish_s"] for r in facts["results"]}
+    for request in facts["served"]:
+        assert 0 <= request["start_s"] < request["first_token_s"] <= request["finish_s"] == ends[str(request["index"])]
+    assert facts["seconds"] == max(span["end_s"] for span in facts["spans"])
     by_device = {}
-    for span in found["spans"]:
+    for span in facts["spans"]:
         by_device.setdefault(span["device"], []).append(span)
     for spans in by_device.values():
         assert all(a["end_s"] <= b["start_s"] for a, b in itertools.pairwise(spans))
@@ -89,7 +89,7 @@ def work_of(spans, device):
     return [(s["phase"], s["micro_batch"], s["sequences"], s["tokens"]) for s in spans if s["device"] == device]
 
 
-def check_decisions(found, plan):
+def check_decisions(facts, plan):
     """Every stage of every replica did the micro-batches that the replay predicts, in its order; so did its other
     ranks.
     """
@@ -98,10 +98,10 @@ def check_decisions(found, plan):
     spans = [to_dict(span) for span in predicted.timeline.spans]
     per_replica = sum(len(stage.devices) for stage in plan.stages)
     for replica, stage in itertools.product(range(plan.replicas), plan.stages):
-        want = work_of(spans, replica * per_replica + stage.devices[0])
-        assert want
+        expected = work_of(spans, replica * per_replica + stage.devices[0])
+        assert expected
         for device in stage.devices:
-            assert work_of(found["spans"], replica * per_replica + device) == want
+            assert work_of(facts["spans"], replica * per_replica + device) == expected
 
 
 def rates():
@@ -113,42 +113,42 @@ def rates():
 ROOF = rates()
 
 
-def check_order(found, plan):
+def check_order(facts, plan):
     """No micro-batch is computed before its states and tokens are there: no span includes waiting."""
     first, last = plan.stages[0].devices[0], plan.stages[-1].devices[0]
     tokens = {}
-    for begin, end in zip(*([s for s in found["spans"] if s["device"] == d] for d in (first, last)), strict=True):
+    for begin, end in zip(*([s for s in facts["spans"] if s["device"] == d] for d in (first, last)), strict=True):
         assert begin["end_s"] <= end["start_s"] or first == last
         if begin["phase"] == "decode" and plan.policy not in ("static", "hybrid"):  # whose finished rows take no tokens
             assert begin["start_s"] >= tokens.get(begin["micro_batch"], 0.0)
             tokens[begin["micro_batch"]] = end["end_s"]
 
 
-def check_disaggregated(found, plan):
+def check_disaggregated(facts, plan):
     """Batches are as large as they may be and encoded in order, by every stage; every token is decoded once."""
     line = [stage for stage in plan.stages if stage.phase == "encode"]
     per_replica = sum(len(stage.devices) for stage in plan.stages)
     for replica in range(plan.replicas):
         lengths = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
         device = replica * per_replica + line[0].devices[0]
-        batches = work_of(found["spans"], device)
+        batches = work_of(facts["spans"], device)
         assert all(phase == "encode" and count <= plan.encode_batch for phase, _, count, _ in batches)
         assert [sum(column) for column in list(zip(*batches, strict=True))[2:]] == [
             len(lengths),
             sum(n for n, _ in lengths),
         ]
         for stage in plan.stages:
-            want = sum(n for n, _ in lengths) if stage.phase == "encode" else sum(m - 1 for _, m in lengths)
+            expected = sum(n for n, _ in lengths) if stage.phase == "encode" else sum(m - 1 for _, m in lengths)
             for place in stage.devices:
-                assert sum(tokens for *_, tokens in work_of(found["spans"], replica * per_replica + place)) == want
+                assert sum(tokens for *_, tokens in work_of(facts["spans"], replica * per_replica + place)) == expected
 
 
-def check_sides(found, cells, theirs):
+def check_sides(facts, cells, theirs):
     for name, (arch, plan) in cells.items():
         try:
-            check_tokens(found[name], theirs[arch])
-            check_times(found[name])
-            check_disaggregated(found[name], plan)
+            check_tokens(facts[name], theirs[arch])
+            check_times(facts[name])
+            check_disaggregated(facts[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
 
@@ -163,13 +163,13 @@ def sides(directories, ranks, archs, micro_batches=(1, 3), layouts=None, **varia
     return cells
 
 
-def check_all(found, cells, theirs):
+def check_all(facts, cells, theirs):
     for name, (arch, plan) in cells.items():
         try:
-            check_tokens(found[name], theirs[arch])
-            check_times(found[name])
-            check_decisions(found[name], plan)
-            check_order(found[name], plan)
+            check_tokens(facts[name], theirs[arch])
+            check_times(facts[name])
+            check_decisions(facts[name], plan)
+            check_order(facts[name], plan)
         except AssertionError as error:
             raise AssertionError(name) from error
 
@@ -178,11 +178,11 @@ def test_repetition_penalties_over_two_ranks(job, tmp_path, directories):
     """The sampling state is on the last stage's rank, with WAA on both sides': the tokens of one rank alone."""
     todo = requests(temperature=0.9, top_p=0.9, repetition_penalty=1.3)
     model = load_model(directories["llama"])
-    want = {result.id: list(result.output_ids) for result in Engine(model, schedule(model.spec)).run(todo).results}
+    expected = {result.id: list(result.output_ids) for result in Engine(model, schedule(model.spec)).run(todo).results}
     cells = matrix(directories, 2, ["llama"], ["rra", "static"], [((1, 1), 1)]) | sides(directories, 2, ["llama"], (2,))
-    found = run_cells(job, tmp_path, directories, 2, cells, todo=todo)
+    facts = run_cells(job, tmp_path, directories, 2, cells, todo=todo)
     for name in cells:
-        assert {result["id"]: result["output_ids"] for result in found[name]["results"]} == want, name
+        assert {result["id"]: result["output_ids"] for result in facts[name]["results"]} == expected, name
 
 
 def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(job, tmp_path, directories, theirs):
@@ -234,31 +234,31 @@ def test_micro_batches_of_any_number(job, tmp_path, directories, theirs):
 
 @pytest.mark.slow
 def test_every_architecture_in_stages_in_shards_and_disaggregated(job, tmp_path):
-    made = {name: architectures.make(tmp_path, name) for name in architectures.CONFIGS}
-    cells, paths = {}, {name: path for name, (path, _, _) in made.items()}
+    models = {name: architectures.make(tmp_path, name) for name in architectures.CONFIGS}
+    cells, paths = {}, {name: path for name, (path, _, _) in models.items()}
     for name, path in paths.items():
         spec = ModelSpec.from_directory(path)
         cells[f"{name}-stages"] = (name, schedule(spec, "rra" if spec.encoder_layers else "chunked", (1, 1)))
         cells[f"{name}-shards"] = (name, schedule(spec, "orca", (2,)))
         cells[f"{name}-disaggregated"] = (name, disaggregated(spec, (1,), (1,)))
-    todo = made["llama"][1]
-    found = run_cells(job, tmp_path, paths, 2, cells, timeout=600, todo=todo)
+    todo = models["llama"][1]
+    facts = run_cells(job, tmp_path, paths, 2, cells, timeout=600, todo=todo)
     for cell, (name, _) in cells.items():
-        want = {request.id: pair for request, pair in zip(todo, made[name][2], strict=True)}
-        check_tokens(found[cell], want)
+        expected = {request.id: pair for request, pair in zip(todo, models[name][2], strict=True)}
+        check_tokens(facts[cell], expected)
 
 
 def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories, theirs):
     cells = matrix(directories, 2, ["llama"], ["static", "rra"], [((1, 1), 1)]) | sides(directories, 2, ["llama"], (2,))
-    todo = [dataclasses.replace(one, arrival_s=0.01 * int(one.id)) for one in requests()]
-    found = run_cells(job, tmp_path, directories, 2, cells, todo=todo, cancelled=(3, 7, 10, 11))
+    todo = [dataclasses.replace(request, arrival_s=0.01 * int(request.id)) for request in requests()]
+    facts = run_cells(job, tmp_path, directories, 2, cells, todo=todo, cancelled=(3, 7, 10, 11))
     for name in cells:
-        check_times(found[name])
-        assert sorted(r["id"] for r in found[name]["results"]) == sorted(one.id for one in todo), name
-        reasons = {r["id"]: r["finish_reason"] for r in found[name]["results"]}
+        check_times(facts[name])
+        assert sorted(r["id"] for r in facts[name]["results"]) == sorted(request.id for request in todo), name
+        reasons = {r["id"]: r["finish_reason"] for r in facts[name]["results"]}
         assert {r for r, reason in reasons.items() if reason == "cancelled"} <= {"3", "7", "10", "11"}
         assert reasons["11"] == "cancelled", name  # it arrives last, and hadn't ended by then
-        for result in found[name]["results"]:
+        for result in facts[name]["results"]:
             tokens, _ = theirs["llama"][result["id"]]
             assert result["output_ids"] == tokens[: len(result["output_ids"])], name
             assert result["start_s"] is None or result["start_s"] >= result["arrival_s"]
@@ -268,16 +268,16 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories
 def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
     """Requests of one token have nothing to transfer: the driver is through when their tokens are there."""
     todo = requests([(9, 1)] * 4)
-    found = run_cells(job, tmp_path, directories, 2, sides(directories, 2, ["llama"]), todo=todo, program="left_over")
-    assert all(len(cell["results"]) == 4 for cell in found.values())
+    facts = run_cells(job, tmp_path, directories, 2, sides(directories, 2, ["llama"]), todo=todo, program="left_over")
+    assert all(len(cell["results"]) == 4 for cell in facts.values())
 
 
 def test_batches_do_not_pile_up_before_a_slow_kv_transfer(job, tmp_path, directories):
     """Each has buffers on both sides; the cache would hold them all."""
     plan = disaggregated(ModelSpec.from_directory(directories["llama"]), (1,), (1,), encode_batch=1, kv_blocks=200)
     todo = requests([(9, 12)] * 20)
-    found = run_cells(job, tmp_path, directories, 2, {"slow": ("llama", plan)}, todo=todo, program="slow_kv_transfer")
-    assert len(found["slow"]["results"]) == 20
+    facts = run_cells(job, tmp_path, directories, 2, {"slow": ("llama", plan)}, todo=todo, program="slow_kv_transfer")
+    assert len(facts["slow"]["results"]) == 20
     assert int((tmp_path / "waited.txt").read_text()) == most_in_transfer(1)
 
 
@@ -288,13 +288,13 @@ def cut_at(tokens, ends):
 
 @pytest.mark.parametrize("ranks", [2])
 def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, directories, theirs, ranks):
-    made = Counter(token for tokens, _ in theirs["llama"].values() for token in tokens)
-    ends = [token for token, _ in made.most_common(3)]
+    counts = Counter(token for tokens, _ in theirs["llama"].values() for token in tokens)
+    ends = [token for token, _ in counts.most_common(3)]
     cells = matrix(directories, ranks, ["llama"], layouts=[((1, 1), 1)]) | sides(directories, ranks, ["llama"])
-    found = run_cells(job, tmp_path, directories, ranks, cells, eos=ends)
-    want = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs["llama"].items()}
-    assert any(len(tokens) < len(theirs["llama"][name][0]) for name, tokens in want.items())
+    facts = run_cells(job, tmp_path, directories, ranks, cells, eos=ends)
+    expected = {name: cut_at(tokens, ends) for name, (tokens, _) in theirs["llama"].items()}
+    assert any(len(tokens) < len(theirs["llama"][name][0]) for name, tokens in expected.items())
     for name in cells:
-        assert {r["id"]: r["output_ids"] for r in found[name]["results"]} == want, name
-        stopped = {r["id"] for r in found[name]["results"] if r["finish_reason"] == "stop"}
-        assert stopped == {r for r, tokens in want.items() if tokens[-1] in ends}, name
+        assert {r["id"]: r["output_ids"] for r in facts[name]["results"]} == expected, name
+        stopped = {r["id"] for r in facts[name]["results"] if r["finish_reason"] == "stop"}
+        assert stopped == {r for r, tokens in expected.items() if tokens[-1] in ends}, name

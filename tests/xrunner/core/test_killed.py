@@ -1,4 +1,4 @@
-"""Any rank killed at any moment: the job ends, its name is said, and what was finished is not done again."""
+"""Any rank killed at any moment: the job ends and names it, and finished requests are not run again."""
 
 import json
 import os
@@ -19,17 +19,17 @@ LENGTHS = [(5 + 7 * i % 40, 10 + 11 * i % 35) for i in range(120)]
 
 
 @pytest.fixture(scope="module")
-def want(directories):
+def expected(directories):
     """The tokens of one rank alone."""
     model = load_model(directories["llama"])
-    found = Engine(model, schedule(model.spec, "orca", kv_blocks=200, max_num_seqs=24)).run(requests(LENGTHS)).results
-    return {r.id: list(r.output_ids) for r in found}
+    results = Engine(model, schedule(model.spec, "orca", kv_blocks=200, max_num_seqs=24)).run(requests(LENGTHS)).results
+    return {r.id: list(r.output_ids) for r in results}
 
 
 def arguments(directory, tmp_path, policy):
     spec = ModelSpec.from_directory(directory)
-    own = {"kv_blocks": 30}
-    plan = schedule(spec, "rra", (1, 1), **own) if policy == "rra" else disaggregated(spec, (1,), (1,), **(WAA | own))
+    kv = {"kv_blocks": 30}
+    plan = schedule(spec, "rra", (1, 1), **kv) if policy == "rra" else disaggregated(spec, (1,), (1,), **(WAA | kv))
     document.write(tmp_path / "schedule.json", plan)
     lines = [
         {"id": r.id, "prompt_ids": list(r.prompt_ids), "max_tokens": r.max_tokens, "ignore_eos": True}
@@ -93,23 +93,23 @@ def kill(process, rank):
         pytest.param("waa", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_rank_ends_the_job_which_can_be_resumed(start, job, directories, want, tmp_path, policy, rank):
-    asked = arguments(directories["llama"], tmp_path, policy)
-    process = start(2, *asked)
+def test_a_killed_rank_ends_the_job_which_can_be_resumed(start, job, directories, expected, tmp_path, policy, rank):
+    command = arguments(directories["llama"], tmp_path, policy)
+    process = start(2, *command)
     partial = tmp_path / "out.jsonl.partial"
     wait_for_results(partial, process)
     code, err, seconds = kill(process, rank)
     assert code != 0 and seconds < 10
     assert re.search(rf"rank {rank} with PID .* signal 9", re.sub(r"\s+", " ", err)), err
-    whole = partial.read_bytes().rpartition(b"\n")[0].splitlines()
-    finished = {r["id"]: r["output_ids"] for r in map(json.loads, whole)}
-    assert 3 <= len(finished) < len(want)
-    done = job(2, *asked, "--resume")
+    complete = partial.read_bytes().rpartition(b"\n")[0].splitlines()
+    finished = {r["id"]: r["output_ids"] for r in map(json.loads, complete)}
+    assert 3 <= len(finished) < len(expected)
+    done = job(2, *command, "--resume")
     assert done.returncode == 0, done.stderr
-    assert f"resumed: {len(finished)} of {len(want)}" in done.stderr
+    assert f"resumed: {len(finished)} of {len(expected)}" in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [r["id"] for r in lines[: len(finished)]] == list(finished)
-    assert {r["id"]: r["output_ids"] for r in lines} == want and len(lines) == len(want)
+    assert {r["id"]: r["output_ids"] for r in lines} == expected and len(lines) == len(expected)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

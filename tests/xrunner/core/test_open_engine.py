@@ -47,10 +47,10 @@ def test_an_aborted_request_ends_with_what_it_has(model, expected):
     engine = opened(model)
     longest = max(expected, key=lambda name: len(expected[name]))
     tokens, results = feed(engine, requests(LENGTHS), aborted=[longest])
-    given = results.pop(longest)
-    assert given.finish_reason == "cancelled"
-    assert 0 < len(given.output_ids) < len(expected[longest])
-    assert list(given.output_ids) == tokens[longest] == expected[longest][: len(given.output_ids)]
+    ended = results.pop(longest)
+    assert ended.finish_reason == "cancelled"
+    assert 0 < len(ended.output_ids) < len(expected[longest])
+    assert list(ended.output_ids) == tokens[longest] == expected[longest][: len(ended.output_ids)]
     assert all(list(result.output_ids) == expected[name] for name, result in results.items())
 
 
@@ -99,7 +99,7 @@ def test_an_abort_of_another_replicas_request_is_passed_on_whoever_takes_the_tur
     assert passed == ["elsewhere"] and engine.idle
 
 
-def test_a_closed_engine_says_so(model):
+def test_a_closed_engine_cannot_be_used(model):
     engine = opened(model)
     engine.close()
     with pytest.raises(RuntimeError, match="only the leader of an open engine"):
@@ -117,9 +117,9 @@ def test_on_two_ranks(job, tmp_path, directories, expected, model):
         "disaggregated": disaggregated(model.spec, (1,), (1,)),
     }
     todo, longest = requests(LENGTHS), max(expected, key=lambda name: len(expected[name]))
-    given = {name: ("llama", plan) for name, plan in plans.items()}
-    found = run_cells(job, tmp_path, directories, 2, given, todo=todo, cancelled=[longest], program="open_engine")
-    for name, ran in found.items():
+    cases = {name: ("llama", plan) for name, plan in plans.items()}
+    facts = run_cells(job, tmp_path, directories, 2, cases, todo=todo, cancelled=[longest], program="open_engine")
+    for name, ran in facts.items():
         results = {result["id"]: result for result in ran["results"]}
         assert sorted(results) == sorted(expected), name
         for request_id, result in results.items():

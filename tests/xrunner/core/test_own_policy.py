@@ -1,5 +1,5 @@
-"""A policy and an order that only this file knows: registered, it is simulated, searched, replayed and run, on several
-ranks too, and nothing else has heard of it.
+"""A policy and an order of this file alone: registered, it is simulated, searched, replayed and run, on several
+ranks too, without a change elsewhere.
 """
 
 import dataclasses
@@ -101,26 +101,26 @@ def test_it_runs_as_it_is_replayed(registered, model):
 def test_it_is_simulated_as_it_is_replayed(registered):
     """A long replay of its own, which the estimate's shorter one hasn't seen."""
     plan = nouns.schedule(OWN.name, kv_blocks=900, encode_batch=2, max_num_seqs=16)
-    told = estimate(plan, profile())
+    estimated = estimate(plan, profile())
     done = replay(plan, profile(), plan.workload.draw(4000, seed=9), timeline=False)
     middle = [request.finish_s for request in done.served[800:3200]]
-    assert told.throughput_seq_s == pytest.approx(2400 / (middle[-1] - middle[0]), rel=0.03)
+    assert estimated.throughput_seq_s == pytest.approx(2400 / (middle[-1] - middle[0]), rel=0.03)
     latencies = sorted(request.finish_s - request.start_s for request in done.served)
-    assert told.latency_p50_s == pytest.approx(latencies[2000], rel=0.1)
-    assert told.memory_bytes[0] > 0 and 0 < told.utilisation[0] <= 1
+    assert estimated.latency_p50_s == pytest.approx(latencies[2000], rel=0.1)
+    assert estimated.memory_bytes[0] > 0 and 0 < estimated.utilisation[0] <= 1
 
 
 def test_it_is_searched(registered):
     """The best of its grid."""
-    asked = {"policies": (OWN.name, "orca"), "fixed": {"max_num_seqs": 8}}
-    tuned = tune(nouns.MODEL, parse_cluster("1xA40"), task("S"), profile(), **asked)
-    own = next(alternative for alternative in tuned.alternatives if alternative.policy == OWN.name)
-    assert own.schedule.policy == OWN.name and own.schedule.max_num_seqs == 8 and own.estimate.feasible
+    options = {"policies": (OWN.name, "orca"), "fixed": {"max_num_seqs": 8}}
+    tuned = tune(nouns.MODEL, parse_cluster("1xA40"), task("S"), profile(), **options)
+    ours = next(alternative for alternative in tuned.alternatives if alternative.policy == OWN.name)
+    assert ours.schedule.policy == OWN.name and ours.schedule.max_num_seqs == 8 and ours.estimate.feasible
     rates = []
     for batch in (1, 2, 4, 8):
-        plan = dataclasses.replace(own.schedule, encode_batch=batch)
+        plan = dataclasses.replace(ours.schedule, encode_batch=batch)
         rates.append(estimate(plan, profile()).throughput_tok_s)
-    assert own.estimate.throughput_tok_s == pytest.approx(max(rates), rel=0.01)
+    assert ours.estimate.throughput_tok_s == pytest.approx(max(rates), rel=0.01)
     with pytest.raises(InputError, match="'nobody' can't be searched"):
         check_asked(("nobody",), {})
 
@@ -146,9 +146,9 @@ def test_both_on_two_ranks(job, tmp_path, directories, theirs):
         name: ("llama", schedule(spec, OWN.name, degrees, **VARIABLES))
         for name, degrees in {"stages": (1, 1), "shards": (2,)}.items()
     }
-    found = run_cells(job, tmp_path, directories, 2, plans, program="core.test_own_policy")
+    facts = run_cells(job, tmp_path, directories, 2, plans, program="core.test_own_policy")
     for name in plans:
-        check_tokens(found[name], theirs["llama"])
+        check_tokens(facts[name], theirs["llama"])
 
 
 def test_what_it_does_not_have_is_refused(registered, model):

@@ -26,19 +26,23 @@ LENGTHS = [(3, 30), (20, 9), (1, 1), (9, 25), (1, 17), (30, 30), (14, 20), (5, 1
 def alike(**options):
     """Requests of which most begin with the same 35 tokens, some with 16 of them; two are the same."""
     beginning = tuple(torch.randint(0, 300, (35,), generator=torch.Generator().manual_seed(9)).tolist())
-    made = requests(LENGTHS, **options)
-    kept = [35 if i % 4 else 16 * (i % 8 == 0) for i in range(len(made))]
-    made = [
-        dataclasses.replace(one, prompt_ids=beginning[:n] + one.prompt_ids) for n, one in zip(kept, made, strict=True)
+    drawn = requests(LENGTHS, **options)
+    kept = [35 if i % 4 else 16 * (i % 8 == 0) for i in range(len(drawn))]
+    drawn = [
+        dataclasses.replace(request, prompt_ids=beginning[:n] + request.prompt_ids)
+        for n, request in zip(kept, drawn, strict=True)
     ]
-    made[7] = dataclasses.replace(made[7], prompt_ids=made[3].prompt_ids)
-    return made
+    drawn[7] = dataclasses.replace(drawn[7], prompt_ids=drawn[3].prompt_ids)
+    return drawn
 
 
 def until_stopped():
     """The same with outputs that leave time for stop tokens."""
     room = cells.SIZES["context"]
-    return [dataclasses.replace(one, max_tokens=min(35, room - len(one.prompt_ids))) for one in alike(ignore_eos=False)]
+    return [
+        dataclasses.replace(request, max_tokens=min(35, room - len(request.prompt_ids)))
+        for request in alike(ignore_eos=False)
+    ]
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -50,9 +54,9 @@ def model(request, directories):
 def theirs(directories):
     from transformers import AutoModelForCausalLM
 
-    found = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
-    found.generation_config.eos_token_id = None
-    return {request.id: generate(found, request) for request in alike()}
+    reference_model = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
+    reference_model.generation_config.eos_token_id = None
+    return {request.id: generate(reference_model, request) for request in alike()}
 
 
 def run(model, ledgers, todo, policy, kv_blocks, **variables):  # noqa: F811
@@ -75,54 +79,54 @@ def test_the_tokens_of_transformers(directories, theirs, policy):
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_the_tokens_of_a_run_without(model, ledgers, policy, options):  # noqa: F811
     todo = alike(**options)
-    want, _ = run(model, ledgers, todo, policy, 100)
+    expected, _ = run(model, ledgers, todo, policy, 100)
     for variables in ({"kv_blocks": 100}, {"kv_blocks": SMALL}, {"kv_blocks": 20, "admission": "reserve"}):
         tokens, ledger = run(model, ledgers, todo, policy, **{**CACHING, **variables})
-        assert tokens == want
+        assert tokens == expected
         assert ledger.reused >= 5 * 32 and bool(ledger.preemptions) == (ledger.pool.total == SMALL)
 
 
 def test_prompts_of_one_forward_pass_share_what_it_computes(model, ledgers):  # noqa: F811
     """The later ones read keys and values that the same pass has written."""
     todo = alike()
-    want, _ = run(model, ledgers, todo, "orca", 100)
+    expected, _ = run(model, ledgers, todo, "orca", 100)
     together = {"max_num_seqs": 12, "prefills_per_step": 12}
     tokens, ledger = run(model, ledgers, todo, "orca", 100, **CACHING, **together)
-    assert tokens == want
+    assert tokens == expected
     assert ledger.reused >= 8 * 32
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_the_replay_of_the_prompts_finds_as_many_tokens(model, ledgers, policy):  # noqa: F811
     """Without arrivals decisions don't depend on times."""
-    todo = [one for one in alike() if one.id != "7"]  # two that are the same share what they make too
-    lengths = [RequestLengths(len(one.prompt_ids), one.max_tokens) for one in todo]
+    todo = [request for request in alike() if request.id != "7"]  # two that are the same share what they make too
+    lengths = [RequestLengths(len(request.prompt_ids), request.max_tokens) for request in todo]
     for kv_blocks in (100, SMALL):
         _, ledger = run(model, ledgers, todo, policy, kv_blocks, **CACHING)
         schedule = plan(model, policy, kv_blocks, **CACHING)
-        predicted = replay(schedule, profile(), lengths, prompts=[one.prompt_ids for one in todo])
+        predicted = replay(schedule, profile(), lengths, prompts=[request.prompt_ids for request in todo])
         assert (predicted.reused, predicted.preemptions) == (ledger.reused, ledger.preemptions)
 
 
 def test_streamed_and_aborted_requests(model, ledgers):  # noqa: F811
     todo = alike()
-    want, _ = run(model, ledgers, todo, "orca", 100)
+    expected, _ = run(model, ledgers, todo, "orca", 100)
     schedule = plan(model, "chunked", SMALL, **CACHING)
     engine = Engine(model, schedule)
     engine.open(Extent.within(schedule, 70, 40))
     tokens, results = feed(engine, todo, every=1, aborted=("1", "5", "8"))
-    assert {name: tuple(made) for name, made in tokens.items()} == tokens_of(results.values())
-    for name, made in tokens_of(results.values()).items():
-        assert made == want[name][: len(made)] and (name in ("1", "5", "8") or made == want[name])
+    assert {name: tuple(output) for name, output in tokens.items()} == tokens_of(results.values())
+    for name, output in tokens_of(results.values()).items():
+        assert output == expected[name][: len(output)] and (name in ("1", "5", "8") or output == expected[name])
     assert ledgers[-1].reused and ledgers[-1].preemptions and ledgers[-1].pool.available == SMALL
 
 
 def test_stop_tokens(directories, ledgers):  # noqa: F811
     model, todo = load_model(directories["llama"]), until_stopped()
     ending = dataclasses.replace(model, eos=frozenset(late_tokens(model, todo)))
-    want, _ = run(ending, ledgers, todo, "orca", 100)
+    expected, _ = run(ending, ledgers, todo, "orca", 100)
     tokens, ledger = run(ending, ledgers, todo, "orca", SMALL, **CACHING)
-    assert tokens == want and ledger.reused and ledger.preemptions
+    assert tokens == expected and ledger.reused and ledger.preemptions
 
 
 def test_on_two_ranks(job, tmp_path, directories, theirs):
@@ -139,8 +143,8 @@ def test_on_two_ranks(job, tmp_path, directories, theirs):
             "replicas": {"replicas": 2},
         }.items()
     }
-    given = {name: ("llama", one) for name, one in plans.items()}
-    for ran in run_cells(job, tmp_path, directories, 2, given, todo=alike()).values():
+    cells_by_name = {name: ("llama", variant) for name, variant in plans.items()}
+    for ran in run_cells(job, tmp_path, directories, 2, cells_by_name, todo=alike()).values():
         check_tokens(ran, theirs)
 
 
@@ -148,7 +152,7 @@ def test_stop_tokens_on_their_way(job, tmp_path, directories):
     model, todo = load_model(directories["llama"]), until_stopped()
     eos = late_tokens(model, todo)
     ending = dataclasses.replace(model, eos=frozenset(eos))
-    want = {r.id: list(r.output_ids) for r in Engine(ending, cells.schedule(model.spec, "orca")).run(todo).results}
+    expected = {r.id: list(r.output_ids) for r in Engine(ending, cells.schedule(model.spec, "orca")).run(todo).results}
     plans = {p: ("llama", plan(model, p, SMALL, (1, 1), **CACHING)) for p in ("orca", "chunked")}
     for name, ran in run_cells(job, tmp_path, directories, 2, plans, eos=eos, todo=todo).items():
-        assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name
+        assert {result["id"]: result["output_ids"] for result in ran["results"]} == expected, name

@@ -171,9 +171,9 @@ def test_a_trace_becomes_requests_of_its_lengths(tmp_path):
 
 
 def test_a_traces_unread_columns_are_named(tmp_path):
-    source, said = write(tmp_path / "t.jsonl", {"input": 3, "output": 4, "arrival": 2, "session": 1}), []
-    assert read_requests(source, GPT2, None, note=said.append)[0][0].arrival_s == 0.0
-    assert len(said) == 1 and "'session' is not read" in said[0]
+    source, notes = write(tmp_path / "t.jsonl", {"input": 3, "output": 4, "arrival": 2, "session": 1}), []
+    assert read_requests(source, GPT2, None, note=notes.append)[0][0].arrival_s == 0.0
+    assert len(notes) == 1 and "'session' is not read" in notes[0]
 
 
 def test_a_trace_longer_than_the_context_is_refused_by_id(tmp_path):
@@ -198,7 +198,7 @@ def test_no_name_made_up_for_a_skipped_request_is_anothers(tmp_path):
     lines = [GOOD | {"id": "line 2", "max_tokens": 10**6}, "{", GOOD, GOOD, GOOD | {"id": "line 4"}]
     requests, rejected = read_requests(write(tmp_path / "r.jsonl", *lines), GPT2, None, skip_invalid=True)
     assert [request.id for request in requests] == ["a", "line 4"]
-    assert [one.result.id for one in rejected] == ["line 2", "line 2′", "line 4′"]
+    assert [rejection.result.id for rejection in rejected] == ["line 2", "line 2′", "line 4′"]
 
 
 def test_columns_are_heeded_or_refused(tmp_path):

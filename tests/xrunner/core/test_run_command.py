@@ -1,4 +1,4 @@
-"""`exegpt run` under mpirun: one file of results, and what it says where ranks or files don't fit."""
+"""`exegpt run` under mpirun: one file of results, and what it prints where ranks or files don't fit."""
 
 import json
 import re
@@ -22,14 +22,14 @@ def llama(directories):
 
 
 @pytest.fixture(scope="module")
-def want(llama):
+def reference(llama):
     """The tokens of one rank alone."""
     model = load_model(llama)
     return {r.id: list(r.output_ids) for r in Engine(model, schedule(model.spec)).run(requests()).results}
 
 
 @pytest.fixture
-def asked(llama, tmp_path):
+def arguments_of(llama, tmp_path):
     """The arguments of a run, by the policy and layout of its schedule; files lie in the test's folder."""
 
     def write(policy="rra", degrees=(1, 1), **variables):
@@ -45,40 +45,42 @@ def asked(llama, tmp_path):
 
 
 def sentence(text):
-    """The one sentence that the command says."""
-    (found,) = [line for line in text.splitlines() if line.startswith("exegpt: ")]
+    """The one sentence that the command prints."""
+    (printed,) = [line for line in text.splitlines() if line.startswith("exegpt: ")]
     assert "Traceback" not in text
-    return re.sub(r"\s+", " ", found)
+    return re.sub(r"\s+", " ", printed)
 
 
 def outputs(path):
     return {r["id"]: r["output_ids"] for r in map(json.loads, path.read_text().splitlines())}
 
 
-def test_two_ranks_write_one_file_and_report_what_was_predicted(job, asked, want, tmp_path):
-    done = job(2, "-m", "exegpt", *asked(), "--json")
+def test_two_ranks_write_one_file_and_report_what_was_predicted(job, arguments_of, reference, tmp_path):
+    done = job(2, "-m", "exegpt", *arguments_of(), "--json")
     assert done.returncode == 0, done.stderr
-    assert outputs(tmp_path / "out.jsonl") == want
+    assert outputs(tmp_path / "out.jsonl") == reference
     assert not (tmp_path / "out.jsonl.partial").exists()
-    found = json.loads(done.stdout)
-    assert found["requests"] == len(want) and found["throughput_tok_s"] > 0 and found["predicted"]["latency_s"] > 0
-    assert len(found["utilisation"]) == 2 and all(0 < share <= 1 for share in found["utilisation"])
+    answer = json.loads(done.stdout)
+    assert (
+        answer["requests"] == len(reference) and answer["throughput_tok_s"] > 0 and answer["predicted"]["latency_s"] > 0
+    )
+    assert len(answer["utilisation"]) == 2 and all(0 < share <= 1 for share in answer["utilisation"])
 
 
-def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(job, asked, want, tmp_path):
+def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(job, arguments_of, reference, tmp_path):
     """The second job plans with what the first one measured, and finds the same schedule."""
-    asked()
+    arguments_of()
     few = Path(__file__).parents[2] / "xprofiler" / "small.py"  # `exegpt` with few points
-    model, written = asked()[2], tmp_path / "requests.jsonl"
+    model, written = arguments_of()[2], tmp_path / "requests.jsonl"
     run = [few, "run", "--model", model, "--requests", written, "--policy", "rra", "--out", tmp_path / "out.jsonl"]
     cache = {"EXEGPT_CACHE": str(tmp_path / "cache")}
     done = job(2, *run, "--json", **cache)
     assert done.returncode == 0, done.stderr
-    assert outputs(tmp_path / "out.jsonl") == want
-    found = json.loads(done.stdout)
-    plan = found["schedule"]
+    assert outputs(tmp_path / "out.jsonl") == reference
+    answer = json.loads(done.stdout)
+    plan = answer["schedule"]
     assert plan["policy"] == "rra" and plan["replicas"] * sum(s["tp"] for s in plan["stages"]) == 2
-    assert found["provenance"]["profile"]["source"] == "measured"
+    assert answer["provenance"]["profile"]["source"] == "measured"
     again = json.loads(job(2, *run[:-1], tmp_path / "again.jsonl", "--json", **cache).stdout)
     assert again["schedule"] == plan
     none = job(2, *run, "--latency-bound", "0.001ms", "--json", **cache)
@@ -88,17 +90,17 @@ def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(j
     assert refused.returncode == 2 and "measure themselves: leave --no-profile out" in sentence(refused.stderr)
 
 
-def test_a_schedule_of_several_devices_says_how_to_start_it(asked, capsys, tmp_path):
-    assert main([str(a) for a in asked("orca", (2, 1))]) == 2
-    said = capsys.readouterr().err
-    assert "for 3 devices" in sentence(said) and "mpirun -n 3 exegpt run" in sentence(said)
+def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(arguments_of, capsys, tmp_path):
+    assert main([str(a) for a in arguments_of("orca", (2, 1))]) == 2
+    stderr = capsys.readouterr().err
+    assert "for 3 devices" in sentence(stderr) and "mpirun -n 3 exegpt run" in sentence(stderr)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_ranks_with_different_command_lines_are_refused(start_each, asked, tmp_path):
-    asked("orca")
-    other = [str(a).replace("schedule.json", "other.json") for a in asked()]
-    done = start_each(["-m", "exegpt", *asked()], ["-m", "exegpt", *other])
+def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of, tmp_path):
+    arguments_of("orca")
+    other = [str(a).replace("schedule.json", "other.json") for a in arguments_of()]
+    done = start_each(["-m", "exegpt", *arguments_of()], ["-m", "exegpt", *other])
     assert done.returncode == 2
     assert "Rank 1 (" in done.stderr and "other.json' and rank 0 '" in done.stderr
     assert sentence(done.stderr).endswith("start all ranks alike.")
@@ -108,8 +110,8 @@ EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("rank", EITHER)
-def test_a_rank_of_another_version_is_refused(job, asked, rank):
-    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:version")
+def test_a_rank_of_another_version_is_refused(job, arguments_of, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:version")
     assert done.returncode == 2
     assert re.search("Rank 1 .* has exegpt '.*' and rank 0 '.*': start all ranks alike", sentence(done.stderr))
 
@@ -143,39 +145,39 @@ def test_a_malformed_option_is_printed_once_and_all_ranks_exit_with_2(job, tmp_p
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2", "2"]
 
 
-def test_a_malformed_option_on_one_rank_names_the_rank(start_each, asked):
-    command = ["-m", "exegpt", *asked()]
+def test_a_malformed_option_on_one_rank_names_the_rank(start_each, arguments_of):
+    command = ["-m", "exegpt", *arguments_of()]
     done = start_each([*command, "--seed", "1"], [*command, "--seed", "x"])
     assert done.returncode == 2
     assert re.search(r"On rank 1 \(.*\): Invalid value for '--seed'", sentence(done.stderr))
 
 
-def test_tables_under_mpirun_are_plain_text(job, asked):
-    done = job(2, "-m", "exegpt", *asked("rra"))
+def test_tables_under_mpirun_are_plain_text(job, arguments_of):
+    done = job(2, "-m", "exegpt", *arguments_of("rra"))
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and "\x1b" not in done.stdout
 
 
-def test_as_many_ranks_as_devices(job, asked, tmp_path):
-    done = job(2, "-m", "exegpt", *asked("rra", (1, 1), replicas=2))
+def test_as_many_ranks_as_devices(job, arguments_of, tmp_path):
+    done = job(2, "-m", "exegpt", *arguments_of("rra", (1, 1), replicas=2))
     assert done.returncode == 2
     assert "for 4 devices (2 x 2), and 2 ranks were started: start mpirun -n 4" in sentence(done.stderr)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_job_without_a_schedule_is_refused(job, asked):
-    arguments = [str(a) for a in asked()]
+def test_a_job_without_a_schedule_is_refused(job, arguments_of):
+    arguments = [str(a) for a in arguments_of()]
     place = arguments.index("--schedule")
     done = job(2, "-m", "exegpt", *arguments[:place], *arguments[place + 2 :])
     assert done.returncode == 2 and "pass --schedule" in sentence(done.stderr)
 
 
-def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job, asked, llama, tmp_path):
+def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job, arguments_of, llama, tmp_path):
     model = tmp_path / "torn"
     shutil.copytree(llama, model)
     (last,) = model.glob("model-00002-*")
     last.write_bytes(last.read_bytes()[:-1000])
-    arguments = [model if a == llama else a for a in asked()]
+    arguments = [model if a == llama else a for a in arguments_of()]
     done = job(2, "-m", "exegpt", *arguments)
     assert done.returncode == 2
     assert re.search(r"On rank \d \(.*model-00002.*not a whole safetensors file", sentence(done.stderr))
@@ -189,39 +191,39 @@ def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job,
     assert not list(tmp_path.glob("out*"))
 
 
-def test_caches_that_only_together_exceed_the_memory_are_refused(job, asked, llama, tmp_path):
+def test_caches_that_only_together_exceed_the_memory_are_refused(job, arguments_of, llama, tmp_path):
     spec = ModelSpec.from_directory(llama)
     each = 16 * 3 * spec.kv_bytes(1, "fp32")
-    done = job(2, "-m", "exegpt", *asked(kv_blocks=int(0.8 * free_memory(CPU) / each)))
+    done = job(2, "-m", "exegpt", *arguments_of(kv_blocks=int(0.8 * free_memory(CPU) / each)))
     assert done.returncode == 2
     assert re.search(r"A KV cache of \d+ blocks on each rank needs .* GiB, and .* are available", sentence(done.stderr))
     assert not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize("rank", EITHER)
-def test_too_little_memory_for_buffers_is_refused_before_any_work(job, asked, tmp_path, rank):
-    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:memory")
+def test_too_little_memory_for_buffers_is_refused_before_any_work(job, arguments_of, tmp_path, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:memory")
     assert done.returncode == 2
     assert re.search(rf"rank {rank} \(.*A buffer for \d+ tokens on each rank", sentence(done.stderr))
     assert not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize("rank", EITHER)
-def test_an_exception_in_one_rank_ends_the_job_and_names_it(job, asked, rank):
-    done = job(2, "-m", "tests.xrunner.broken", *asked(), FAULT=f"{rank}:midst", timeout=60)
+def test_an_exception_in_one_rank_ends_the_job_and_names_it(job, arguments_of, rank):
+    done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:midst", timeout=60)
     assert done.returncode == 1
     assert f"exegpt: rank {rank} (" in done.stderr and "broken in the midst" in done.stderr
 
 
-def test_two_ranks_are_benched(job, asked, tmp_path):
-    asked("rra", (1, 1))
+def test_two_ranks_are_benched(job, arguments_of, tmp_path):
+    arguments_of("rra", (1, 1))
     files = ["--schedule", tmp_path / "schedule.json", "--requests", tmp_path / "requests.jsonl"]
-    model = asked()[2]
+    model = arguments_of()[2]
     done = job(
         2, "-m", "exegpt", "bench", "--model", model, *files, "--profile", "roofline", "--repeats", "1", "--json"
     )
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["policies"]
-    assert found["policy"] == "rra" and found["requests"] == len(requests())
-    assert found["throughput_tok_s"] > 0 and found["predicted"]["throughput_tok_s"] > 0
-    assert len(found["utilisation"]) == 2
+    (row,) = json.loads(done.stdout)["policies"]
+    assert row["policy"] == "rra" and row["requests"] == len(requests())
+    assert row["throughput_tok_s"] > 0 and row["predicted"]["throughput_tok_s"] > 0
+    assert len(row["utilisation"]) == 2

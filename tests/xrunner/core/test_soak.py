@@ -41,8 +41,8 @@ def run(engine, todo, rng, monkeypatch):
     """
     ledgers = []
 
-    def remember(*given):
-        ledgers.append(make_ledger(*given))
+    def remember(*arguments):
+        ledgers.append(make_ledger(*arguments))
         return ledgers[-1]
 
     def on_finish(result):
@@ -56,14 +56,14 @@ def run(engine, todo, rng, monkeypatch):
     assert ledger.idle and ledger.pool.available == ledger.pool.total
     assert sorted(int(result.id) for result in report.results) == list(range(len(todo)))
     for result in report.results:
-        asked = todo[int(result.id)].max_tokens
-        assert len(result.output_ids) == asked or result.finish_reason == "cancelled"
+        max_tokens = todo[int(result.id)].max_tokens
+        assert len(result.output_ids) == max_tokens or result.finish_reason == "cancelled"
     return sum(result.finish_reason == "cancelled" for result in report.results)
 
 
 def tensors():
     gc.collect()
-    return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+    return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
 
 
 @pytest.mark.slow

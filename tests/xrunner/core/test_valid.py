@@ -40,7 +40,7 @@ def stage(devices, layers, tp=None, phase="both"):
         ({"stages": (stage([0], (0, 5)), stage([1], (5, 5)))}, "layers 0:5, 5:5 of the 5"),
     ],
 )
-def test_a_schedule_that_cannot_be_run_is_told_why(changes, words):
+def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(changes, words):
     with pytest.raises(AssertionError, match=words):
         assert why_not(schedule(SPEC, "rra", **changes), SPEC) is None
 
@@ -54,23 +54,23 @@ T5 = builtin_model("t5-small")
 
 def t5_stages(*held):
     """One device each, with (phase, encoder layers, decoder layers)."""
-    return tuple(Stage((i,), 1, *one) for i, one in enumerate(held))
+    return tuple(Stage((i,), 1, *stage) for i, stage in enumerate(held))
 
 
 @pytest.mark.parametrize(
-    "own",
+    "stages",
     [
         t5_stages(("both", (0, 6), (0, 6))),
         t5_stages(("both", (0, 3), (0, 2)), ("both", (3, 6), (2, 6))),
         t5_stages(("encode", (0, 6), None), ("decode", None, (0, 1)), ("decode", None, (1, 6))),
     ],
 )
-def test_an_encoder_decoder_runs_on_stages(own):
-    assert why_not(schedule(T5, "waa-c" if len(own) == 3 else "rra", stages=own, **WAA), T5) is None
+def test_an_encoder_decoder_runs_on_stages(stages):
+    assert why_not(schedule(T5, "waa-c" if len(stages) == 3 else "rra", stages=stages, **WAA), T5) is None
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    ("stages", "words"),
     [
         ((("both", (0, 3), (0, 3)), ("both", (3, 5), (3, 6))), "phase both hold the encoder layers 0:3, 3:5 of the 6"),
         ((("both", (0, 6), (0, 3)), ("both", None, (3, 6))), "phase both hold the encoder layers 0:6, none of the 6"),
@@ -80,8 +80,8 @@ def test_an_encoder_decoder_runs_on_stages(own):
         ((("encode", None, None), ("decode", None, (0, 6))), "phase encode hold the encoder layers none of the 6"),
     ],
 )
-def test_an_encoder_decoders_layers_are_where_their_phase_is(own, words):
-    plan = schedule(T5, "waa-c" if own[0][0] == "encode" else "rra", stages=t5_stages(*own), **WAA)
+def test_an_encoder_decoders_layers_are_where_their_phase_is(stages, words):
+    plan = schedule(T5, "waa-c" if stages[0][0] == "encode" else "rra", stages=t5_stages(*stages), **WAA)
     assert words in (why_not(plan, T5) or "")
 
 

@@ -32,22 +32,22 @@ def test_batches_that_change_at_any_moment(data, start):
         running[index] = Running(request, sequence, np.array(request.prompt_ids), start=start)
     assemble, waiting, resident = Assembler(running, 16), list(running.values()), []
     while waiting or resident:
-        joins = [one.sequence for one in waiting[: data.draw(st.integers(0 if resident else 1, 2))]]
-        micro_batches = [[one.sequence for one in resident if one.sequence.index % 2 == m] for m in range(2)]
+        joins = [run.sequence for run in waiting[: data.draw(st.integers(0 if resident else 1, 2))]]
+        micro_batches = [[run.sequence for run in resident if run.sequence.index % 2 == m] for m in range(2)]
         for m, decoded in enumerate(micro_batches):
             encoded = [(sequence, sequence.input_tokens) for sequence in joins if sequence.index % 2 == m]
             if encoded or decoded:
                 micro_batch = MicroBatch(m, encoded, decoded)
                 assert_same(assemble(micro_batch), Assembler(running, 16)(micro_batch))
-        for one in resident:
-            one.sequence.cached += 1
+        for run in resident:
+            run.sequence.cached += 1
         for sequence in joins:
             sequence.cached = sequence.input_tokens
         waiting = waiting[len(joins) :]
-        for one in (*resident, *([] if start else [running[sequence.index] for sequence in joins])):
-            one.output.append(len(one.output))
+        for run in (*resident, *([] if start else [running[sequence.index] for sequence in joins])):
+            run.output.append(len(run.output))
         resident += [running[sequence.index] for sequence in joins]
-        resident = [one for one in resident if len(one.output) < one.request.max_tokens]
+        resident = [run for run in resident if len(run.output) < run.request.max_tokens]
 
 
 def decoding(start, cached, output, behind=0):

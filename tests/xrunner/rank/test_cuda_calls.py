@@ -1,4 +1,4 @@
-"""What `Gpu` asks of CUDA, in which order and on which stream, told by a device that isn't there."""
+"""What `Gpu` asks of CUDA, in which order and on which stream, recorded by a stand-in device."""
 
 import contextlib
 from itertools import count
@@ -14,9 +14,9 @@ CUDA = torch.device("cuda", 1)
 
 
 @pytest.fixture
-def said(monkeypatch):
+def calls(monkeypatch):
     """Everything that CUDA was asked for, in order."""
-    said = []
+    calls = []
     streams = ["computing"]
     current_device, pools, into = [0], count(1), []
 
@@ -29,18 +29,18 @@ def said(monkeypatch):
             self.name = f"stream {Stream.made}"
 
         def wait_stream(self, other):
-            said.append(f"{self.name} waits for {other.name}")
+            calls.append(f"{self.name} waits for {other.name}")
 
     class Event:
         def record(self):
-            said.append(f"moment on {streams[-1]}")
+            calls.append(f"moment on {streams[-1]}")
 
     class Graph:
         def replay(self):
-            said.append("replay")
+            calls.append("replay")
 
         def reset(self):
-            said.append("reset")
+            calls.append("reset")
 
     @contextlib.contextmanager
     def on(stream):
@@ -58,11 +58,11 @@ def said(monkeypatch):
 
     def current(device):
         name = streams[-1]
-        return SimpleNamespace(name=name, wait_stream=lambda other: said.append(f"{name} waits for {other.name}"))
+        return SimpleNamespace(name=name, wait_stream=lambda other: calls.append(f"{name} waits for {other.name}"))
 
     def set_device(device):
         current_device.append(_get_device_index(device))
-        said.append(f"device {current_device[-1]}")
+        calls.append(f"device {current_device[-1]}")
 
     fakes = {
         "set_device": set_device,
@@ -77,72 +77,72 @@ def said(monkeypatch):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return SimpleNamespace(said=said, streams=streams, into=into)
+    return SimpleNamespace(calls=calls, streams=streams, into=into)
 
 
 class Tensor:
-    """A tensor of the device that tells what is done to it."""
+    """A tensor of the device that records what is done to it."""
 
     is_cuda = True
 
-    def __init__(self, said, streams):
-        self.said, self.streams = said, streams
+    def __init__(self, calls, streams):
+        self.calls, self.streams = calls, streams
 
     def copy_(self, source, non_blocking):
         assert non_blocking
-        self.said.append(f"copy on {self.streams[-1]}")
+        self.calls.append(f"copy on {self.streams[-1]}")
 
     def record_stream(self, stream):
-        self.said.append(f"kept for {stream.name}")
+        self.calls.append(f"kept for {stream.name}")
 
 
-def test_a_copy_beside_waits_for_what_was_queued_and_keeps_its_tensors(said):
+def test_a_copy_beside_waits_for_what_was_queued_and_keeps_its_tensors(calls):
     gpu = Gpu(CUDA)
-    gpu.copy_beside(Tensor(said.said, said.streams), SimpleNamespace(is_cuda=False))
+    gpu.copy_beside(Tensor(calls.calls, calls.streams), SimpleNamespace(is_cuda=False))
     beside = ["stream 1 waits for computing", "copy on stream 1", "moment on stream 1", "kept for stream 1"]
-    assert said.said == ["device 1", *beside]
+    assert calls.calls == ["device 1", *beside]
 
 
-def test_a_copy_in_order_is_on_the_computing_stream(said):
+def test_a_copy_in_order_is_on_the_computing_stream(calls):
     gpu = Gpu(CUDA)
-    gpu.copy(Tensor(said.said, said.streams), None)
+    gpu.copy(Tensor(calls.calls, calls.streams), None)
     gpu.moment()
-    assert said.said == ["device 1", "copy on computing", "moment on computing"]
+    assert calls.calls == ["device 1", "copy on computing", "moment on computing"]
 
 
-def test_a_device_without_a_number_is_the_current_one(said):
+def test_a_device_without_a_number_is_the_current_one(calls):
     assert Gpu(torch.device("cuda")).device == torch.device("cuda", 0)
     assert Gpu(CUDA).device == Gpu(torch.device("cuda")).device == CUDA
 
 
-def test_a_graph_is_captured_after_two_calls_on_the_stream_that_computes(said):
+def test_a_graph_is_captured_after_two_calls_on_the_stream_that_computes(calls):
     gpu = Gpu(CUDA)
-    replay = gpu.capture(lambda: said.said.append(f"compute on {said.streams[-1]}"))
-    assert said.said == ["device 1", *["compute on computing"] * 2, "compute on graph"]
+    replay = gpu.capture(lambda: calls.calls.append(f"compute on {calls.streams[-1]}"))
+    assert calls.calls == ["device 1", *["compute on computing"] * 2, "compute on graph"]
     replay()
-    assert said.said[-1] == "replay"
+    assert calls.calls[-1] == "replay"
 
 
-def test_graphs_share_no_memory_with_those_before_a_new_beginning(said):
+def test_graphs_share_no_memory_with_those_before_a_new_beginning(calls):
     gpu = Gpu(CUDA)
     for _ in range(2):
         gpu.begin_graphs()
         for _ in range(3):
             gpu.capture(lambda: None)
-    first, *others = said.into
+    first, *others = calls.into
     assert others[:2] == [first] * 2 and others[2:] == [others[2]] * 3 and others[2] != first
 
 
-def test_all_graphs_that_are_left_are_dropped(said):
+def test_all_graphs_that_are_left_are_dropped(calls):
     gpu = Gpu(CUDA)
     kept, gone = (gpu.capture(lambda: None) for _ in range(2))
     del gone
     for _ in range(2):
         gpu.drop_graphs()
-    assert said.said.count("reset") == 1 and kept
+    assert calls.calls.count("reset") == 1 and kept
 
 
-def test_a_graph_is_captured_after_two_runs_on_the_computing_stream(said):
+def test_a_graph_is_captured_after_two_runs_on_the_computing_stream(calls):
     gpu, seen = Gpu(CUDA), []
-    gpu.capture(lambda: seen.append(said.streams[-1]))
+    gpu.capture(lambda: seen.append(calls.streams[-1]))
     assert seen == ["computing"] * 2 + ["graph"]

@@ -66,7 +66,7 @@ def run(path, policy, lengths=LENGTHS, graphs=True, **variables):
         return {r.id: r.output_ids for r in engine.run(requests(lengths)).results}, gpu, list(calls)
 
 
-def wanted(path, policy, lengths=LENGTHS, **variables):
+def reference(path, policy, lengths=LENGTHS, **variables):
     model = load_model(path)
     return {r.id: r.output_ids for r in Engine(model, plan(model, policy, **variables)).run(requests(lengths)).results}
 
@@ -77,7 +77,7 @@ def wanted(path, policy, lengths=LENGTHS, **variables):
 )
 def test_tokens_are_the_cpus(paths, arch, policy, graphs):
     got, gpu, calls = run(paths[arch], policy, graphs=graphs)
-    assert got == wanted(paths[arch], policy)
+    assert got == reference(paths[arch], policy)
     assert bool(gpu.replayed) == graphs
     planned = sum(method == "plan" for _, method, _, _ in calls)
     assert sum(method == "run" for _, method, _, _ in calls) >= planned > 0
@@ -89,9 +89,9 @@ def test_every_replay_is_planned(paths, monkeypatch):
     """Without it a graph attends to what was planned before."""
     lengths = [(9, 4), (20, 4), (5, 4)]  # padded to four
     variables = {"encode_batch": 3}
-    want = wanted(paths["llama"], "static", lengths, **variables)
+    expected = reference(paths["llama"], "static", lengths, **variables)
     got, gpu, _ = run(paths["llama"], "static", lengths, **variables)
-    assert got == want and gpu.replayed
+    assert got == expected and gpu.replayed
     real, last = FlashInfer.plan, {}
 
     def once(self, *arrays):
@@ -101,13 +101,13 @@ def test_every_replay_is_planned(paths, monkeypatch):
         return self
 
     monkeypatch.setattr(FlashInfer, "plan", once)
-    assert run(paths["llama"], "static", lengths, **variables)[0] != want
+    assert run(paths["llama"], "static", lengths, **variables)[0] != expected
 
 
 def test_each_part_of_a_batch_has_its_plan(paths):
     """A prompt of one token beside decoding ones: both parts are decoding's, and must not share a plan."""
     lengths = [(20, 5), (1, 3), (33, 2)]
-    assert run(paths["llama"], "orca", lengths, graphs=False)[0] == wanted(paths["llama"], "orca", lengths)
+    assert run(paths["llama"], "orca", lengths, graphs=False)[0] == reference(paths["llama"], "orca", lengths)
 
 
 def test_shards_plan_their_share_of_the_heads(paths):
@@ -141,18 +141,18 @@ def test_shards_plan_their_share_of_the_heads(paths):
         return torch.cat(results)
 
     path = paths["mistral"]
-    whole = states(load_model(path))
+    unsplit = states(load_model(path))
     with flashinfer_stand_in.in_its_place() as calls:
         shards = sharded(load, 2, states_in_turn)
     assert sum(method == "run" for _, method, _, _ in calls) == 4
     for mine in shards:
-        torch.testing.assert_close(mine, whole, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(mine, unsplit, atol=5e-5, rtol=1e-4)
 
 
 def test_the_engine_of_another_schedule_keeps_the_attention(paths):
     """On the same stages with the same model, and where the model is loaded again."""
     path, lengths = paths["llama"], [(20, 2), (5, 3)]
-    model, want = load_model(path), wanted(paths["llama"], "static", lengths)
+    model, expected = load_model(path), reference(paths["llama"], "static", lengths)
     with flashinfer_stand_in.in_its_place() as calls:
         engine = Engine.load(path, plan(model, "rra"), Ranks(), attention="flashinfer")
         for reload in (False, True):
@@ -162,7 +162,7 @@ def test_the_engine_of_another_schedule_keeps_the_attention(paths):
             calls.clear()
             results = engine.run(requests(lengths)).results
             assert any(method == "run" for _, method, _, _ in calls)
-            assert {r.id: r.output_ids for r in results} == want
+            assert {r.id: r.output_ids for r in results} == expected
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def spec(head_size=128, encoder_layers=0):
     return SimpleNamespace(name="m", head_size=head_size, encoder_layers=encoder_layers)
 
 
-def test_auto_takes_it_where_it_can_and_says_so(installed, monkeypatch):
+def test_auto_takes_flashinfer_where_it_can_with_a_note(installed, monkeypatch):
     assert choose_attention("auto", spec(), "bf16", GPU) == (
         "flashinfer",
         ("attention: flashinfer 0.7.2.stand-in",),
@@ -187,14 +187,14 @@ def test_auto_takes_it_where_it_can_and_says_so(installed, monkeypatch):
         ((spec(64, 12), "bf16"), GPU, "triton, since FlashInfer has no position bias"),
         ((spec(), "bf16"), torch.device("cpu"), "the CPU's, since FlashInfer runs on GPUs alone"),
     ]:
-        chosen, (told,) = choose_attention("auto", *heads, device)
-        assert chosen == "triton" and told.startswith(f"attention: {why}")
+        chosen, (note,) = choose_attention("auto", *heads, device)
+        assert chosen == "triton" and note.startswith(f"attention: {why}")
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    chosen, (told,) = choose_attention("auto", spec(), "bf16", GPU)
-    assert chosen == "triton" and "not installed" in told
+    chosen, (note,) = choose_attention("auto", spec(), "bf16", GPU)
+    assert chosen == "triton" and "not installed" in note
 
 
-def test_what_is_asked_for_is_had_or_refused(installed, monkeypatch):
+def test_a_named_attention_is_taken_or_refused(installed, monkeypatch):
     assert choose_attention("flashinfer", spec(), "fp16", GPU) == ("flashinfer", ())
     assert choose_attention(None, spec(80), "fp32", GPU) == choose_attention("triton", spec(), "bf16", GPU)
     assert described("triton", GPU) == "triton" and described("triton", torch.device("cpu")) is None

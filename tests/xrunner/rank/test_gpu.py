@@ -52,11 +52,11 @@ def run(model, plan, todo, gpu=None):
         arrays.arrays(st.sampled_from(["i4", "i8", "f4"]), arrays.array_shapes(max_dims=3, min_side=0)), max_size=6
     )
 )
-def test_arrays_are_sent_by_one_copy(given):
-    gpu, given = StandIn(), [*given, np.arange(3)]
-    sent = send(given, gpu)
+def test_arrays_are_sent_by_one_copy(sources):
+    gpu, sources = StandIn(), [*sources, np.arange(3)]
+    sent = send(sources, gpu)
     assert len(gpu.pins) == 1
-    for array, tensor in zip(given, sent, strict=True):
+    for array, tensor in zip(sources, sent, strict=True):
         assert tensor.shape == array.shape and np.array_equal(tensor.numpy(), array, equal_nan=True)
         assert tensor.numpy().dtype == array.dtype and (tensor.data_ptr() % 16 == 0 or not array.size)
 
@@ -67,8 +67,8 @@ def test_graphs_give_what_the_cpu_gives(models, arch, policy):
     gpu, model = StandIn(), models[arch]
     plan = cells.schedule(model.spec, policy)
     got, engine = run(model, plan, requests(), gpu)
-    want, _ = run(model, plan, requests())
-    assert got == want
+    expected, _ = run(model, plan, requests())
+    assert got == expected
     decoded = sum(span.phase == "decode" for span in engine.worker.spans)
     assert gpu.replayed == 2 * decoded > 0  # layers, and the choice behind them
     most = plan.max_num_seqs or len(LENGTHS)
@@ -134,8 +134,8 @@ def test_stop_tokens_end_requests_a_step_later_and_change_none(models, ahead, bl
     """With few blocks preempted ones too."""
     model = models["llama"]
     plan = cells.schedule(model.spec, "orca", kv_blocks=blocks, admission="grow")
-    whole, _ = run(model, plan, requests())
-    stop = whole["7"][0][5]
+    unsplit, _ = run(model, plan, requests())
+    stop = unsplit["7"][0][5]
     model = dataclasses.replace(model, eos=frozenset([stop]))
     todo = requests(ignore_eos=False)
     got, engine = run(model, plan, todo, StandIn())
@@ -161,15 +161,15 @@ def test_graphs_are_made_anew_for_longer_sequences(models):
     model, gpu = models["llama"], StandIn()
     plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
     engine = Engine(model, plan, gpu=gpu)
-    for lengths, made, begun in (([(5, 4)] * 2, 4, 1), ([(5, 4)], 4, 1), ([(60, 4)] * 2, 8, 2), ([(5, 4)] * 2, 8, 2)):
+    for lengths, output, begun in (([(5, 4)] * 2, 4, 1), ([(5, 4)], 4, 1), ([(60, 4)] * 2, 8, 2), ([(5, 4)] * 2, 8, 2)):
         before = gpu.replayed
-        want = run(model, plan, requests(lengths))[0]
-        assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == want
-        assert (gpu.captured, gpu.begun, gpu.replayed) == (made, begun, before + 6)
+        expected = run(model, plan, requests(lengths))[0]
+        assert {r.id: (r.output_ids, r.finish_reason) for r in engine.run(requests(lengths)).results} == expected
+        assert (gpu.captured, gpu.begun, gpu.replayed) == (output, begun, before + 6)
 
 
 class Asked:
-    """A message on its way, of which nobody may ask while a graph is captured."""
+    """A message on its way, which may not be polled while a graph is captured."""
 
     def __init__(self, gpu):
         self.gpu, self.asked = gpu, 0
@@ -181,7 +181,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("way", ["staged", "direct"])
-def test_nobody_asks_for_moments_while_a_graph_is_captured(directories, monkeypatch, way):
+def test_no_event_is_queried_while_a_graph_is_captured(directories, monkeypatch, way):
     """Neither a sum nor what a rank does between two layers: an event that is queried would invalidate the capture."""
     gpu = StandIn()
     if way == "staged":
@@ -250,11 +250,11 @@ def test_graphs_are_gone_before_what_the_ranks_have_together(models):
 def test_a_whole_run_by_the_kernels_of_a_gpu(tmp_path, arch, monkeypatch):
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
     create_model(tmp_path / "m", arch, seed=5, **sizes)
-    here, lengths = load_model(tmp_path / "m"), [(9, 3), (4, 4), (20, 2)]
-    plan = cells.schedule(here.spec, "orca", kv_blocks=9)
-    want, _ = run(here, plan, requests(lengths))
+    loaded, lengths = load_model(tmp_path / "m"), [(9, 3), (4, 4), (20, 2)]
+    plan = cells.schedule(loaded.spec, "orca", kv_blocks=9)
+    expected, _ = run(loaded, plan, requests(lengths))
     gpu = None
     if DEVICE.type == "cpu":
         gpu = StandIn()
         monkeypatch.setattr(device, "on_gpu", lambda x: True)
-    assert run(load_model(tmp_path / "m", device=DEVICE), plan, requests(lengths), gpu)[0] == want
+    assert run(load_model(tmp_path / "m", device=DEVICE), plan, requests(lengths), gpu)[0] == expected

@@ -57,12 +57,12 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name, given = function.__name__, {t.device for t in args if isinstance(t, torch.Tensor)}
+        name, inputs = function.__name__, {t.device for t in args if isinstance(t, torch.Tensor)}
         out = function(*args, **kwargs)
-        made = {out.device} if isinstance(out, torch.Tensor) else set()
+        outputs = {out.device} if isinstance(out, torch.Tensor) else set()
         assert not name.startswith(("_local_scalar_dense", "nonzero", "is_nonzero", "equal")), name
         if name.startswith(("copy_", "_to_copy")):
-            assert len(given | made) == 1, f"{name} between {given | made}"
+            assert len(inputs | outputs) == 1, f"{name} between {inputs | outputs}"
         return out
 
 
@@ -95,7 +95,7 @@ def device_batch(model, encode, decode, **options):
         running[index] = Running(request, sequence, prompt, start=model.start)
         if request.repetition_penalty != 1:
             running[index].slot = index
-    ordered, assemble = [one.sequence for one in running.values()], Assembler(running, 16)
+    ordered, assemble = [request.sequence for request in running.values()], Assembler(running, 16)
     begun = ordered[len(encode) :]
     if begun:
         assemble(MicroBatch(0, [(sequence, sequence.input_tokens) for sequence in begun], ()))

@@ -52,19 +52,19 @@ def test_every_policy_draws_what_the_reference_draws(directories, todo):
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
-    want = {request.id: drawn(theirs, request) for request in todo}
+    expected = {request.id: drawn(theirs, request) for request in todo}
     model = load_model(directories["llama"])
     for policy in ("static", "orca", "chunked", "rra"):
-        found = Engine(model, cells.schedule(model.spec, policy)).run(todo).results
-        assert {result.id: result.output_ids for result in found} == want
+        results = Engine(model, cells.schedule(model.spec, policy)).run(todo).results
+        assert {result.id: result.output_ids for result in results} == expected
 
 
-def test_seeds_and_temperatures_tell_outputs_apart(directories):
+def test_seeds_and_temperatures_change_outputs(directories):
     model = load_model(directories["llama"])
     (request,) = requests([(12, 20)])
     ways = [{}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2}]
-    asked = [replace(request, id=str(i), **way) for i, way in enumerate(ways)]
+    sampled = [replace(request, id=str(i), **way) for i, way in enumerate(ways)]
     again = replace(request, id="again", temperature=1.0, seed=1)
-    found = {r.id: r.output_ids for r in Engine(model, cells.schedule(model.spec)).run([*asked, again]).results}
-    assert len(set(found.values())) == 4
-    assert found["again"] == found["2"]
+    outputs = {r.id: r.output_ids for r in Engine(model, cells.schedule(model.spec)).run([*sampled, again]).results}
+    assert len(set(outputs.values())) == 4
+    assert outputs["again"] == outputs["2"]

@@ -37,10 +37,10 @@ def sampled(batch, state, gpu=None):
 
 
 def assert_entered(how, receivers):
-    for row, one in enumerate(receivers):
-        if one.slot is not None:
+    for row, receiver in enumerate(receivers):
+        if receiver.slot is not None:
             seen = how.seen[how.slot[row]].nonzero()[:, 0].tolist()
-            assert seen == sorted({*one.prompt.tolist(), *one.output})
+            assert seen == sorted({*receiver.prompt.tolist(), *receiver.output})
 
 
 @pytest.mark.parametrize("gpu", [None, StandIn()])
@@ -51,21 +51,21 @@ def test_the_state_is_what_sequences_have(gpu, plan):
     assemble = Assembler(running, 16)
     for index, (prompt, penalised, tokens) in enumerate(plan):
         new = a_sequence(index, prompt, slots, 1.3 if penalised else 1.0)
-        decode = tuple(one.sequence for one in running.values())
+        decode = tuple(request.sequence for request in running.values())
         running[index] = new
         batch, receivers = assemble(MicroBatch(0, ((new.sequence, prompt),), decode))
         how = sampled(batch, state, gpu)
         assert_entered(how, receivers)
         new.sequence.cached = prompt - 1
         new.left = tokens
-        for one in receivers:
-            one.output.append(int(chance.integers(VOCAB)))
-            one.sequence.cached += 1
-            one.left -= 1
-            if not one.left:
-                if one.slot is not None:
-                    slots.free(one.slot)
-                del running[one.sequence.index]
+        for receiver in receivers:
+            receiver.output.append(int(chance.integers(VOCAB)))
+            receiver.sequence.cached += 1
+            receiver.left -= 1
+            if not receiver.left:
+                if receiver.slot is not None:
+                    slots.free(receiver.slot)
+                del running[receiver.sequence.index]
     assert len(state.seen) <= 2 * max(1, len(plan))
 
 
@@ -73,14 +73,14 @@ def test_only_new_tokens_are_sent():
     slots, running = Slots(), {}
     for index in range(3):
         running[index] = a_sequence(index, 20, slots)
-    everyone = tuple(one.sequence for one in running.values())
+    sequences = tuple(request.sequence for request in running.values())
     assemble = Assembler(running, 16)
-    first, _ = assemble(MicroBatch(0, tuple((sequence, 20) for sequence in everyone), ()))
+    first, _ = assemble(MicroBatch(0, tuple((sequence, 20) for sequence in sequences), ()))
     assert first.sampling[-2].tolist() == [0, 1, 2] and first.sampling[-1].shape == (2, 60)
-    for one in running.values():
-        one.output.append(5)
-        one.sequence.cached = 20
-    second, _ = assemble(MicroBatch(0, (), everyone))
+    for request in running.values():
+        request.output.append(5)
+        request.sequence.cached = 20
+    second, _ = assemble(MicroBatch(0, (), sequences))
     assert second.sampling[-2].tolist() == [] and second.sampling[-1].tolist() == [[0, 1, 2], [5, 5, 5]]
 
 

@@ -46,8 +46,8 @@ def kinds(kernel, args, options):
     of 16 bytes, integers by their width and by whether they are 1 or a multiple of 16, unless the kernel forbids it;
     constants and options by their values.
     """
-    told = {**vars(kernel), **vars(kernel).get("kwargs", {})}  # where it is interpreted, and where not
-    any_integer, anywhere = (told.get(f"do_not_specialize{what}") or () for what in ("", "_on_alignment"))
+    facts = {**vars(kernel), **vars(kernel).get("kwargs", {})}  # where it is interpreted, and where not
+    any_integer, anywhere = (facts.get(f"do_not_specialize{what}") or () for what in ("", "_on_alignment"))
     parameters = inspect.signature(kernel.fn).parameters
 
     def kind(name, value):
@@ -60,8 +60,8 @@ def kinds(kernel, args, options):
             return value >= 2**31, name in any_integer or (value == 1, value % 16 == 0)
         return type(value)
 
-    given = dict(zip(parameters, args, strict=False)) | options
-    return [(name, kind(name, value)) for name, value in sorted(given.items())]
+    arguments = dict(zip(parameters, args, strict=False)) | options
+    return [(name, kind(name, value)) for name, value in sorted(arguments.items())]
 
 
 @pytest.fixture(scope="module")

@@ -27,29 +27,33 @@ def test_decoding_is_what_the_event_simulator_counts(model, batch, context):
 
 def test_stages_share_out_the_whole_models_parts():
     """MicroBatching anywhere, the stages' seconds are the whole's and one engine's overhead more for each cut."""
-    one = group()
-    whole = StageCost(one, OPT.layers)
-    cuts = [StageCost(one, 13, last=False), StageCost(one, 20, first=False, last=False), StageCost(one, 7, first=False)]
+    layer = group()
+    stage = StageCost(layer, OPT.layers)
+    cuts = [
+        StageCost(layer, 13, last=False),
+        StageCost(layer, 20, first=False, last=False),
+        StageCost(layer, 7, first=False),
+    ]
     for of, sequences in ((lambda c: c.encode_fixed(6, 128), 6), (lambda c: c.decode(9, 200.0), 9)):
-        overhead = float(one.overhead(sequences))
-        assert sum(float(of(c)) for c in cuts) == pytest.approx(float(of(whole)) + 2 * overhead)
+        overhead = float(layer.overhead(sequences))
+        assert sum(float(of(c)) for c in cuts) == pytest.approx(float(of(stage)) + 2 * overhead)
 
 
 def test_an_encoder_decoders_prompts_go_through_its_encoders_and_give_decoders_their_keys_once():
-    one = group(T5)
-    encoders = StageCost(one, 0, last=False, encoder_layers=T5.encoder_layers)
-    decoders = StageCost(one, T5.layers, first=False)
-    both = StageCost(one, T5.layers, encoder_layers=T5.encoder_layers)
+    layer = group(T5)
+    encoders = StageCost(layer, 0, last=False, encoder_layers=T5.encoder_layers)
+    decoders = StageCost(layer, T5.layers, first=False)
+    both = StageCost(layer, T5.layers, encoder_layers=T5.encoder_layers)
     separate = float(encoders.encode_fixed(4, 100)) + float(decoders.cross_projection(400))
     assert float(both.encode_fixed(4, 100)) == pytest.approx(separate)
     assert float(StageCost(group(OPT), OPT.layers).cross_projection(400)) == 0.0
 
 
-def test_it_notes_which_tables_are_asked_beyond_their_grid():
+def test_tables_read_beyond_their_grid_are_noted():
     inside, beyond, blind = group(), group(), group()
     blind.watched = False
     inside.decode(8, 200.0)
-    for one in (beyond, blind):
-        one.decode(1e7, 200.0)
+    for cost in (beyond, blind):
+        cost.decode(1e7, 200.0)
     assert (inside.extrapolated, blind.extrapolated) == (set(), set())
     assert "decode_attention" in beyond.extrapolated

@@ -35,11 +35,11 @@ def mixed(separate):
 
 def test_separate_kernels_add_up(separate):
     lengths = [100.0, 700.0, 300.0]
-    whole = float(np.mean(separate.encode_attention(3.0, np.array(lengths))))
-    assert iteration_attention(separate, lengths, [0.0, 0.0, 0.0], 0, 0.0) == pytest.approx(whole)
+    prompts = float(np.mean(separate.encode_attention(3.0, np.array(lengths))))
+    assert iteration_attention(separate, lengths, [0.0, 0.0, 0.0], 0, 0.0) == pytest.approx(prompts)
     chunk, decode = separate.chunk_attention(50.0, 640.0), separate.decode_attention(12, 900.0)
     both = iteration_attention(separate, [*lengths, 50.0], [0.0, 0.0, 0.0, 640.0], 12, 900.0)
-    assert both == pytest.approx(whole + float(chunk) + float(decode))
+    assert both == pytest.approx(prompts + float(chunk) + float(decode))
 
 
 def test_one_kernel_for_both_takes_the_longest_piece_beside_the_decoding(mixed):

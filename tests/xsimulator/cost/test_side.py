@@ -29,21 +29,21 @@ def side(model, layout, profile=None, watched=False):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(data=st.data())
 def test_decoding_is_the_sum_of_its_parts(model, layout, data):
-    made = side(model, layout)
+    costs = side(model, layout)
     batches = st.floats(0.1, 5000)
     shape = data.draw(st.sampled_from([(), (1,), (3,), (2, 3)]))
     size = int(np.prod(shape))
     batch = np.array(data.draw(st.lists(batches, min_size=size, max_size=size))).reshape(shape)
     context = np.array(data.draw(st.lists(st.floats(1, 9000), min_size=size, max_size=size))).reshape(shape)
-    seconds = made.decode(batch, context)
-    assert seconds.shape == (*shape, len(made.stages))
-    np.testing.assert_allclose(seconds, made.each(lambda group: group.decode(batch, context)), rtol=1e-9)
+    seconds = costs.decode(batch, context)
+    assert seconds.shape == (*shape, len(costs.stages))
+    np.testing.assert_allclose(seconds, costs.each(lambda group: group.decode(batch, context)), rtol=1e-9)
 
 
 def test_one_batch_at_many_contexts():
-    made = side("opt-13b", Layout(4))
+    costs = side("opt-13b", Layout(4))
     contexts = np.linspace(1, 3000, 7)
-    np.testing.assert_array_equal(made.decode(12.5, contexts), made.decode(np.full(7, 12.5), contexts))
+    np.testing.assert_array_equal(costs.decode(12.5, contexts), costs.decode(np.full(7, 12.5), contexts))
 
 
 def test_tables_of_one_point_are_constant():
@@ -58,13 +58,13 @@ def test_tables_of_one_point_are_constant():
     degree = DegreeTables(1, layer, flat, flat)
     profile = Profile(1, "measured", "", "fp16", "A40", (degree,), flat, nothing, nothing)
     layers = builtin_model("opt-13b").layers
-    found = side("opt-13b", Layout(1), profile).decode(4.0, 15.0)
-    assert found == pytest.approx([layers * (7.0 + 0.5) + 3 * 0.5])
+    decode = side("opt-13b", Layout(1), profile).decode(4.0, 15.0)
+    assert decode == pytest.approx([layers * (7.0 + 0.5) + 3 * 0.5])
 
 
 def test_a_watched_side_notes_what_lies_outside_the_tables():
-    made = side("opt-13b", Layout(1), watched=True)
+    costs = side("opt-13b", Layout(1), watched=True)
     plain = side("opt-13b", Layout(1))
-    np.testing.assert_allclose(made.decode(1e7, 200.0), plain.decode(1e7, 200.0), rtol=1e-9)
-    assert "decode_attention" in made.costs[0].group.extrapolated
+    np.testing.assert_allclose(costs.decode(1e7, 200.0), plain.decode(1e7, 200.0), rtol=1e-9)
+    assert "decode_attention" in costs.costs[0].group.extrapolated
     assert not plain.costs[0].group.extrapolated

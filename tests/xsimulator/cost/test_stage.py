@@ -24,11 +24,11 @@ def rest(tokens):
     return 1e-4 + 1e-5 * tokens
 
 
-def whole(batch, length):
+def prompt_attention(batch, length):
     return 1e-5 + 1e-8 * batch * length
 
 
-def piece(chunk, past):
+def chunk_attention(chunk, past):
     return 1e-5 + 1e-9 * chunk * past
 
 
@@ -49,19 +49,19 @@ def overhead(sequences):
 
 
 def test_ragged_prompts_cost_the_mean_of_batches_of_each_length():
-    attention = np.mean([whole(3, length) for length in (10, 20, 90)])
+    attention = np.mean([prompt_attention(3, length) for length in (10, 20, 90)])
     expected = LAYERS * (rest(120) + attention) + embedding(120) + head(3) + overhead(3)
     assert cost().step(chunks([10, 20, 90], [0, 0, 0], 3), 0, 0.0) == pytest.approx(expected)
 
 
 def test_a_mixed_iteration_runs_the_rest_once_on_all_tokens():
-    attention = whole(1, 50) + piece(30, 64) + decoding(4, 100)
+    attention = prompt_attention(1, 50) + chunk_attention(30, 64) + decoding(4, 100)
     expected = LAYERS * (rest(84) + attention) + embedding(84) + head(4 + 1) + overhead(4 + 2)
     assert cost().step(chunks([50, 30], [0, 64], 1), 4, 100.0) == pytest.approx(expected)
 
 
 def test_a_chunk_that_completes_no_prompt_has_no_row():
-    expected = LAYERS * (rest(64) + whole(1, 64)) + embedding(64) + overhead(1)
+    expected = LAYERS * (rest(64) + prompt_attention(1, 64)) + embedding(64) + overhead(1)
     assert cost().step(chunks([64], [0], 0), 0, 0.0) == pytest.approx(expected)
 
 
@@ -78,8 +78,8 @@ def test_decoding_broadcasts_over_expected_batches():
 
 
 def test_what_lies_outside_the_grid_is_answered_and_named():
-    asked = cost()
-    asked.decode(8, 200)
-    assert not asked.group.extrapolated
-    asked.decode(8, 5000)
-    assert asked.group.extrapolated == {"decode_attention"}
+    stage = cost()
+    stage.decode(8, 200)
+    assert not stage.group.extrapolated
+    stage.decode(8, 5000)
+    assert stage.group.extrapolated == {"decode_attention"}

@@ -38,8 +38,8 @@ def test_reserved_blocks_are_the_simulated_percentile(name, iterations, encode_b
     held = blocks_of(inputs, outputs)
     change = np.bincount(begin, held, phases) - np.bincount(np.minimum(begin + stays, phases), held, phases + 1)[:-1]
     resident = np.cumsum(change)[stays.max() :]
-    found = BlockDistribution.of(workload).reservation(iterations).quantile(encode_batch, 1e9)
-    assert found == pytest.approx(np.quantile(resident, 0.999), rel=0.02)
+    quantile = BlockDistribution.of(workload).reservation(iterations).quantile(encode_batch, 1e9)
+    assert quantile == pytest.approx(np.quantile(resident, 0.999), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["S", "T"])
@@ -107,7 +107,7 @@ def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
     tables = roofline_profile(model, cluster)
     half, encoders = model.layers // 2, model.encoder_layers // 2
     ranges = [((i * encoders, (i + 1) * encoders) if encoders else None, (i * half, (i + 1) * half)) for i in (0, 1)]
-    made = schedule(
+    plan = schedule(
         "static",
         model,
         workload,
@@ -119,7 +119,7 @@ def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
         encode_batch=12,
         encode_micro_batches=2,
     )
-    blocks = static.blocks(Scenario.of(made, tables, None, "exact", True), 12)
+    blocks = static.blocks(Scenario.of(plan, tables, None, "exact", True), 12)
     tied_head = model.vocab * model.hidden if model.tied_embeddings else 0
     ends = model.embedding_parameters, model.head_parameters + tied_head
     expected = []
@@ -128,7 +128,7 @@ def test_every_ranks_bytes_are_weights_and_blocks_and_workspace_by_hand(name):
         workspace = int(6 * workload.input.mean) * (2 * model.hidden + (3 if model.gated else 2) * model.ffn)
         kv = blocks * 16 * half * 2 * model.kv_heads * model.head_size
         expected.append(2 * (parameters + workspace + kv) + 2**28)
-    assert estimate(made, tables).memory_bytes == pytest.approx(expected * 2)
+    assert estimate(plan, tables).memory_bytes == pytest.approx(expected * 2)
 
 
 def test_an_encoder_decoders_blocks_hold_its_input_and_the_start_token_too():
@@ -144,8 +144,8 @@ def test_blocks_between_whole_numbers_of_iterations_are_a_crowds(stride):
     workload, rng, n = task("S"), np.random.default_rng(4), 400_000
     inputs, outputs = workload.input.sample(n, rng), workload.output.sample(n, rng)
     stays = np.maximum(1, np.ceil((outputs - 1) / stride))
-    found = BlockDistribution.of(workload).reservation(stride)
-    assert found.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)
+    reservation = BlockDistribution.of(workload).reservation(stride)
+    assert reservation.mean == pytest.approx((blocks_of(inputs, outputs) * stays).mean(), rel=0.01)
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -162,9 +162,9 @@ def test_the_moments_of_a_querys_blocks_are_those_of_whole_blocks(outputs, resid
     weights = np.outer(np.full(len(inputs), 1 / len(inputs)), p)
     mean = float((weights * blocks).sum())
     variance = float((weights * (blocks - mean) ** 2).sum())
-    told = BlockDistribution.of(workload, resident=resident).reservation(None)
-    assert told.mean == pytest.approx(mean, rel=0.005)
-    assert told.variance == pytest.approx(variance, rel=0.02)
+    reservation = BlockDistribution.of(workload, resident=resident).reservation(None)
+    assert reservation.mean == pytest.approx(mean, rel=0.005)
+    assert reservation.variance == pytest.approx(variance, rel=0.02)
 
 
 def test_a_stage_without_a_cache_has_room_for_any_as_long_as_its_weights_fit():

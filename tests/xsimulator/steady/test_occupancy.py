@@ -62,8 +62,8 @@ def test_residents_hold_the_blocks_of_a_uniform_age(name):
     """Slots that are refilled at once, each looked at at some moment."""
     workload, rng, n = WORKLOADS[name], np.random.default_rng(2), 400_000
     inputs, outputs = (lengths.sample(n, rng) for lengths in (workload.input, workload.output))
-    found = rng.choice(n, n, p=outputs / outputs.sum())  # as often as it stays
-    held = -(-(inputs[found] + rng.integers(0, outputs[found])) // BLOCK_SIZE)
+    drawn = rng.choice(n, n, p=outputs / outputs.sum())  # as often as it stays
+    held = -(-(inputs[drawn] + rng.integers(0, outputs[drawn])) // BLOCK_SIZE)
     blocks = Load(workload, False).resident_blocks("grow")
     assert blocks.mean == pytest.approx(held.mean(), rel=0.005)
     assert blocks.variance == pytest.approx(held.var(), rel=0.02)
@@ -76,8 +76,8 @@ def test_residents_hold_the_blocks_of_a_uniform_age(name):
 def test_a_pool_is_the_percentile_of_what_residents_hold(name, residents):
     workload, rng, n = WORKLOADS[name], np.random.default_rng(3), 4000 * residents
     inputs, outputs = workload.input.sample(n, rng), workload.output.sample(4 * n, rng)
-    found = rng.choice(outputs, n, p=outputs / outputs.sum())
-    held = -(-(inputs + rng.integers(0, found)) // BLOCK_SIZE)
+    drawn = rng.choice(outputs, n, p=outputs / outputs.sum())
+    held = -(-(inputs + rng.integers(0, drawn)) // BLOCK_SIZE)
     together = held.reshape(-1, residents).sum(axis=1)
     assert Load(workload, False).pool_blocks("grow", residents) == pytest.approx(np.quantile(together, 0.95), rel=0.015)
 
@@ -128,14 +128,14 @@ def test_without_pressure_both_rules_are_one(policy):
 
 @pytest.mark.parametrize("policy", VARIABLES)
 def test_more_residents_than_memory_holds_only_preempt(policy):
-    found = []
+    means = []
     for residents in (32, 48, 64, 256):
         plan, profile = engine("opt-13b", "4xA40", 4, policy, task("T"), residents, 400)
-        found.append(estimate(plan, profile))
-    assert [e.preemptions_per_request for e in found] == sorted(e.preemptions_per_request for e in found)
-    assert found[-1].preemptions_per_request > 0.3
-    assert found[-1].throughput_tok_s == pytest.approx(found[-2].throughput_tok_s, rel=0.02)
-    assert all(e.feasible for e in found)
+        means.append(estimate(plan, profile))
+    assert [e.preemptions_per_request for e in means] == sorted(e.preemptions_per_request for e in means)
+    assert means[-1].preemptions_per_request > 0.3
+    assert means[-1].throughput_tok_s == pytest.approx(means[-2].throughput_tok_s, rel=0.02)
+    assert all(e.feasible for e in means)
 
 
 def test_residents_that_never_outgrow_their_prompts_are_never_preempted():
@@ -150,7 +150,7 @@ def test_a_policy_without_a_formula_for_it_is_replayed():
     plan, profile = engine("opt-13b", "4xA40", 4, "orca", task("T"), 16, 400)
     rra = replace(plan, policy="rra", encode_batch=4, decode_batch=16, decode_iterations=40)
     assert has_steady_state(plan) and not has_steady_state(rra) and has_steady_state(replace(rra, admission="reserve"))
-    told = estimate(rra, profile)
+    predicted = estimate(rra, profile)
     done = replay(rra, profile, rra.workload.draw(4000, seed=7), timeline=False)
     ends = [request.finish_s for request in done.served[800:3200]]
-    assert told.throughput_seq_s == pytest.approx(len(ends) / (ends[-1] - ends[0]), rel=0.04)
+    assert predicted.throughput_seq_s == pytest.approx(len(ends) / (ends[-1] - ends[0]), rel=0.04)

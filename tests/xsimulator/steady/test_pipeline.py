@@ -1,4 +1,4 @@
-"""The recurrence against an event-driven simulation that knows only which work waits for which."""
+"""The recurrence against an event-driven simulation of the dependencies alone."""
 
 import heapq
 from collections import defaultdict
@@ -216,7 +216,7 @@ def test_equal_items_in_tandem_come_at_the_slowest_stages_pace():
 @settings(max_examples=40)
 @given(pipelines())
 def test_with_fewer_sequences_than_micro_batches_they_join_in_turn(pipeline):
-    """One sequence a phase: every micro-batch gets one in turn, so nobody waits longer than where all wait for it."""
+    """One sequence a phase: every micro-batch gets one in turn, so none waits longer than where all wait for it."""
     encode, decode, micro_batches, hops = pipeline
     encode = encode[:1]
     each = phase_times(encode, decode, micro_batches, hops, sequences=1)

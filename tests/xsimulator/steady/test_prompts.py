@@ -61,20 +61,20 @@ def test_totals_have_the_sums_mean_and_no_more_than_its_deviation(pairs, batch):
 def test_expected_encoding_is_the_mean_over_drawn_batches(model, name, batch):
     """Each drawn batch costs what the event simulator makes of it."""
     distribution = task(name).input
-    one, prompts = group(model), Prompts(distribution)
-    cost = StageCost(one, model.layers, encoder_layers=model.encoder_layers)
+    layers, prompts = group(model), Prompts(distribution)
+    cost = StageCost(layers, model.layers, encoder_layers=model.encoder_layers)
     drawn = distribution.sample(batch * 600, np.random.default_rng(1)).reshape(600, batch)
     seconds = [cost.step(Chunks(row.tolist(), [0] * batch, batch), 0, 0.0) for row in drawn]
-    assert float(cost.of(prompts.encode(one, batch))) == pytest.approx(np.mean(seconds), rel=0.03)
+    assert float(cost.of(prompts.encode(layers, batch))) == pytest.approx(np.mean(seconds), rel=0.03)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 16])
 def test_micro_batches_have_the_mean_that_is_expected_and_rise(parts):
-    one, prompts = group(), Prompts(task("S").input)
-    cost = StageCost(one, OPT.layers)
-    seconds = cost.of(prompts.micro_batches(one, 4, parts))
+    layers, prompts = group(), Prompts(task("S").input)
+    cost = StageCost(layers, OPT.layers)
+    seconds = cost.of(prompts.micro_batches(layers, 4, parts))
     assert seconds.shape == (parts,)
-    assert seconds.mean() == pytest.approx(float(cost.of(prompts.encode(one, 4))))
+    assert seconds.mean() == pytest.approx(float(cost.of(prompts.encode(layers, 4))))
     assert (np.diff(seconds) >= 0).all()
 
 
@@ -84,5 +84,5 @@ def test_a_batchs_seconds_vary_as_drawn_ones_do(batch):
     (stage,), lengths = side.costs, task("S").input
     draws = lengths.sample(4000 * batch, np.random.default_rng(0)).reshape(4000, batch)
     seconds = [stage.step(Chunks(row.tolist(), [0] * batch, batch), 0, 0.0) for row in draws]
-    found = Prompts(lengths).deviation(side, batch)
-    assert found == pytest.approx(np.std(seconds), rel=0.35 if batch == 1 else 0.1)
+    deviation = Prompts(lengths).deviation(side, batch)
+    assert deviation == pytest.approx(np.std(seconds), rel=0.35 if batch == 1 else 0.1)

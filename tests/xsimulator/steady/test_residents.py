@@ -56,7 +56,7 @@ def test_agrees_with_monte_carlo_to_one_percent(name, iterations):
     np.testing.assert_allclose(steady.context, context, rtol=0.01)
 
 
-def test_the_papers_form_and_the_exact_one_on_task_s():
+def test_the_papers_and_the_exact_steady_state_on_task_s():
     """Spec section 3.1: 4.06 against 5.00 sequences per encoded one at N_D = 7."""
     assert steady_state(task("S"), 7, True, "paper").batch_ratio == pytest.approx(4.06, abs=0.005)
     assert steady_state(task("S"), 7, True, "exact").batch_ratio == pytest.approx(5.00, abs=0.005)

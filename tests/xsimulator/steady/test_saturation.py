@@ -28,7 +28,7 @@ def requests_of(name, n=1500):
 
 def side(model, phase, first, stages, tp=1):
     """Equal stages of `tp` devices each, from the rank `first` on."""
-    made = []
+    schedules = []
     for i in range(stages):
         encoder, decoder = (
             (layers * i // stages, layers * (i + 1) // stages) if layers else None
@@ -36,14 +36,14 @@ def side(model, phase, first, stages, tp=1):
         )
         encoder = encoder if phase != "decode" else None
         decoder = decoder if phase != "encode" or not model.encoder_layers else None
-        made.append(Stage(tuple(range(first + i * tp, first + (i + 1) * tp)), tp, phase, encoder, decoder))
-    return tuple(made)
+        schedules.append(Stage(tuple(range(first + i * tp, first + (i + 1) * tp)), tp, phase, encoder, decoder))
+    return tuple(schedules)
 
 
 def predicted_and_replayed(name, policy, model, stages, **variables):
     """Output tokens per second of the estimate and of the replay."""
     requests, workload = requests_of(name)
-    made = schedule(
+    plan = schedule(
         policy,
         model,
         workload.without_requests,
@@ -54,8 +54,8 @@ def predicted_and_replayed(name, policy, model, stages, **variables):
         **variables,
     )
     tables = PROFILES[model.name]
-    served = replay(made, tables, requests, timeline=False).served
-    return estimate(made, tables, variation=False).throughput_tok_s, steady_tokens_s(served)
+    served = replay(plan, tables, requests, timeline=False).served
+    return estimate(plan, tables, variation=False).throughput_tok_s, steady_tokens_s(served)
 
 
 @pytest.mark.parametrize("encode_count", [None, 8])

@@ -44,8 +44,8 @@ def waa_schedule(model, workload, batch, micro_batches=1, split=((1, 1), (1, 2))
     )
 
 
-def scenario_of(made):
-    return Scenario.of(made, PROFILES[made.model.spec.name], None, "exact", False)
+def scenario_of(plan):
+    return Scenario.of(plan, PROFILES[plan.model.spec.name], None, "exact", False)
 
 
 def decoding_side(outputs, blocks, period, seconds):
@@ -83,8 +83,8 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     workload, rng, transfers = task("S"), np.random.default_rng(3), 8000
     scenario = scenario_of(waa_schedule(OPT, workload, batch, split=split))
     period = WAA(scenario, 1).encoding(batch).period
-    found = decoding_cycle.fixed_point(scenario, batch, 1, period)
-    assert found.period == pytest.approx(period)
+    fixed = decoding_cycle.fixed_point(scenario, batch, 1, period)
+    assert fixed.period == pytest.approx(period)
     numbers = np.arange(200.0)
     context = np.full(200, workload.input.mean + workload.output.mean / 2)
     seconds, _ = decoding_cycle.iteration(scenario, numbers, context, 1, np.zeros((200, 1)))
@@ -97,9 +97,9 @@ def test_the_fixed_point_is_what_a_simulated_decoding_side_settles_at(batch, spl
     assert end == pytest.approx(transfers * period, rel=0.01)  # it keeps up
     need, p = scenario.load.iterations
     # Little: as many as arrive in the time that one of them stays
-    assert float(p @ found.lived(need)) * batch / period == pytest.approx(mean, rel=0.03)
+    assert float(p @ fixed.lived(need)) * batch / period == pytest.approx(mean, rel=0.03)
     assert WAA(scenario, 1).flow(batch).resident == pytest.approx(resident.mean(), rel=0.03)
-    assert WAA(scenario, 1).blocks(batch, found.stride, 0.0) == pytest.approx(np.quantile(held, 0.999), rel=0.05)
+    assert WAA(scenario, 1).blocks(batch, fixed.stride, 0.0) == pytest.approx(np.quantile(held, 0.999), rel=0.05)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7, 40])
@@ -115,11 +115,11 @@ def test_it_is_the_smallest_fixed_point(batch):
     """No quicker cycle lasts as long as the encoding side takes for a batch."""
     scenario = scenario_of(waa_schedule(OPT, task("S"), batch))
     period = WAA(scenario, 1).encoding(batch).period
-    found = decoding_cycle.fixed_point(scenario, batch, 1, period)
-    strides = np.arange(1, int(found.fast.stride)) if found.fast.stride >= 1 else np.geomspace(found.fast.stride, 1, 40)
+    fixed = decoding_cycle.fixed_point(scenario, batch, 1, period)
+    strides = np.arange(1, int(fixed.fast.stride)) if fixed.fast.stride >= 1 else np.geomspace(fixed.fast.stride, 1, 40)
     cycles = [decoding_cycle.cycle(scenario, batch, 1, float(k)).period for k in strides]
-    if found.fast.stride >= 1:
-        assert all(one < period for one in cycles)
+    if fixed.fast.stride >= 1:
+        assert all(cycle < period for cycle in cycles)
     else:
         assert cycles[0] == pytest.approx(period, rel=0.01)
 
@@ -129,16 +129,16 @@ def test_the_bracket_is_what_looking_at_every_stride_finds(period):
     scenario = scenario_of(waa_schedule(OPT, task("S"), 8))
     longest = int(scenario.load.iterations[0].max())
     cycles = {k: decoding_cycle.cycle(scenario, 8, 1, float(k)).period for k in range(1, longest + 1)}
-    found = decoding_cycle.fixed_point(scenario, 8, 1, period)
+    fixed = decoding_cycle.fixed_point(scenario, 8, 1, period)
     within = [k for k, seconds in cycles.items() if seconds <= period]
     if not within:
-        assert found.stride < 1
-        assert found.period == pytest.approx(period, rel=0.002) or found.stride == 1 / decoding_cycle.MOST_JOINED
+        assert fixed.stride < 1
+        assert fixed.period == pytest.approx(period, rel=0.002) or fixed.stride == 1 / decoding_cycle.MOST_JOINED
     elif cycles[longest] <= period:
-        assert found.fast.stride == found.slow.stride == longest
+        assert fixed.fast.stride == fixed.slow.stride == longest
     else:
-        assert (found.fast.stride, found.slow.stride) == (max(within), max(within) + 1)
-        assert found.period == pytest.approx(period)
+        assert (fixed.fast.stride, fixed.slow.stride) == (max(within), max(within) + 1)
+        assert fixed.period == pytest.approx(period)
 
 
 @pytest.mark.parametrize("model", [OPT, T5])
@@ -148,12 +148,12 @@ def test_the_bracket_is_what_looking_at_every_stride_finds(period):
 def test_no_smaller_batch_is_above_the_crest_and_no_larger_one_better_where_throughput_falls(name, split, model):
     batches = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 48, 64)
     scenario = scenario_of(waa_schedule(model, task(name), 1, 1, split))
-    found = [WAA(scenario, 1).flow(batch) for batch in batches]
-    for place, one in enumerate(found):
-        assert max(f.throughput for f in found[: place + 1]) <= max(one.throughput, one.crest) * (1 + 1e-6)
-        if one.falls:
-            assert max(f.throughput for f in found[place:]) <= one.throughput * (1 + 1e-6)
-    assert any(one.falls for one in found) == any(one.waits for one in found)
+    flows = [WAA(scenario, 1).flow(batch) for batch in batches]
+    for place, flow in enumerate(flows):
+        assert max(f.throughput for f in flows[: place + 1]) <= max(flow.throughput, flow.crest) * (1 + 1e-6)
+        if flow.falls:
+            assert max(f.throughput for f in flows[place:]) <= flow.throughput * (1 + 1e-6)
+    assert any(flow.falls for flow in flows) == any(flow.waits for flow in flows)
 
 
 @functools.cache
@@ -177,11 +177,11 @@ def requests_of(name, n):
 )
 def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, model, split, requests):
     drawn, workload = requests_of(name, requests)
-    made = waa_schedule(model, workload, batch, micro_batches, split)
-    found = WAA(scenario_of(made), micro_batches).flow(batch)
-    assert found.waits
-    predicted = estimate(made, PROFILES[model.name], variation=False)
-    run = replay(replace(made, kv_blocks=found.blocks), PROFILES[model.name], drawn, timeline=False)
+    plan = waa_schedule(model, workload, batch, micro_batches, split)
+    flow = WAA(scenario_of(plan), micro_batches).flow(batch)
+    assert flow.waits
+    predicted = estimate(plan, PROFILES[model.name], variation=False)
+    run = replay(replace(plan, kv_blocks=flow.blocks), PROFILES[model.name], drawn, timeline=False)
     assert predicted.throughput_tok_s == pytest.approx(steady_tokens_s(run.served), rel=0.03)
     middle = run.served[len(run.served) // 3 : -len(run.served) // 3]
     half = [s.finish_s - s.start_s for s in middle if abs(s.output_tokens - workload.output.quantile(0.5)) <= 2]
@@ -192,40 +192,40 @@ def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, mode
 @pytest.mark.parametrize("model", [OPT, T5])
 def test_outputs_of_one_token_are_never_decoded_where_encoding_makes_them(model):
     workload = Workload.fixed(64, 1)
-    made = waa_schedule(model, workload, 8, split=((1, 1), (1, 1)))
-    found = WAA(scenario_of(made), 1).flow(8)
-    assert found.throughput == pytest.approx(8 / found.encoder.period)
-    assert found.resident == (8.0 if model.encoder_layers else 0.0)
-    predicted = estimate(made, PROFILES[model.name], variation=False)
-    run = replay(made, PROFILES[model.name], workload.draw(400), timeline=False)
+    plan = waa_schedule(model, workload, 8, split=((1, 1), (1, 1)))
+    flow = WAA(scenario_of(plan), 1).flow(8)
+    assert flow.throughput == pytest.approx(8 / flow.encoder.period)
+    assert flow.resident == (8.0 if model.encoder_layers else 0.0)
+    predicted = estimate(plan, PROFILES[model.name], variation=False)
+    run = replay(plan, PROFILES[model.name], workload.draw(400), timeline=False)
     assert predicted.throughput_tok_s == pytest.approx(steady_tokens_s(run.served), rel=0.02)
     assert predicted.tpot_s is None
     if not model.encoder_layers:
-        assert predicted.latency_s == predicted.ttft_s == pytest.approx(found.encoder.traversal)
+        assert predicted.latency_s == predicted.ttft_s == pytest.approx(flow.encoder.traversal)
 
 
 def test_one_token_for_more_prompts_than_memory_holds_is_infeasible():
-    made = waa_schedule(OPT, Workload.fixed(900, 1), 400, split=((1, 1), (1, 1)))
-    assert "KV blocks are needed" in estimate(made, PROFILES["opt-13b"]).violations[0]
+    plan = waa_schedule(OPT, Workload.fixed(900, 1), 400, split=((1, 1), (1, 1)))
+    assert "KV blocks are needed" in estimate(plan, PROFILES["opt-13b"]).violations[0]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 12])
 def test_a_decoding_side_that_no_batch_lets_keep_up_has_a_full_memory(batch):
     """Its latency is that of those who fit, not of endless batches."""
-    found = estimate(
+    predicted = estimate(
         waa_schedule(T5, task("T"), batch, split=((1, 1), (2, 1)), cluster=parse_cluster("3xA40")), PROFILES["t5-3b"]
     )
-    assert found.latency_s < 100
-    assert found.feasible
+    assert predicted.latency_s < 100
+    assert predicted.feasible
 
 
 def test_a_query_decodes_while_it_is_there_whoever_has_left():
     """Handovers are rare: the longest queries are alone for most of their iterations."""
     workload = Workload("long in", LengthDistribution.fixed(1500), task("S").output, 63)
-    made = waa_schedule(OPT, workload, 8)
-    scenario = scenario_of(made)
+    plan = waa_schedule(OPT, workload, 8)
+    scenario = scenario_of(plan)
     assert WAA(scenario, 1).flow(8).decoder.fast.stride > 70
-    run = replay(made, PROFILES["opt-13b"], workload.draw(600, seed=1), timeline=False)
+    run = replay(plan, PROFILES["opt-13b"], workload.draw(600, seed=1), timeline=False)
     for tokens in (32, 63):
         lived = [s.finish_s - s.start_s for s in run.served if abs(s.output_tokens - tokens) <= 1]
         predicted = WAA(scenario, 1).outcome(8).lifetime(np.array([float(tokens)])).seconds[0]
@@ -235,8 +235,8 @@ def test_a_query_decodes_while_it_is_there_whoever_has_left():
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_more_micro_batches_than_stages_never_shorten_an_iteration(stages):
     model = OPT
-    made = waa_schedule(model, task("S"), 4, split=((1, 1), (stages, 1)), cluster=parse_cluster("8xA40"))
-    scenario = scenario_of(made)
+    plan = waa_schedule(model, task("S"), 4, split=((1, 1), (stages, 1)), cluster=parse_cluster("8xA40"))
+    scenario = scenario_of(plan)
     batch, context = np.array([1.0, 24.0, 200.0]), np.full(3, 270.0)
     seconds = [decoding_cycle.iteration(scenario, batch, context, n, 0.0)[0] for n in (stages, stages + 1, 2 * stages)]
     assert (seconds[1] >= seconds[0]).all()
@@ -244,8 +244,8 @@ def test_more_micro_batches_than_stages_never_shorten_an_iteration(stages):
 
 
 def test_an_iteration_with_equal_micro_batches_is_the_pipelines_recurrence():
-    made = waa_schedule(OPT, task("S"), 4, split=((1, 1), (3, 1)))
-    scenario = scenario_of(made)
+    plan = waa_schedule(OPT, task("S"), 4, split=((1, 1), (3, 1)))
+    scenario = scenario_of(plan)
     for parts in (1, 2, 3, 5):
         batch = np.array([30.0])
         (seconds,), (cells,) = decoding_cycle.iteration(scenario, batch, np.array([270.0]), parts, 0.0)
