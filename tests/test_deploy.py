@@ -14,10 +14,10 @@ FILES = sorted(path for path in DEPLOY.iterdir() if path.is_file())
 
 
 def commands(text):
-    """The exegpt command lines in a shell script, whoever starts them."""
+    """The exegpt command lines in a shell script, however they are started."""
     joined = re.sub(r"\\\n\s*", " ", text)
     lines = [line for line in joined.splitlines() if not line.lstrip().startswith("#")]
-    return [shlex.split(found[1]) for line in lines if (found := re.search(r"(?:^|\s)exegpt (.*)", line))]
+    return [shlex.split(match[1]) for line in lines if (match := re.search(r"(?:^|\s)exegpt (.*)", line))]
 
 
 def script(path):
@@ -31,18 +31,18 @@ def script(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_shell_parses_the_script_and_exegpt_its_commands(path):
     subprocess.run(["bash", "-n"], input=script(path), text=True, check=True)
-    found = commands(script(path))
-    assert [arguments[0] for arguments in found] == ["profile", "tune"]
+    lines = commands(script(path))
+    assert [arguments[0] for arguments in lines] == ["profile", "tune"]
     from exegpt.cli.app import app
 
     group = get_command(app)
-    given = {}
-    for name, *arguments in found:
+    variables = {}
+    for name, *arguments in lines:
         command = group.commands[name]
-        given[name] = command.make_context(name, arguments).params  # refuses unknown flags and bad values
-    assert given["profile"]["out"] == Path(given["tune"]["profile"])  # what one writes the other reads
-    assert str(given["profile"]["cluster_out"]) == given["tune"]["cluster"]
-    assert given["profile"]["model"] == given["tune"]["model"]
+        variables[name] = command.make_context(name, arguments).params  # refuses unknown flags and bad values
+    assert variables["profile"]["out"] == Path(variables["tune"]["profile"])  # what one writes the other reads
+    assert str(variables["profile"]["cluster_out"]) == variables["tune"]["cluster"]
+    assert variables["profile"]["model"] == variables["tune"]["model"]
 
 
 def test_the_job_starts_a_rank_for_every_slot_and_a_thread_for_every_core():

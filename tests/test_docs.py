@@ -71,11 +71,11 @@ def test_headings_that_are_linked_to_exist(document):
 
 def shown(document: Path) -> list[list[str]]:
     """The commands in a document, in words; `…` and what a shell does with their output left out."""
-    found = []
+    missing = []
     for text in COMMAND.findall(document.read_text(encoding="utf-8")):
         words = shlex.split(text.replace("\\\n", " ").replace("'", ""), comments=True)
-        found.append([word for word in words if word != "…"])
-    return found
+        missing.append([word for word in words if word != "…"])
+    return missing
 
 
 def unknown(words: list[str]) -> list[str]:
@@ -100,7 +100,7 @@ def test_commands_are_found():
     assert any("--replay" in words and "--max-num-batched-tokens" in words for words in shown(ROOT / "docs/devices.md"))
 
 
-def test_the_readme_is_short_and_says_first_what_was_never_measured():
+def test_the_readme_is_short_and_starts_with_what_was_never_measured():
     lines = README.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 90
     assert "Nothing here was measured on a GPU of our own." in "\n".join(lines[:15])

@@ -48,21 +48,21 @@ OUTSIDE = {
 def room(module: str) -> str | None:
     """The room that a module is in; None for what isn't ours."""
     module = {"exegpt.__main__": "exegpt.cli"}.get(module, module)
-    found = [name for name in ALLOWED if module == name or module.startswith(name + ".")]
-    return max(found, key=len, default=None)
+    packages = [name for name in ALLOWED if module == name or module.startswith(name + ".")]
+    return max(packages, key=len, default=None)
 
 
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, wherever in it."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             # `from exegpt import policies` names a module too
-            found.update({node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names})
-    return found
+            imported.update({node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names})
+    return imported
 
 
 def module_name(path: Path) -> str:
@@ -83,16 +83,16 @@ def test_there_is_something_to_read():
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_only_allowed_arrows(path):
-    here = room(module_name(path))
-    assert here is not None
-    allowed = ALLOWED[here]
+    package = room(module_name(path))
+    assert package is not None
+    allowed = ALLOWED[package]
     for module in imports(path):
         there = room(module)
-        if there and there != here and allowed is not None:
-            assert there in allowed, f"{path}: {here} must not import {module}"
+        if there and there != package and allowed is not None:
+            assert there in allowed, f"{path}: {package} must not import {module}"
         top = module.split(".")[0]
-        if here in OUTSIDE and there is None and top not in OUTSIDE[here]:
-            assert top in sys.stdlib_module_names, f"{path}: {here} must not import {module}"
+        if package in OUTSIDE and there is None and top not in OUTSIDE[package]:
+            assert top in sys.stdlib_module_names, f"{path}: {package} must not import {module}"
 
 
 def test_the_root_of_the_nouns_imports_nothing_of_ours():

@@ -100,14 +100,14 @@ def test_every_command_shows_an_example():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP is Linux's")
 @pytest.mark.parametrize(
-    ("given", "spins"),
+    ("given_env", "spins"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
 )
-def test_threads_that_wait_give_up_soon(given, spins):
+def test_threads_that_wait_give_up_soon(given_env, spins):
     """Where another process has one of their cores; what the user has set stays as it is."""
     env = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     command = [sys.executable, "-c", "import exegpt, torch"]
-    done = subprocess.run(command, env=env | given | {"OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True)
+    done = subprocess.run(command, env=env | given_env | {"OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True)
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this build of torch has another OpenMP than GNU's")
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

@@ -17,6 +17,6 @@ def test_what_waits_is_what_a_replay_finds(workload):
     assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
     steady = estimate(runs, setting.profile)
     served = replay(schedule, setting.profile, setting.workload.draw(30 * runs.max_num_seqs, seed=3), timeline=False)
-    ends = sorted(one.finish_s for one in served.served)
+    ends = sorted(request.finish_s for request in served.served)
     middle = ends[len(ends) // 5 : -len(ends) // 5]
     assert steady.throughput_seq_s == pytest.approx((len(middle) - 1) / (middle[-1] - middle[0]), rel=0.05)

@@ -20,36 +20,36 @@ LLAMA = builtin_model("llama-3.1-8b")
 SWITCHES = ("--enable-chunked-prefill", "--no-enable-chunked-prefill")
 
 
-def flags(made):
-    """The flags of a command line, and what it says is lost."""
-    commands, lost = export(made, "vllm")
+def flags(plan):
+    """The flags of a command line, and its note on what is lost."""
+    commands, lost = export(plan, "vllm")
     words = commands.splitlines()[0].split()
     assert words[:2] == ["vllm", "serve"] and words[3] in SWITCHES and lost
-    assert words[4] == f"--{'' if made.prefix_caching else 'no-'}enable-prefix-caching" and len(words[5:]) % 2 == 0
-    given = dict(zip(words[5::2], words[6::2], strict=True))
-    assert given.keys() <= set(KNOWN)
-    return {**given, "chunked": words[3] == SWITCHES[0]}, lost
+    assert words[4] == f"--{'' if plan.prefix_caching else 'no-'}enable-prefix-caching" and len(words[5:]) % 2 == 0
+    options = dict(zip(words[5::2], words[6::2], strict=True))
+    assert options.keys() <= set(KNOWN)
+    return {**options, "chunked": words[3] == SWITCHES[0]}, lost
 
 
-def check(made):
+def check(plan):
     """What vLLM checks of its arguments when it starts."""
-    given, _ = flags(made)
-    number = {name: int(given[f"--{name}"]) for name in INTEGERS}
+    options, _ = flags(plan)
+    number = {name: int(options[f"--{name}"]) for name in INTEGERS}
     assert min(number.values()) >= 1
     assert number["max-num-batched-tokens"] >= number["max-num-seqs"]
-    assert given["chunked"] or number["max-num-batched-tokens"] >= number["max-model-len"]
-    assert number["max-model-len"] <= made.model.spec.context
+    assert options["chunked"] or number["max-num-batched-tokens"] >= number["max-model-len"]
+    assert number["max-model-len"] <= plan.model.spec.context
     assert number["block-size"] in (1, 8, 16, 32, 64, 128, 256)
-    assert made.model.spec.heads % number["tensor-parallel-size"] == 0
-    assert number["pipeline-parallel-size"] <= made.model.spec.layers
+    assert plan.model.spec.heads % number["tensor-parallel-size"] == 0
+    assert number["pipeline-parallel-size"] <= plan.model.spec.layers
     devices = number["tensor-parallel-size"] * number["pipeline-parallel-size"] * number["data-parallel-size"]
-    nodes = int(given.get("--nnodes", 1))
-    assert made.cluster.devices % devices == 0 and devices <= nodes * made.cluster.devices_per_node
-    assert given["--dtype"] in ("auto", "half", "float16", "bfloat16", "float", "float32")
-    assert given["--kv-cache-dtype"] in ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
-    assert given.get("--quantization", "fp8") == "fp8"
-    assert 0 < float(given["--gpu-memory-utilization"]) <= 1
-    return given
+    nodes = int(options.get("--nnodes", 1))
+    assert plan.cluster.devices % devices == 0 and devices <= nodes * plan.cluster.devices_per_node
+    assert options["--dtype"] in ("auto", "half", "float16", "bfloat16", "float", "float32")
+    assert options["--kv-cache-dtype"] in ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+    assert options.get("--quantization", "fp8") == "fp8"
+    assert 0 < float(options["--gpu-memory-utilization"]) <= 1
+    return options
 
 
 INTEGERS = (
@@ -66,15 +66,15 @@ KNOWN = (  # vllm/engine/arg_utils.py of 0.33.0
 def test_what_the_engine_has_itself_is_passed_on():
     stages = (Stage((0, 1), 2, "both", None, (0, 16)), Stage((2, 3), 2, "both", None, (16, 32)))
     more = {"stages": stages, "tp_degree": 2, "replicas": 2, "kv_blocks": 77, "dtype": "bf16"}
-    made = schedule("chunked", LLAMA, cluster=parse_cluster("8xA40"), **more)
-    given, lost = flags(made)
+    chunked = schedule("chunked", LLAMA, cluster=parse_cluster("8xA40"), **more)
+    options, lost = flags(chunked)
     assert lost == "keys and values are kept in the model's own dtype, not in fp32"
-    flags(replace(made, prefix_caching=True))
-    given, lost = flags(replace(made, kv_dtype="bf16"))
-    assert lost == "nothing is lost" and given["chunked"]
-    assert given["--max-num-seqs"] == "8" and given["--max-num-batched-tokens"] == "64"
-    assert given["--tensor-parallel-size"] == "2" and given["--pipeline-parallel-size"] == "2"
-    assert given["--data-parallel-size"] == "2" and given["--dtype"] == "bfloat16"
+    flags(replace(chunked, prefix_caching=True))
+    options, lost = flags(replace(chunked, kv_dtype="bf16"))
+    assert lost == "nothing is lost" and options["chunked"]
+    assert options["--max-num-seqs"] == "8" and options["--max-num-batched-tokens"] == "64"
+    assert options["--tensor-parallel-size"] == "2" and options["--pipeline-parallel-size"] == "2"
+    assert options["--data-parallel-size"] == "2" and options["--dtype"] == "bfloat16"
 
 
 def pipeline(cluster, tp, stages, replicas=1, **more):
@@ -83,8 +83,8 @@ def pipeline(cluster, tp, stages, replicas=1, **more):
         Stage(tuple(range(i * tp, i * tp + tp)), tp, "both", None, (i * layers, i * layers + layers))
         for i in range(stages)
     )
-    given = {"stages": cut, "replicas": replicas, "dtype": "bf16", "kv_dtype": "bf16"}
-    return schedule("chunked", LLAMA, cluster=parse_cluster(cluster), **given | more)
+    fields = {"stages": cut, "replicas": replicas, "dtype": "bf16", "kv_dtype": "bf16"}
+    return schedule("chunked", LLAMA, cluster=parse_cluster(cluster), **fields | more)
 
 
 def test_a_replica_over_nodes_has_a_command_for_each():
@@ -105,7 +105,7 @@ def test_replicas_on_several_nodes_are_started_on_each():
 
 
 def test_the_engines_cache_is_capped_by_memory_alone():
-    """It sizes its cache by itself; a schedule that fills the memory says that graphs and buffers need a part of it."""
+    """vLLM sizes its cache itself; of a full memory a note names what graphs and buffers need."""
     commands, lost = export(pipeline("1xH100-SXM", 1, 1), "vllm")
     assert "num-gpu-blocks" not in commands and lost == "nothing is lost"
     blocks = int(56 * 2**30 / (16 * 32 * LLAMA.kv_bytes(1, "bf16")))
@@ -117,22 +117,22 @@ def test_the_engines_cache_is_capped_by_memory_alone():
 
 @pytest.mark.parametrize("policy", ["static", "orca", "rra"])
 def test_the_nearest_budget_holds_a_prompt_beside_all_residents(policy):
-    given, lost = flags(schedule(policy, LLAMA))
-    residents, budget = int(given["--max-num-seqs"]), int(given["--max-num-batched-tokens"])
+    options, lost = flags(schedule(policy, LLAMA))
+    residents, budget = int(options["--max-num-seqs"]), int(options["--max-num-batched-tokens"])
     assert residents == {"static": 4, "orca": 8, "rra": 9}[policy]
     assert budget > residents and lost != "nothing is lost"
 
 
-def test_unequal_stages_become_equal_and_that_is_said():
+def test_unequal_stages_become_equal_with_a_note():
     stages = (Stage((0, 1), 2, "both", None, (0, 20)), *(Stage((i,), 1, "both", None, (i, i + 1)) for i in (2, 3)))
-    given, lost = flags(schedule("rra", LLAMA, stages=stages, tp_degree=2, tp_gpus=2))
-    assert (given["--tensor-parallel-size"], given["--pipeline-parallel-size"]) == ("2", "2")
+    options, lost = flags(schedule("rra", LLAMA, stages=stages, tp_degree=2, tp_gpus=2))
+    assert (options["--tensor-parallel-size"], options["--pipeline-parallel-size"]) == ("2", "2")
     assert "unequal" in lost
 
 
 def test_eight_bit_weights_are_quantised_as_they_are_loaded():
-    given, _ = flags(schedule("chunked", LLAMA, dtype="fp8", kv_dtype="fp8"))
-    assert (given["--dtype"], given["--quantization"], given["--kv-cache-dtype"]) == ("auto", "fp8", "fp8")
+    options, _ = flags(schedule("chunked", LLAMA, dtype="fp8", kv_dtype="fp8"))
+    assert (options["--dtype"], options["--quantization"], options["--kv-cache-dtype"]) == ("auto", "fp8", "fp8")
 
 
 def test_encoder_decoders_are_refused():
@@ -154,10 +154,10 @@ def test_encoder_decoders_are_refused():
 def test_every_schedule_that_a_search_finds_is_accepted(model, cluster, workload, bound_s, kv_dtype):
     spec, where = builtin_model(model), parse_cluster(cluster)
     profile = roofline_profile(spec, where, "fp16")
-    found = tune(spec, where, workload, profile, latency_bound_s=bound_s, kv_dtype=kv_dtype, policies=POLICIES)
-    for other in found.alternatives:
+    answer = tune(spec, where, workload, profile, latency_bound_s=bound_s, kv_dtype=kv_dtype, policies=POLICIES)
+    for other in answer.alternatives:
         if other.schedule:
-            given = check(other.schedule)
+            options = check(other.schedule)
             if other.policy == "chunked":
-                assert int(given["--max-num-batched-tokens"]) == other.schedule.max_num_batched_tokens
-                assert int(given["--max-num-seqs"]) == other.schedule.max_num_seqs
+                assert int(options["--max-num-batched-tokens"]) == other.schedule.max_num_batched_tokens
+                assert int(options["--max-num-seqs"]) == other.schedule.max_num_seqs

@@ -41,10 +41,10 @@ def test_what_is_as_good_in_place_stays(setting, pipeline):
 def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     there = replace(setting, workload=task("C1"))
     held = replace(pipeline, kv_blocks=blocks)
-    asked = {"policies": ("rra",), "fixed": {"replicas": 1}, "bound": held.bound}
-    free = search_schedule(there, 30.0, **asked).schedule
+    options = {"policies": ("rra",), "fixed": {"replicas": 1}, "bound": held.bound}
+    free = search_schedule(there, 30.0, **options).schedule
     schedule, _ = best(there, held)
-    within = search_schedule(there, 30.0, **asked | {"fixed": {"replicas": 1, "tp_degree": 1}}, kv_blocks=blocks)
+    within = search_schedule(there, 30.0, **options | {"fixed": {"replicas": 1, "tp_degree": 1}}, kv_blocks=blocks)
     worth = rate(within.schedule, setting) < (1 - WORTH) * rate(free, setting)
     assert takes_over_in_place(schedule, held) == (not worth)
     assert schedule == (free if worth else within.schedule)
@@ -126,4 +126,4 @@ def test_a_search_ends_with_a_run_that_is_killed():
     run = subprocess.Popen([sys.executable, "-c", RUN], stderr=subprocess.PIPE, text=True)
     assert run.stderr.readline() == "searching\n"
     run.kill()
-    assert run.communicate(timeout=60)[1] == ""  # ends when nobody can write there any more
+    assert run.communicate(timeout=60)[1] == ""  # ends when all writers are gone

@@ -36,12 +36,12 @@ def test_the_last_bound_of_a_frontier_is_none(options):
 
 
 def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(options, tmp_path):
-    asked = replace(options, bounds_s=(5.0,), rate_seq_s=2.0, prices={"A40": 3.0, "H100-SXM": 1.0})
-    asked = replace(asked, search=replace(SEARCH, policies=("orca",)), out=tmp_path / "s.json")
-    offers = tune_rate(asked)
+    rated_options = replace(options, bounds_s=(5.0,), rate_seq_s=2.0, prices={"A40": 3.0, "H100-SXM": 1.0})
+    rated_options = replace(rated_options, search=replace(SEARCH, policies=("orca",)), out=tmp_path / "s.json")
+    offers = tune_rate(rated_options)
     assert [offer.price_hour for offer in offers] == [1.0, 3.0] and all(offer.feasible for offer in offers)
     assert document.read_json(tmp_path / "s.json")["cluster"]["name"] == "1xH100-SXM"
     with pytest.raises(InputError, match="no H100-SXM"):
-        tune_rate(replace(asked, prices={"A40": 3.0}))
+        tune_rate(replace(rated_options, prices={"A40": 3.0}))
     with pytest.raises(InputError, match=r"--tolerance 0\.5"):
-        tune_rate(replace(asked, search=replace(SEARCH, tolerance=0.5)))
+        tune_rate(replace(rated_options, search=replace(SEARCH, tolerance=0.5)))

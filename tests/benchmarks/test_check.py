@@ -85,7 +85,7 @@ MISTAKES = {
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_mistakes_in_attention_are_found(inputs, size):
     q, k, v = inputs[size]
-    wanted = attend(q, k, v)
+    expected = attend(q, k, v)
     for name, mistake in MISTAKES.items():
         got = mistake(q, k, v)
         if name == "the last split dropped" and len(q) > 1:
@@ -93,7 +93,7 @@ def test_mistakes_in_attention_are_found(inputs, size):
         if name == "the first split dropped" and len(q) == len(k):
             continue
         for dtype in HALF:
-            assert not compare(got.to(dtype), wanted, dtype).passed, name
+            assert not compare(got.to(dtype), expected, dtype).passed, name
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -262,8 +262,8 @@ def drawn(logits, how, more_k=0, more_p=0):
 def test_mistakes_in_sampling_are_found(name, rows, vocab, dtype):
     choice = CHOICES[name]
     logits, how = telling_sampling(choice, rows, vocab, dtype, CPU)
-    wanted = sampling.sample_reference(logits, how)
-    assert torch.equal(drawn(logits, how), wanted) and torch.equal(sampling.sample(logits, how), wanted)
+    expected = sampling.sample_reference(logits, how)
+    assert torch.equal(drawn(logits, how), expected) and torch.equal(sampling.sample(logits, how), expected)
     wrong = {
         "another seed": drawn(logits, replace(how, seed=how.seed + 1)),
         "another position": drawn(logits, replace(how, position=how.position + 1)),
@@ -277,7 +277,7 @@ def test_mistakes_in_sampling_are_found(name, rows, vocab, dtype):
         if rows > 3:
             wrong["another's tokens"] = drawn(logits, replace(how, slot=how.slot.roll(1)))
     for mistake, got in wrong.items():
-        assert not compare(got, wanted, None).passed, mistake
+        assert not compare(got, expected, None).passed, mistake
 
 
 @pytest.mark.parametrize("rows", [1, 2, 300])
@@ -289,12 +289,12 @@ def test_one_wrong_token_is_one_too_many(rows):
 
 
 def test_rows_of_zeros_must_be_zeros():
-    wanted = torch.tensor([[0.0, 0.0], [1e-30, 1.0]])
-    assert compare(wanted.bfloat16(), wanted, torch.bfloat16).passed
-    got = wanted.clone()
+    expected = torch.tensor([[0.0, 0.0], [1e-30, 1.0]])
+    assert compare(expected.bfloat16(), expected, torch.bfloat16).passed
+    got = expected.clone()
     got[0, 0] = 1e-20
-    assert compare(got.bfloat16(), wanted, torch.bfloat16).row_error == float("inf")
-    assert not compare(torch.full((2, 2), float("nan")).bfloat16(), wanted, torch.bfloat16).passed
-    assert not compare(torch.full((2, 2), float("inf")).bfloat16(), wanted, torch.bfloat16).passed
-    assert not compare(wanted, wanted, torch.bfloat16).passed
-    assert not compare(wanted[:1].bfloat16(), wanted, torch.bfloat16).passed
+    assert compare(got.bfloat16(), expected, torch.bfloat16).row_error == float("inf")
+    assert not compare(torch.full((2, 2), float("nan")).bfloat16(), expected, torch.bfloat16).passed
+    assert not compare(torch.full((2, 2), float("inf")).bfloat16(), expected, torch.bfloat16).passed
+    assert not compare(expected, expected, torch.bfloat16).passed
+    assert not compare(expected[:1].bfloat16(), expected, torch.bfloat16).passed

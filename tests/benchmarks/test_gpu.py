@@ -64,7 +64,7 @@ def test_a_wrong_kernel_is_found(wrong):
 
 
 @interpreted
-def test_a_kernel_that_fails_is_told_beside_the_others(monkeypatch, capsys):
+def test_a_failed_kernel_is_printed_beside_the_others(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("out of resources\nand more")
 
@@ -110,7 +110,7 @@ def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):
     assert all(row["left_out"] for row in late)
 
 
-def test_a_peer_that_fails_says_why(monkeypatch):
+def test_a_failed_peer_has_its_reason(monkeypatch):
     def broken():
         raise ValueError("no such backend\nat all")
 
@@ -120,7 +120,7 @@ def test_a_peer_that_fails_says_why(monkeypatch):
 
 
 @pytest.mark.parametrize(("reads", "share"), [(False, 0.2), (True, 0.1)])
-def test_shares_are_told_by_every_bandwidth(reads, share):
+def test_shares_are_given_for_every_bandwidth(reads, share):
     case = Case("one", "1", "torch.float16", lambda: None, lambda: None, 10, reads=reads)
     roofline = timing.Roofline(100.0, 1.0, read_bandwidth=200.0, sheet_bandwidth=250.0)
     timed = timing.time_case(case, roofline, lambda function, alike: 0.5)
@@ -147,18 +147,18 @@ def test_shares_are_told_by_every_bandwidth(reads, share):
     ],
 )
 def test_the_data_sheet_is_found_by_torchs_name(name, tb_s):
-    found = timing.sheet_bandwidth(name)
-    assert found is None if tb_s is None else found == pytest.approx(tb_s * 1e12)
+    bandwidth = timing.sheet_bandwidth(name)
+    assert bandwidth is None if tb_s is None else bandwidth == pytest.approx(tb_s * 1e12)
 
 
-@pytest.mark.parametrize(("sheet", "said"), [(4.8e12, "data sheet 4800 GB/s"), (None, "'Some GPU' is none of")])
-def test_the_roofline_is_printed(monkeypatch, capsys, sheet, said):
+@pytest.mark.parametrize(("sheet", "line"), [(4.8e12, "data sheet 4800 GB/s"), (None, "'Some GPU' is none of")])
+def test_the_roofline_is_printed(monkeypatch, capsys, sheet, line):
     measured = timing.Roofline(3e12, 8e14, 4e12, sheet)
     monkeypatch.setattr(timing, "measure_roofline", lambda dtype, device: measured)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     assert gpu._roofline(CPU) == measured
     out = capsys.readouterr().out
-    assert "copy 3000 GB/s, read 4000 GB/s" in out and said in out
+    assert "copy 3000 GB/s, read 4000 GB/s" in out and line in out
 
 
 @interpreted
@@ -188,7 +188,7 @@ def test_pairs_are_counted(window, causal):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "no CUDA device"),
         (["--compile", "ninety"], "'ninety' isn't a list"),
@@ -196,9 +196,9 @@ def test_pairs_are_counted(window, causal):
         (["--parts", "times,all"], "--parts 'all' isn't known"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, said):
+def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, message):
     done = command(*arguments)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr and not done.stdout
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr and not done.stdout
 
 
 @interpreted
@@ -270,11 +270,11 @@ def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
 
 
 def test_every_way_is_timed(monkeypatch, capsys):
-    asked = []
-    made = model.Step("small", 64, 1024, 2.0, 1.0, 0.5, True, "flashinfer")
-    monkeypatch.setattr(model, "time_step", lambda *given: asked.append(given) or made)
+    calls = []
+    step = model.Step("small", 64, 1024, 2.0, 1.0, 0.5, True, "flashinfer")
+    monkeypatch.setattr(model, "time_step", lambda *arguments: calls.append(arguments) or step)
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
-    assert gpu._steps(CPU, ROOFLINE, "flashinfer")[0]["attention"] == "flashinfer" == asked[0][-1]
+    assert gpu._steps(CPU, ROOFLINE, "flashinfer")[0]["attention"] == "flashinfer" == calls[0][-1]
     assert "bfloat16, flashinfer: graph 1000.00 ms" in capsys.readouterr().out
 
 
@@ -285,10 +285,10 @@ def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):
 
 
 def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_path, capsys):
-    asked = []
+    parts = []
 
     def part(name):
-        return lambda *given: asked.append(name) or [{"part": name}]
+        return lambda *given: parts.append(name) or [{"part": name}]
 
     for name in ("_check", "_engine", "_two_ranks", "_steps", "_serving", "_profile", "_time"):
         monkeypatch.setattr(gpu, name, part(name))
@@ -300,12 +300,12 @@ def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_pat
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     out = tmp_path / "gpu.json"
     assert gpu.main(["--out", str(out)]) == 0
-    assert asked == ["_check", "_engine", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
+    assert parts == ["_check", "_engine", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
     assert set(json.loads(out.read_text())) == {"provenance", "roofline", *gpu.PARTS}
     assert gpu.main(["--out", str(out), "--parts", "serving"]) == 0
-    assert set(json.loads(out.read_text())) == {"provenance", "serving"} and asked[-1] == "_serving"
+    assert set(json.loads(out.read_text())) == {"provenance", "serving"} and parts[-1] == "_serving"
     assert gpu.main(["--out", str(out), "--limit-s", "-1", "--parts", "engine,ranks"]) == 0
-    assert json.loads(out.read_text())["ranks"] == [{"left_out": "no time left"}] and asked[-1] == "_serving"
+    assert json.loads(out.read_text())["ranks"] == [{"left_out": "no time left"}] and parts[-1] == "_serving"
     assert "left out for lack of time: engine" in capsys.readouterr().out
 
 
@@ -321,9 +321,11 @@ def test_the_roofline_of_an_iteration():
 def test_a_profile_lies_beside_the_results(monkeypatch, tmp_path):
     from tests.exegpt.nouns import profile
 
-    asked = []
-    made = profile(SMALL_MODEL)
-    monkeypatch.setattr("xprofiler.measure.measure_profile", lambda *given, **on: asked.append((given, on)) or made)
+    calls = []
+    measured = profile(SMALL_MODEL)
+    monkeypatch.setattr(
+        "xprofiler.measure.measure_profile", lambda *arguments, **on: calls.append((arguments, on)) or measured
+    )
     (row,) = gpu._profile(CPU, str(tmp_path / "gpu.json"))
     assert document.read(Profile, tmp_path / "gpu.profile.json").fingerprint == row["fingerprint"]
-    assert asked[0][0][1] == "bf16" and asked[0][1] == {"device": CPU}
+    assert calls[0][0][1] == "bf16" and calls[0][1] == {"device": CPU}

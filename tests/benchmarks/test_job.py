@@ -1,4 +1,4 @@
-"""Schedules run by one process and by the ranks of a job: the same requests, every run told."""
+"""Schedules run by one process and by the ranks of a job: the same requests, every run reported."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ def test_every_schedule_serves_every_request(model, tmp_path, monkeypatch, ranks
     done = run_all(model, plans, requests(), ranks, 1, tmp_path)
     assert len(done.runs) == len(plans) and done.flops_s > 0 and done.bytes_s > 0
     for run in done.runs:
-        served = {one.index: (one.input_tokens, one.output_tokens) for one in run.served}
+        served = {request.index: (request.input_tokens, request.output_tokens) for request in run.served}
         assert [served[i] for i in range(len(LENGTHS))] == LENGTHS
         assert run.seconds == run.timeline.seconds > 0
-        assert run.tokens_s == pytest.approx(sum(made for _, made in LENGTHS) / run.seconds)
+        assert run.tokens_s == pytest.approx(sum(output for _, output in LENGTHS) / run.seconds)
         assert {span.device for span in run.timeline.spans} == set(range(ranks))

@@ -37,7 +37,7 @@ def test_peers_are_timed_beside_them(rows):
     assert {"SDPA", "FlexAttention"} <= compared["prefill"]
 
 
-def test_the_table_tells_the_best_peer(capsys):
+def test_the_table_has_the_best_peer(capsys):
     row = kernels.Row("a", "1", True, Timed(2.0, {"x": 3.0, "y": 1.0, "z": "ValueError: no"}, 0.5))
     assert row.ratio == 0.5
     kernels.show([row, replace(row, right=False, timed=Timed(2.0, {}, 0.5))], ROOFLINE)
@@ -45,7 +45,7 @@ def test_the_table_tells_the_best_peer(capsys):
     assert "0.50" in out and "ValueError: no" in out and "NO" in out
 
 
-def test_a_clock_tells_the_median(monkeypatch):
+def test_a_clock_returns_the_median(monkeypatch):
     monkeypatch.setattr("benchmarks.kernels.timing._FLUSH_BYTES", 8)
     ticks = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))

@@ -10,9 +10,9 @@ from exegpt.model import ModelSpec
 
 
 def sizes(architecture, **more):
-    given = {"heads": 4, "kv_heads": 2 if architecture in ("llama", "qwen2", "qwen3") else 4, "head_size": 16}
-    given |= {"gated": architecture in ("llama", "qwen2", "qwen3"), "vocab": 300, "context": 96}
-    return ModelSpec("m", architecture, 1, 64, ffn=96, **given, **more)
+    config = {"heads": 4, "kv_heads": 2 if architecture in ("llama", "qwen2", "qwen3") else 4, "head_size": 16}
+    config |= {"gated": architecture in ("llama", "qwen2", "qwen3"), "vocab": 300, "context": 96}
+    return ModelSpec("m", architecture, 1, 64, ffn=96, **config, **more)
 
 
 @pytest.mark.parametrize(

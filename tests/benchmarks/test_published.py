@@ -1,4 +1,4 @@
-"""Rooflines beside TensorRT-LLM's published throughputs: the promised errors, and the facts that answers tell."""
+"""Rooflines beside TensorRT-LLM's published throughputs: the promised errors, and the facts that answers print."""
 
 from collections import Counter
 
@@ -34,21 +34,21 @@ def test_a_few_of_the_rows_are_predicted_within_a_tenth(rows):
     """Two of each degree, those with the fewest requests; the slow test has all."""
     _, held_out = parted(rows)
     few = [sorted((r for r in held_out if r.tp == tp), key=lambda r: (r.requests, r.order))[:2] for tp in (1, 2, 4, 8)]
-    found = errors([row for own in few for row in own], find_engine(ENGINE))
-    assert len(found) == 8 and np.median(abs(found)) <= 0.10
+    row_errors = errors([row for group in few for row in group], find_engine(ENGINE))
+    assert len(row_errors) == 8 and np.median(abs(row_errors)) <= 0.10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_row_within_the_promised_errors_and_the_facts_as_told(rows):
+def test_every_row_is_within_the_promised_errors_and_the_facts_are_current(rows):
     _, held_out = parted(rows)
-    found = errors(held_out, find_engine(ENGINE))
-    assert np.median(abs(found)) <= 0.07 and abs(np.median(found)) <= 0.04
-    for one in ("tp", "device"):
-        for value in {getattr(row, one) for row in held_out}:
-            assert np.median(abs(found[[getattr(row, one) == value for row in held_out]])) <= 0.10
-    for told, fact in zip(COMPARED, compared(held_out, found), strict=True):
-        assert (told.device, told.tp, told.rows) == (fact.device, fact.tp, fact.rows)
-        assert told.median_error == pytest.approx(fact.median_error, abs=0.002)
-        assert told.beyond_quarter == pytest.approx(fact.beyond_quarter, abs=0.002)
+    row_errors = errors(held_out, find_engine(ENGINE))
+    assert np.median(abs(row_errors)) <= 0.07 and abs(np.median(row_errors)) <= 0.04
+    for key in ("tp", "device"):
+        for value in {getattr(row, key) for row in held_out}:
+            assert np.median(abs(row_errors[[getattr(row, key) == value for row in held_out]])) <= 0.10
+    for shipped, fact in zip(COMPARED, compared(held_out, row_errors), strict=True):
+        assert (shipped.device, shipped.tp, shipped.rows) == (fact.device, fact.tp, fact.rows)
+        assert shipped.median_error == pytest.approx(fact.median_error, abs=0.002)
+        assert shipped.beyond_quarter == pytest.approx(fact.beyond_quarter, abs=0.002)
     assert np.median(abs(errors(held_out, NO_ENGINE))) <= 0.12

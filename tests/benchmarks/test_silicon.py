@@ -49,7 +49,7 @@ def test_aggregated_serving_of_few_clients_without_any_calibration(system, engin
 @installed
 def test_static_batches_by_degree():
     needs_data("gpu", "splitwise_perf_model.csv")
-    found = static_errors()
+    groups = static_errors()
     for tp in (2, 4, 8):
-        token, prompt, *_ = np.median(np.concatenate([e.others for e in found if e.tp == tp], axis=1), axis=1)
+        token, prompt, *_ = np.median(np.concatenate([e.others for e in groups if e.tp == tp], axis=1), axis=1)
         assert token < 0.15 and prompt < 0.15

@@ -31,9 +31,9 @@ def test_another_token_is_a_difference_unless_it_is_a_near_tie():
     def results(*ids):
         return [Result("a", 1, ids, "length", 0.0, 0.0, 0.0, 0.0)]
 
-    wanted = {"a": ([1, 2, 3], [0.5, 1e-6, 0.5])}
+    expected = {"a": ([1, 2, 3], [0.5, 1e-6, 0.5])}
     for ids, compared, ties, differences in (((1, 2, 3), 3, 0, 0), ((1, 9, 3), 1, 1, 0), ((9, 2, 3), 0, 0, 1)):
-        row = tokens.compare("llama", "rra", results(*ids), wanted)
+        row = tokens.compare("llama", "rra", results(*ids), expected)
         assert (row.tokens, row.near_ties, row.differences) == (compared, ties, differences)
 
 
@@ -67,13 +67,13 @@ def test_roundings_to_half_are_within_its_near_tie(tmp_path):
     assert tokens.NEAR_TIE_HALF / 10 < moved.max() < tokens.NEAR_TIE_HALF / 2
 
 
-def test_where_there_is_no_mpi_it_is_said(monkeypatch, capsys):
+def test_missing_mpi_is_printed(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.job.has_mpi", lambda: False)
     assert gpu._two_ranks(CPU) == [{"left_out": "no mpirun or no mpi4py"}]
     assert "left out for lack of mpirun" in capsys.readouterr().out
 
 
-def test_a_job_that_fails_is_told(capsys):
+def test_a_failed_job_is_printed(capsys):
     def broken():
         raise SystemExit("there is no mpirun")
 

@@ -50,14 +50,14 @@ class Rules:
         self.waiting.append(Request(index, list(prompt), output_tokens))
 
     def hit(self, request):
-        found = []
-        while (len(found) + 1) * BLOCK < request.known:
-            beginning = request.beginning(len(found) + 1)
+        keys = []
+        while (len(keys) + 1) * BLOCK < request.known:
+            beginning = request.beginning(len(keys) + 1)
             same = [block for block in self.hashed if block.tokens == beginning]
             if not same:
                 break
-            found.append(same[0])
-        return found
+            keys.append(same[0])
+        return keys
 
     def allocate(self, request, tokens):
         missing = -(-(request.computed + tokens) // BLOCK) - len(request.blocks)
@@ -105,14 +105,14 @@ class Rules:
             place += 1
         while self.waiting and budget and not preempted and len(self.running) < self.load.max_num_seqs:
             request = self.waiting[0]
-            found = self.hit(request)
-            idle = [block for block in found if not block.holders]
-            if -(-request.known // BLOCK) - len(found) + len(idle) > len(self.free):
+            hit = self.hit(request)
+            idle = [block for block in hit if not block.holders]
+            if -(-request.known // BLOCK) - len(hit) + len(idle) > len(self.free):
                 break
-            for block in found:
+            for block in hit:
                 block.holders += 1
             self.free = [block for block in self.free if block not in idle]
-            request.blocks, request.computed = found, len(found) * BLOCK
+            request.blocks, request.computed = hit, len(hit) * BLOCK
             tokens = min(request.known - request.computed, budget)
             self.allocate(request, tokens)
             self.running.append(self.waiting.popleft())
@@ -161,7 +161,7 @@ def test_a_small_list_by_hand():
     assert [decision.preempted for decision in made if decision.preempted] == [(1,)]
 
 
-def test_a_side_that_decides_otherwise_is_told():
+def test_a_side_that_decides_otherwise_is_reported():
     class Hasty(Rules):
         def step(self):
             return super().step() if len(self.running) < 3 else Decision((), (), 0)
@@ -176,7 +176,7 @@ def logs_go_on(monkeypatch):
     monkeypatch.setattr(vllm_decisions.logging, "disable", lambda level: None)
 
 
-def test_without_vllm_it_says_so(monkeypatch, capsys):
+def test_missing_vllm_is_printed(monkeypatch, capsys):
     monkeypatch.setitem(vllm_decisions.sys.modules, "vllm", None)
     monkeypatch.setattr(vllm_decisions.sys, "argv", ["vllm_decisions"])
     vllm_decisions.main()

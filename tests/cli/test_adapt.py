@@ -27,12 +27,12 @@ def outputs(path):
 def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drifting, tmp_path, monkeypatch):
     monkeypatch.setattr(drift, "WINDOW", 16)
     monkeypatch.setattr(adaptation, "beside", at_once)
-    made = tmp_path / "s.json"
-    asked = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", made)
-    assert exegpt(*asked, "-p", tiny_profile).code == 0
-    schedule = json.loads(made.read_text()) | {"kv_blocks": 400, "encode_batch": 4}  # unbounded, it would take all
-    made.write_text(json.dumps(schedule))
-    run = ("run", "-m", tiny, "-r", drifting, "-s", made, "-p", tiny_profile)
+    path = tmp_path / "s.json"
+    tune = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", path)
+    assert exegpt(*tune, "-p", tiny_profile).code == 0
+    schedule = json.loads(path.read_text()) | {"kv_blocks": 400, "encode_batch": 4}  # unbounded, it would take all
+    path.write_text(json.dumps(schedule))
+    run = ("run", "-m", tiny, "-r", drifting, "-s", path, "-p", tiny_profile)
     assert exegpt(*run, "--out", tmp_path / "plain.jsonl").code == 0
     done = exegpt(*run, "--out", tmp_path / "adapted.jsonl", "--adapt", "--json")
     assert done.code == 0, done.err

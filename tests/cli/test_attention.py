@@ -1,4 +1,4 @@
-"""`--attention`: passed to every engine and profile, refused where it can't be had, and told."""
+"""`--attention`: passed to every engine and profile, refused where unavailable, and printed."""
 
 import json
 
@@ -33,10 +33,10 @@ def commands(tiny, tiny_schedule, requests, tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
 @pytest.mark.parametrize(
-    ("asked", "refusal"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
+    ("value", "refusal"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
 )
-def test_what_can_not_be_had_is_refused_in_one_sentence(exegpt, commands, command, asked, refusal):
-    done = exegpt(command, *commands[command], "--device", "cpu", "--attention", asked)
+def test_unavailable_attention_is_refused_in_one_sentence(exegpt, commands, command, value, refusal):
+    done = exegpt(command, *commands[command], "--device", "cpu", "--attention", value)
     assert done.code == 2 and not done.out and refusal in done.err and "Traceback" not in done.err
 
 
@@ -45,17 +45,17 @@ def flashinfer(monkeypatch, tmp_path):
     """FlashInfer is chosen by `auto`, and computed by the CPU: what engines and measurements were asked for."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path / "cache"))
     shrink(monkeypatch.setattr)
-    asked = {"engine": set(), "profile": set()}
+    calls = {"engine": set(), "profile": set()}
 
     def choose(attention, *arguments):
         return ("flashinfer", ("attention: flashinfer 0.7",)) if attention == "auto" else ("triton", ())
 
     def load(*arguments, attention, **options):
-        asked["engine"].add(attention)
+        calls["engine"].add(attention)
         return real_load(*arguments, **options)
 
     def measured(*arguments, attention, **options):
-        asked["profile"].add(attention)
+        calls["profile"].add(attention)
         return real_measure(*arguments, **options)
 
     real_load, real_measure = Engine.load, measure.measure_job
@@ -64,24 +64,24 @@ def flashinfer(monkeypatch, tmp_path):
     monkeypatch.setattr(Engine, "load", staticmethod(load))
     for module in ("xprofiler.measure", "xprofiler.job"):
         monkeypatch.setattr(f"{module}.measure_job", measured)
-    return asked
+    return calls
 
 
-@pytest.mark.parametrize("asked", [(), ("--attention", "auto")])
+@pytest.mark.parametrize("option", [(), ("--attention", "auto")])
 @pytest.mark.parametrize("command", ["run", "bench", "profile"])
-def test_the_choice_reaches_engines_and_profiles_and_is_told(exegpt, commands, flashinfer, command, asked):
-    done = exegpt(command, *commands[command], "--device", "cpu", *asked, "--json")
+def test_the_choice_reaches_engines_and_profiles_and_is_printed(exegpt, commands, flashinfer, command, option):
+    done = exegpt(command, *commands[command], "--device", "cpu", *option, "--json")
     assert done.code == 0, done.err
-    chosen = "flashinfer" if asked else "triton"
+    chosen = "flashinfer" if option else "triton"
     assert flashinfer["engine"] == (set() if command == "profile" else {chosen})
     assert flashinfer["profile"] == (set() if command == "bench" else {chosen})
-    told = done.err if command == "profile" else " ".join(done.json["assumptions"])
-    assert ("attention: flashinfer 0.7" in told) == bool(asked)
+    notes = done.err if command == "profile" else " ".join(done.json["assumptions"])
+    assert ("attention: flashinfer 0.7" in notes) == bool(option)
     if command != "profile":
         assert done.json["provenance"]["attention"] == f"{chosen} 0.7"
 
 
-def test_a_run_on_a_cpu_says_what_auto_came_to_be(exegpt, commands):
+def test_a_run_on_a_cpu_prints_what_auto_chose(exegpt, commands):
     done = exegpt("run", *commands["run"], "--no-profile", "--device", "cpu", "--attention", "auto", "--json")
     assert done.code == 0, done.err
     assert "attention: the CPU's, since FlashInfer runs on GPUs alone" in done.json["assumptions"]

@@ -13,9 +13,9 @@ import pytest
 def check_refused(done, message):
     assert done.code == 2, (done.code, done.out, done.err)
     assert done.out == ""
-    said = done.err.strip().splitlines()
-    assert len(said) == 1 and said[0].startswith("exegpt: ") and said[0].endswith(".")
-    assert re.search(message, said[0]), said[0]
+    lines = done.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("exegpt: ") and lines[0].endswith(".")
+    assert re.search(message, lines[0]), lines[0]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_empty_argument_is_never_a_default(exegpt):
         (OSError(23, "Too many open files"), "Too many open files"),
     ],
 )
-def test_what_the_system_refuses_is_one_sentence(exegpt, monkeypatch, error, message):
+def test_a_system_error_is_one_sentence(exegpt, monkeypatch, error, message):
     def refused(*_):
         raise error
 
@@ -146,7 +146,7 @@ def test_no_output_replaces_what_is_read(exegpt, tmp_path, monkeypatch, command)
     assert (tmp_path / "w.csv").read_text() == "input,output\n5,3\n"
 
 
-def test_an_interrupt_is_said_in_one_word(exegpt, monkeypatch):
+def test_an_interrupt_is_printed_in_one_word(exegpt, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -240,9 +240,9 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
 
 def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny, tiny_schedule, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
-    for asked in ("--policy rra", "--latency-bound 5s", "--encode-batch 2", "--max-num-batched-tokens 64"):
-        done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, *asked.split())
-        check_refused(done, f"is run as it stands: leave {asked} or --schedule out")
+    for option in ("--policy rra", "--latency-bound 5s", "--encode-batch 2", "--max-num-batched-tokens 64"):
+        done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, *option.split())
+        check_refused(done, f"is run as it stands: leave {option} or --schedule out")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "--policy", "rra", "--max-num-seqs", 4)
     check_refused(done, "Policy rra has no max_num_seqs")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-o", "/dev/null")
@@ -268,8 +268,8 @@ def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
     ):
         (tmp_path / "p.json").write_text(json.dumps(data | changes))
         check_refused(exegpt("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tmp_path / "p.json"), message)
-    asked = ("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tiny_profile)
-    check_refused(exegpt(*asked, "--dtype", "bf16"), "is in fp32, not in bf16: pass --dtype fp32")
+    command = ("tune", "-l", "inf", "-m", tiny, "-w", "20/10", "-p", tiny_profile)
+    check_refused(exegpt(*command, "--dtype", "bf16"), "is in fp32, not in bf16: pass --dtype fp32")
 
 
 def test_a_profile_brings_its_dtype(exegpt, tiny, tiny_profile, tmp_path):
@@ -308,9 +308,9 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
     command = (sys.executable, "-m", "exegpt", *arguments.split())
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
-        told = process.stderr.read().decode()
-    assert process.returncode == 0, told
-    assert all(line.startswith("· ") for line in told.splitlines())
+        stderr = process.stderr.read().decode()
+    assert process.returncode == 0, stderr
+    assert all(line.startswith("· ") for line in stderr.splitlines())
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "{", "[]"])

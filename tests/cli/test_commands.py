@@ -45,23 +45,23 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
 
 
-def test_one_reason_unless_all_are_asked_for(exegpt):
-    """What `--json` tells of each policy is what `--explain` prints."""
-    asked = ("tune", "-l", "12s", "--policy", "orca,chunked,rra,static", "--no-advice")
-    short, whole = exegpt(*asked).out, exegpt(*asked, "--explain").out
-    told = exegpt(*asked, "--json").json
-    best = told["schedule"]["policy"]
-    for other in told["alternatives"]:
+def test_one_reason_is_printed_unless_explain_is_given(exegpt):
+    """`--json` has each policy's reasons as `--explain` prints them."""
+    command = ("tune", "-l", "12s", "--policy", "orca,chunked,rra,static", "--no-advice")
+    short, full = exegpt(*command).out, exegpt(*command, "--explain").out
+    answer = exegpt(*command, "--json").json
+    best = answer["schedule"]["policy"]
+    for other in answer["alternatives"]:
         policy, reason = other["policy"], other["reason"]
         (line,) = [line for line in short.splitlines() if line.startswith(f"  {policy}: ")]
-        assert f"  {policy}: {reason}" in whole.splitlines()
+        assert f"  {policy}: {reason}" in full.splitlines()
         assert ";" not in line and len(line) < 130
         clause = line.removeprefix(f"  {policy}: ")
         assert reason.endswith(f"; {clause}") if policy == best else reason.startswith(f"{clause}; ")
         assert ("limited by" in line) == (policy == best)
-    assert "a batch is kept to its longest output" in whole and "longest output" not in short
-    assert "--explain" in short and "--explain" not in whole
-    assert exegpt(*asked, "--explain", "--json").json["alternatives"] == told["alternatives"]
+    assert "a batch is kept to its longest output" in full and "longest output" not in short
+    assert "--explain" in short and "--explain" not in full
+    assert exegpt(*command, "--explain", "--json").json["alternatives"] == answer["alternatives"]
 
 
 def test_several_bounds_give_the_frontier(exegpt):
@@ -72,9 +72,9 @@ def test_several_bounds_give_the_frontier(exegpt):
     rates = [a["estimate"]["throughput_seq_s"] for a in frontier[1:]]
     assert rates == sorted(rates)
     assert done.json["provenance"].keys() >= PROVENANCE_KEYS
-    told = exegpt("tune", "-l", "1ms,15s,inf", "--policy", "rra,static", "--export", "vllm").out
-    assert "No schedule meets the bound of 1ms" in told and "behind" not in told
-    assert told.count("vllm serve") == 2 and "Under 15s:" in told and "Under inf:" in told
+    printed = exegpt("tune", "-l", "1ms,15s,inf", "--policy", "rra,static", "--export", "vllm").out
+    assert "No schedule meets the bound of 1ms" in printed and "behind" not in printed
+    assert printed.count("vllm serve") == 2 and "Under 15s:" in printed and "Under inf:" in printed
 
 
 def test_a_bound_that_nothing_meets_names_the_lowest_latency(exegpt):
@@ -86,8 +86,8 @@ def test_a_bound_that_nothing_meets_names_the_lowest_latency(exegpt):
     lowest = answer["lowest_latency_s"]
     assert exegpt("tune", "-l", f"{lowest * 0.999 * 1e3:.6f}ms", "--policy", "rra").code == 3
     assert exegpt("tune", "-l", f"{lowest * 1.001 * 1e3:.6f}ms", "--policy", "rra").code == 0
-    told = exegpt("tune", "-l", "1ms", "--policy", "rra")
-    assert told.code == 3 and "lowest reachable latency" in told.err
+    refused = exegpt("tune", "-l", "1ms", "--policy", "rra")
+    assert refused.code == 3 and "lowest reachable latency" in refused.err
 
 
 def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_path):
@@ -100,13 +100,13 @@ def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_pa
 
 def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule, tiny_profile, tmp_path):
     """The context is 128 tokens."""
-    asked = ("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
+    command = ("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
     (tmp_path / "t.csv").write_text("input,output\n" + "512,512\n" * 9)
-    answer = exegpt(*asked).json
+    answer = exegpt(*command).json
     assert any("times 0.125, to fit the context of 128 tokens" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
     (tmp_path / "t.csv").write_text("input,output\n" + "20,20\n" * 199 + "120,20\n")
-    answer = exegpt(*asked).json
+    answer = exegpt(*command).json
     assert any("0.5% of the requests are longer than the context" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx((199 * 20 + 8) / answer["seconds"])
 
@@ -114,13 +114,13 @@ def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule,
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
 def test_a_running_engines_settings_can_be_simulated(exegpt, tiny, tiny_profile, tmp_path, policy):
     (tmp_path / "t.csv").write_text("input,output\n" + "20,10\n" * 9)
-    asked = ("simulate", "--policy", policy, "-m", tiny, "-p", tiny_profile, "--max-num-seqs", 4, "--json")
-    free = exegpt(*asked, "--replay", tmp_path / "t.csv").json
+    command = ("simulate", "--policy", policy, "-m", tiny, "-p", tiny_profile, "--max-num-seqs", 4, "--json")
+    free = exegpt(*command, "--replay", tmp_path / "t.csv").json
     assert free["requests"] == 9
     # two blocks of 16 tokens hold one request of 29 tokens: one after the other
-    tight = exegpt(*asked, "--replay", tmp_path / "t.csv", "--kv-blocks", 2).json
+    tight = exegpt(*command, "--replay", tmp_path / "t.csv", "--kv-blocks", 2).json
     assert tight["seconds"] > 1.5 * free["seconds"]
-    assert exegpt(*asked, "-w", "20/10").json.keys() >= ESTIMATE_KEYS
+    assert exegpt(*command, "-w", "20/10").json.keys() >= ESTIMATE_KEYS
 
 
 def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
@@ -129,8 +129,8 @@ def test_a_trace_can_be_replayed(exegpt, tiny_schedule, tiny_profile, tmp_path):
     facts = done.json
     assert facts["requests"] == 9 and facts["seconds"] > 8 / 9
     assert facts["throughput_tok_s"] == pytest.approx(90 / facts["seconds"])
-    told = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv").out
-    assert "9 requests of t.csv in" in told and "since arrival" in told
+    printed = exegpt("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv").out
+    assert "9 requests of t.csv in" in printed and "since arrival" in printed
     for key in ("ttft", "tpot", "latency"):
         assert facts[key].keys() == {"mean", "p50", "p90", "p95", "p99"}
         assert 0 < facts[key]["p50"] <= facts[key]["p99"]
@@ -144,8 +144,8 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
     ]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out, report = tmp_path / "out.jsonl", tmp_path / "report.html"
-    asked = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
-    done = exegpt(*asked, "--report", report, "--json")
+    command = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    done = exegpt(*command, "--report", report, "--json")
     assert done.code == 0, done.err
     answer = done.json
     assert answer.keys() >= {*ESTIMATE_KEYS, "requests", "tokens", "seconds", "predicted", "predicted_steady", "error"}
@@ -171,7 +171,7 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
 def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text("input,output\n" + "12,6\n" * 12)
     out = tmp_path / "out.jsonl"
-    asked = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    command = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
     from xrunner.core import results
 
     append, count = results.ResultFile.append, 0
@@ -184,14 +184,14 @@ def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile
         append(self, result)
 
     monkeypatch.setattr(results.ResultFile, "append", interrupted)
-    assert exegpt(*asked).code == 130
+    assert exegpt(*command).code == 130
     monkeypatch.setattr(results.ResultFile, "append", append)
     assert not out.exists() and (tmp_path / "out.jsonl.partial").read_text().count("\n") == 5
-    refused = exegpt(*asked)
+    refused = exegpt(*command)
     assert refused.code == 2 and "--resume" in refused.err
-    other = exegpt(*asked, "--seed", "1", "--resume")
+    other = exegpt(*command, "--seed", "1", "--resume")
     assert other.code == 2 and "another run" in other.err
-    done = exegpt(*asked, "--resume", "--json")
+    done = exegpt(*command, "--resume", "--json")
     assert done.code == 0, done.err
     assert done.json["requests"] == 7
     ids = [json.loads(line)["id"] for line in out.read_text().splitlines()]
@@ -200,15 +200,15 @@ def test_an_interrupted_run_is_resumed(exegpt, tiny, tiny_schedule, tiny_profile
 
 def test_a_run_without_a_schedule_tunes_first(exegpt, tiny, tiny_profile, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n" + "12,6\n" * 9)
-    asked = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-p", tiny_profile, "--json")
-    assert exegpt(*asked).json["requests"] == 9
-    fixed = exegpt(*asked, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
+    command = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-p", tiny_profile, "--json")
+    assert exegpt(*command).json["requests"] == 9
+    fixed = exegpt(*command, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
     assert (fixed["policy"], fixed["encode_batch"], fixed["decode_iterations"]) == ("rra", 2, 3)
-    some = exegpt(*asked, "--max-num-seqs", 4).json["schedule"]  # of all policies, those that have it
+    some = exegpt(*command, "--max-num-seqs", 4).json["schedule"]  # of all policies, those that have it
     assert some["policy"] in ("orca", "chunked") and some["max_num_seqs"] == 4
-    large = exegpt(*asked, "--policy", "orca", "--max-num-seqs", 64)  # more than there are requests
+    large = exegpt(*command, "--policy", "orca", "--max-num-seqs", 64)  # more than there are requests
     assert large.code == 0 and large.json["schedule"]["max_num_seqs"] == 64, large.err
-    impossible = exegpt(*asked, "--latency-bound", "0.001ms")
+    impossible = exegpt(*command, "--latency-bound", "0.001ms")
     assert impossible.code == 3 and "lowest reachable latency" in impossible.err
 
 
@@ -216,38 +216,38 @@ def test_invalid_requests_are_skipped_on_demand(exegpt, tiny, tiny_schedule, tin
     lines = [{"id": "a", "prompt_ids": [1] * 120, "max_tokens": 20}, {"id": "b", "prompt_ids": [1], "max_tokens": 2}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "out.jsonl"
-    asked = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
-    refused = exegpt(*asked)
+    command = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
+    refused = exegpt(*command)
     assert refused.code == 2 and "Request 'a' needs 140 tokens" in refused.err and not out.exists()
-    assert exegpt(*asked, "--skip-invalid").code == 0
+    assert exegpt(*command, "--skip-invalid").code == 0
     reasons = {row["id"]: row["finish_reason"] for row in map(json.loads, out.read_text().splitlines())}
     assert reasons["a"] == "error" and reasons["b"] in ("length", "stop")
 
 
 def test_peers_serve_the_same_requests(exegpt, tiny, tiny_schedule, tiny_profile):
-    asked = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 5, "--repeats", 1)
-    done = exegpt(*asked, "--peers", "transformers", "--json").json
+    command = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 5, "--repeats", 1)
+    done = exegpt(*command, "--peers", "transformers", "--json").json
     assert len(done["peers"]) == 3
     for row in done["peers"]:
         ours = done["policies"][0]["throughput_tok_s"]
         assert row["ratio"] == pytest.approx(ours / row["tokens_s"])
         assert row["alike"] == 1.0
-    refused = exegpt(*asked, "--peers", "hearsay")
+    refused = exegpt(*command, "--peers", "hearsay")
     assert refused.code == 2
     assert "Peer 'hearsay' is not known: use one of transformers." in refused.err
 
 
 def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     report = tmp_path / "r.html"
-    asked = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 6, "--repeats", 1, "--policy", "all")
-    done = exegpt(*asked, "--report", report, "--json")
+    command = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 6, "--repeats", 1, "--policy", "all")
+    done = exegpt(*command, "--report", report, "--json")
     assert done.code == 0, done.err
     policies = done.json["policies"]
     assert policies[0]["policy"] == "rra"
     assert {p["policy"] for p in policies} == {"static", "hybrid", "orca", "chunked", "rra"}
     assert len({p["tokens"] for p in policies}) == 1
     assert "<svg" in report.read_text()
-    assert "output tokens/s" in exegpt(*asked).out
+    assert "output tokens/s" in exegpt(*command).out
 
 
 @pytest.mark.parametrize("what", ["models", "devices", "tasks", "policies"])
@@ -267,8 +267,8 @@ def test_files_are_shown(exegpt, tiny_schedule, tiny_profile):
 
 
 def test_a_schedules_stages_are_shown_with_how_busy_they_are(exegpt, tmp_path):
-    asked = ("tune", "-l", "inf", "-w", "C1", "--policy", "waa-c", "--no-advice", "--out", tmp_path / "s.json")
-    assert exegpt(*asked).code == 0
+    command = ("tune", "-l", "inf", "-w", "C1", "--policy", "waa-c", "--no-advice", "--out", tmp_path / "s.json")
+    assert exegpt(*command).code == 0
     facts = exegpt("show", tmp_path / "s.json", "--json").json["schedule"]
     assert {stage["phase"] for stage in facts["stages"]} == {"encode", "decode"}
     estimate = exegpt("simulate", "-s", tmp_path / "s.json", "--json").json
@@ -282,45 +282,45 @@ def test_what_a_profile_misses_is_shown(exegpt, tiny_profile):
     assert any(text.startswith("host_copy") for text in facts["missing"])
 
 
-def test_an_answer_comes_with_advice_unless_not_wanted(exegpt, tmp_path):
-    asked = ("tune", "-l", "5s", "--policy", "orca", "-c", "1xA40", "--report", tmp_path / "r.html")
-    answer = exegpt(*asked, "--json").json
+def test_an_answer_has_advice_unless_switched_off(exegpt, tmp_path):
+    command = ("tune", "-l", "5s", "--policy", "orca", "-c", "1xA40", "--report", tmp_path / "r.html")
+    answer = exegpt(*command, "--json").json
     texts = " ".join(answer["advice"])
     assert "of the usable memory" in texts and "a bound of 7.5s" in texts and "2xA40" in texts and "1xL40S" in texts
     page = (tmp_path / "r.html").read_text()
     assert "Advice" in page and "Stages of the chosen schedule" in page and answer["advice"][0] in page
-    assert exegpt(*asked, "--no-advice", "--json").json["advice"] == []
+    assert exegpt(*command, "--no-advice", "--json").json["advice"] == []
 
 
-def test_times_beyond_the_profiles_grid_are_told(exegpt, tiny, tiny_profile):
+def test_times_beyond_the_profiles_grid_are_noted(exegpt, tiny, tiny_profile):
     """The grid of the imagined profile ends at 1,024 tokens."""
-    asked = ("tune", "-m", tiny, "-p", tiny_profile, "-w", "20/20", "--policy", "static", "--no-advice", "--json")
+    command = ("tune", "-m", tiny, "-p", tiny_profile, "-w", "20/20", "--policy", "static", "--no-advice", "--json")
     for bound, beyond in (("40ms", False), ("inf", True)):
-        answer = exegpt(*asked, "-l", bound).json
+        answer = exegpt(*command, "-l", bound).json
         assert bool(answer["estimate"]["extrapolated"]) == beyond
         assert any("beyond the profile's grid" in text for text in answer["assumptions"]) == beyond
 
 
 @pytest.mark.parametrize(("replicas", "tp", "stages"), [(1, 1, 4), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)])
 def test_an_engines_replicas_and_stages_can_be_simulated(exegpt, replicas, tp, stages):
-    asked = ("simulate", "-m", "opt-13b", "--max-num-seqs", 4, "--json")
-    done = exegpt(*asked, "--replicas", replicas, "--tp-degree", tp)
+    command = ("simulate", "-m", "opt-13b", "--max-num-seqs", 4, "--json")
+    done = exegpt(*command, "--replicas", replicas, "--tp-degree", tp)
     assert done.code == 0, done.err
     assert len(done.json["utilisation"]) == 4 and replicas * tp * stages == 4
-    one = exegpt(*asked, "-c", f"{4 // replicas}xA40", "--tp-degree", tp).json
-    assert done.json["throughput_seq_s"] == pytest.approx(replicas * one["throughput_seq_s"])
+    single = exegpt(*command, "-c", f"{4 // replicas}xA40", "--tp-degree", tp).json
+    assert done.json["throughput_seq_s"] == pytest.approx(replicas * single["throughput_seq_s"])
 
 
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
 def test_as_many_blocks_as_memory_holds_are_not_too_many(exegpt, policy):
-    asked = ("simulate", "-m", "opt-13b", "-c", "1xA40", "-w", "S", "--max-num-seqs", 4, "--policy", policy)
+    command = ("simulate", "-m", "opt-13b", "-c", "1xA40", "-w", "S", "--max-num-seqs", 4, "--policy", policy)
 
     def notes(*more):
-        return [text for text in exegpt(*asked, *more, "--json").json["assumptions"] if "more than the" in text]
+        return [text for text in exegpt(*command, *more, "--json").json["assumptions"] if "more than the" in text]
 
     assert notes() == []
-    (told,) = notes("--kv-blocks", 10**6)
-    room = int(told.split("more than the ")[1].split(" ")[0].replace(",", ""))
+    (note,) = notes("--kv-blocks", 10**6)
+    room = int(note.split("more than the ")[1].split(" ")[0].replace(",", ""))
     assert notes("--kv-blocks", room) == [] and notes("--kv-blocks", room + 1)
 
 
@@ -331,10 +331,10 @@ def test_the_model_is_readable_by_transformers(tiny):
     assert AutoTokenizer.from_pretrained(tiny).decode(AutoTokenizer.from_pretrained(tiny)("hi").input_ids) == "hi"
 
 
-def test_more_is_named_where_it_is_not_told(exegpt):
-    asked = ("tune", "-l", "inf", "-w", "20/10", "--policy", "static", "-m", "opt-125m", "-c", "16xA40")
-    done = exegpt(*asked)
+def test_explain_is_named_where_reasons_are_left_out(exegpt):
+    command = ("tune", "-l", "inf", "-w", "20/10", "--policy", "static", "-m", "opt-125m", "-c", "16xA40")
+    done = exegpt(*command)
     assert "--advice." in done.out and "--explain" not in done.out
     assert "16xA40 is one node, all its devices linked alike; nodes of eight are 2x8xA40" in done.err
-    assert "--advice" not in exegpt(*asked, "--no-advice").out
-    assert "is one node" not in exegpt(*asked[:-1], "2x8xA40").err
+    assert "--advice" not in exegpt(*command, "--no-advice").out
+    assert "is one node" not in exegpt(*command[:-1], "2x8xA40").err

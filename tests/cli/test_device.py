@@ -17,15 +17,15 @@ def requests(tmp_path):
 
 @no_gpu
 @pytest.mark.parametrize("command", ["run", "bench", "demo", "profile", "tune"])
-def test_a_gpu_that_is_not_there_is_told_in_one_sentence(exegpt, tiny, tiny_schedule, requests, tmp_path, command):
-    given = {
+def test_a_missing_gpu_is_refused_in_one_sentence(exegpt, tiny, tiny_schedule, requests, tmp_path, command):
+    facts = {
         "run": ("--model", tiny, "--requests", requests),
         "bench": ("--model", tiny, "--schedule", tiny_schedule),
         "demo": ("--dir", tmp_path / "demo"),
         "profile": ("--model", tiny),
         "tune": ("-l", "5s", "--model", tiny),
     }
-    done = exegpt(command, *given[command], "--device", "cuda")
+    done = exegpt(command, *facts[command], "--device", "cuda")
     assert done.code == 2 and not done.out and "Traceback" not in done.err
     assert "--device cuda needs a GPU" in done.err and "--device cpu" in done.err
 
@@ -43,8 +43,8 @@ def test_a_run_in_another_dtype(exegpt, tiny, requests, dtype):
 
 
 def test_another_dtype_than_the_schedules(exegpt, tiny, tiny_schedule, requests):
-    given = ("--model", tiny, "--requests", requests, "--schedule", tiny_schedule)
-    done = exegpt("run", *given, "--device", "cpu", "--dtype", "bf16")
+    options = ("--model", tiny, "--requests", requests, "--schedule", tiny_schedule)
+    done = exegpt("run", *options, "--device", "cpu", "--dtype", "bf16")
     assert done.code == 2 and "fp32" in done.err and "--dtype bf16" in done.err
 
 

@@ -27,13 +27,13 @@ def test_a_field_is_the_parameter_of_its_name():
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "made"),
+    ("command", "options", "expected"),
     [(bench, BenchOptions, set()), (profile, ProfileOptions, set()), (run, RunOptions, {"policies", "fixed"})],
 )
-def test_every_option_reaches_the_object(command, options, made):
+def test_every_option_reaches_the_object(command, options, expected):
     """But for those of the output, and those that `made` fields stand for."""
     names = {field.name.removesuffix("_s") for field in fields(options)}
     typed = set(inspect.signature(command).parameters) - {"json", "context"}
-    assert names - made <= typed
-    if not made:
+    assert names - expected <= typed
+    if not expected:
         assert names == typed

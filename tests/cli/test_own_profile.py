@@ -35,63 +35,61 @@ def requests(tmp_path):
 
 
 def test_line_4_a_run_without_a_profile_measures_a_few_points_once(exegpt, tiny, requests, cache):
-    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
-    first, second = (exegpt(*asked).json for _ in range(2))
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
+    first, second = (exegpt(*command).json for _ in range(2))
     assert first["schedule"] == second["schedule"]
     assert any("measured on this machine at a few points" in text for text in first["assumptions"])
     assert len(list(cache.glob("*.json"))) == 1  # the second run took what the first had measured
 
 
-def test_line_4_the_roofline_is_kept_for_those_who_ask_and_is_the_same_each_time(
-    exegpt, tiny, requests, cache, monkeypatch
-):
+def test_line_4_no_profile_takes_the_roofline_which_is_the_same_each_time(exegpt, tiny, requests, cache, monkeypatch):
     real = machine.measured
     monkeypatch.setattr(machine, "measured", lambda *given: _noisy(real(*given)))
-    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json", "--no-profile"]
-    first, second = (exegpt(*asked).json for _ in range(2))
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--json", "--no-profile"]
+    first, second = (exegpt(*command).json for _ in range(2))
     assert first["schedule"] == second["schedule"] and first["predicted_steady"] == second["predicted_steady"]
-    (said,) = [text for text in first["assumptions"] if text.startswith("profile: roofline")]
-    assert "no profile" not in said and "promise" in said
-    done = exegpt(*asked, "--profile", "p.json")
+    (assumption,) = [text for text in first["assumptions"] if text.startswith("profile: roofline")]
+    assert "no profile" not in assumption and "promise" in assumption
+    done = exegpt(*command, "--profile", "p.json")
     assert done.code == 2 and "leave one of them out" in done.err
 
 
 def test_no_profile_takes_what_is_stored_and_measures_nothing(exegpt, tiny, requests, cache):
-    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
-    measured = exegpt(*asked).json["provenance"]["profile"]
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
+    measured = exegpt(*command).json["provenance"]["profile"]
     assert measured["source"] == "measured"
-    assert exegpt(*asked, "--no-profile").json["provenance"]["profile"] == measured
+    assert exegpt(*command, "--no-profile").json["provenance"]["profile"] == measured
 
 
-def test_a_run_without_a_feasible_schedule_says_so_in_its_document(exegpt, tiny, requests, cache):
-    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--latency-bound", "0.001ms"]
-    done = exegpt(*asked, "--json")
+def test_a_run_without_a_feasible_schedule_has_the_reason_in_its_document(exegpt, tiny, requests, cache):
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--latency-bound", "0.001ms"]
+    done = exegpt(*command, "--json")
     assert done.code == 3 and "lowest reachable latency" in done.err
     document = json.loads(done.out)
     assert document["schedule"] is None and document["lowest_latency_s"] > 1e-6
     assert document["assumptions"] and document["provenance"]["profile"]["source"] == "roofline"
-    done = exegpt(*asked)
+    done = exegpt(*command)
     assert done.code == 3 and done.out == ""
 
 
-def test_adjust_is_refused_or_told_where_it_changes_nothing(exegpt, tiny, requests, cache, tmp_path):
+def test_adjust_is_refused_or_noted_where_it_changes_nothing(exegpt, tiny, requests, cache, tmp_path):
     tune = ["tune", "--latency-bound", "inf", "--model", tiny, "--workload", "6/6", "--policy", "orca"]
     assert exegpt(*tune, "--out", tmp_path / "s.json").code == 0
-    asked = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--adjust", "0.1"]
-    done = exegpt(*asked, "--schedule", tmp_path / "s.json")
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--adjust", "0.1"]
+    done = exegpt(*command, "--schedule", tmp_path / "s.json")
     assert done.code == 2 and "--adjust 0.1 is for rra, waa-c, waa-m, and the schedule's policy is orca" in done.err
-    assert "--adjust 0.1 changes nothing under orca" in exegpt(*asked, "--policy", "orca").err
-    assert "--adjust" not in exegpt(*asked, "--policy", "rra").err
+    assert "--adjust 0.1 changes nothing under orca" in exegpt(*command, "--policy", "orca").err
+    assert "--adjust" not in exegpt(*command, "--policy", "rra").err
 
 
 def test_no_output_replaces_what_is_read_or_another_output(exegpt, tiny, requests, cache, tmp_path):
     source = requests(12, 6)
     before = source.read_bytes()
-    asked = ["run", "--model", tiny, "--requests", source, "--no-profile"]
+    command = ["run", "--model", tiny, "--requests", source, "--no-profile"]
     same, link = tmp_path / "same", tmp_path / "link"
     link.symlink_to(source)
     for outputs in (["--out", source], ["--report", source], ["--out", link], ["--out", same, "--report", same]):
-        done = exegpt(*asked, *outputs)
+        done = exegpt(*command, *outputs)
         assert done.code == 2 and "would be replaced: name another" in done.err
     assert source.read_bytes() == before and not same.exists()
 
@@ -99,12 +97,12 @@ def test_no_output_replaces_what_is_read_or_another_output(exegpt, tiny, request
 def test_bench_refuses_a_number_beside_requests(exegpt, tiny, requests, cache, tmp_path):
     tune = ["tune", "--latency-bound", "inf", "--model", tiny, "--workload", "6/6", "--policy", "orca"]
     assert exegpt(*tune, "--out", tmp_path / "s.json").code == 0
-    asked = ["bench", "--model", tiny, "--schedule", tmp_path / "s.json", "--repeats", "1"]
-    done = exegpt(*asked, "--requests", requests(12, 6), "--num", "3")
+    command = ["bench", "--model", tiny, "--schedule", tmp_path / "s.json", "--repeats", "1"]
+    done = exegpt(*command, "--requests", requests(12, 6), "--num", "3")
     assert done.code == 2 and "leave --num 3 or --requests out" in done.err
-    done = exegpt(*asked, "--requests", requests(12, 6), "--report", tmp_path / "s.json")
+    done = exegpt(*command, "--requests", requests(12, 6), "--report", tmp_path / "s.json")
     assert done.code == 2 and "would be replaced" in done.err
-    assert exegpt(*asked, "--num", "3", "--json").json["policies"][0]["requests"] == 3
+    assert exegpt(*command, "--num", "3", "--json").json["policies"][0]["requests"] == 3
 
 
 def test_a_run_is_another_where_other_requests_are_skipped(exegpt, tiny, cache, tmp_path, monkeypatch):
@@ -118,8 +116,8 @@ def test_a_run_is_another_where_other_requests_are_skipped(exegpt, tiny, cache, 
     for bad in ("b", "c", "b"):
         lines = (good, good | {"id": bad, "max_tokens": 0})
         (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        asked = ["run", "--model", tiny, "--requests", tmp_path / "r.jsonl", "--profile", "roofline"]
-        assert exegpt(*asked, "--skip-invalid").code == 0
+        command = ["run", "--model", tiny, "--requests", tmp_path / "r.jsonl", "--profile", "roofline"]
+        assert exegpt(*command, "--skip-invalid").code == 0
     assert taken[0] == taken[2] != taken[1]
 
 
@@ -129,22 +127,22 @@ def _noisy(cluster):
 
 
 def test_line_18_a_terminated_run_leaves_what_is_done_and_goes_on(exegpt, tiny, tiny_profile, requests, tmp_path):
-    asked = ["run", "--model", tiny, "--requests", requests(400, 60), "--profile", tiny_profile, "--policy", "orca"]
-    asked += ["--max-num-seqs", "2", "--out", tmp_path / "out.jsonl"]
+    command = ["run", "--model", tiny, "--requests", requests(400, 60), "--profile", tiny_profile, "--policy", "orca"]
+    command += ["--max-num-seqs", "2", "--out", tmp_path / "out.jsonl"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "exegpt", *map(str, asked)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "exegpt", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     partial = tmp_path / "out.jsonl.partial"
     until = time.monotonic() + 90
     while not (partial.exists() and partial.stat().st_size) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 143, said
-    assert said.splitlines()[-1] == "exegpt: Terminated." and "Traceback" not in said
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 143, stderr
+    assert stderr.splitlines()[-1] == "exegpt: Terminated." and "Traceback" not in stderr
     before = partial.read_text().splitlines()
     assert before and not (tmp_path / "out.jsonl").exists()
-    done = exegpt(*asked, "--resume")
+    done = exegpt(*command, "--resume")
     assert done.code == 0, done.err
     results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert len({one["id"] for one in results}) == 400 and f"resumed: {len(before)} of 400" in done.err
+    assert len({result["id"] for result in results}) == 400 and f"resumed: {len(before)} of 400" in done.err

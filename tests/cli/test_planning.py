@@ -21,8 +21,8 @@ def test_fixed_lengths_beyond_the_context_are_refused(exegpt, command):
     assert "3,000 + 512 = 3,512 tokens don't fit the context of 'opt-13b', 2,048 tokens" in done.err
 
 
-def test_the_headline_says_what_was_simulated(exegpt, tmp_path):
-    """A trace may be scaled or clipped; its name says so wherever it is printed."""
+def test_the_headline_names_the_simulated_workload(exegpt, tmp_path):
+    """A trace may be scaled or clipped; its name has that wherever it is printed."""
     path = tmp_path / "long.csv"
     path.write_text("input,output\n" + "3000,1096\n" * 9)
     done = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice")
@@ -30,8 +30,8 @@ def test_the_headline_says_what_was_simulated(exegpt, tmp_path):
     json = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice", "--json").json
     assert json["schedule"]["workload"]["name"] == "long.csv × 0.5"
     rows = [RequestLengths(100, 100)] * 199 + [RequestLengths(3000, 100)]
-    clipped, told = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"))
-    assert clipped.name == "mixed clipped to 2,048 tokens" and told[0].startswith("0.5% of the requests")
+    clipped, notes = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"))
+    assert clipped.name == "mixed clipped to 2,048 tokens" and notes[0].startswith("0.5% of the requests")
     assert fit_context(task("T"), builtin_model("opt-13b"))[0].name == "T"
 
 
@@ -45,11 +45,11 @@ def test_a_bound_on_tokens_alone_is_enough(exegpt):
 
 
 def test_times_of_tokens_have_columns_where_they_are_bounded(exegpt):
-    said = exegpt(*ASKED, "--ttft", "500ms", "--tpot", "20ms").out
-    assert "inf, TTFT 500ms, TPOT 20ms" in said and "TTFT p99" in said and "TPOT p99" in said
+    printed = exegpt(*ASKED, "--ttft", "500ms", "--tpot", "20ms").out
+    assert "inf, TTFT 500ms, TPOT 20ms" in printed and "TTFT p99" in printed and "TPOT p99" in printed
     assert "TTFT" not in exegpt(*ASKED, "-l", "5s").out
-    said = exegpt(*ASKED, "-l", "4s,5s", "--tpot", "20ms").out
-    assert "TPOT p99" in said and "TTFT p99" not in said
+    printed = exegpt(*ASKED, "-l", "4s,5s", "--tpot", "20ms").out
+    assert "TPOT p99" in printed and "TTFT p99" not in printed
 
 
 def test_times_of_tokens_are_always_in_the_report(exegpt, tmp_path):
@@ -74,7 +74,7 @@ def test_the_usual_tensor_parallelism_is_a_nodes(exegpt):
     assert "on PP2×TP4" in exegpt(*SIMULATE, "64", "-m", "qwen2.5-7b", "-c", "8xH100").out  # 28 heads: 4 at most
 
 
-def test_an_engine_that_says_nothing_has_vllms_defaults(exegpt):
+def test_an_engine_without_settings_has_vllms_defaults(exegpt):
     for cluster, most in (("1xH100", 1024), ("1xA100-80GB", 256), ("1xL40S", 256)):
         done = exegpt("simulate", "-m", "opt-1.3b", "-c", cluster, "-w", "20/10")
         assert f"max_num_seqs={most} " in done.out and f"max_num_seqs: {most:,}, vLLM's default on" in done.err
@@ -82,7 +82,7 @@ def test_an_engine_that_says_nothing_has_vllms_defaults(exegpt):
     assert "max_num_seqs=512 " in done.out
 
 
-def test_weights_that_no_device_holds_are_told_with_the_numbers(exegpt):
+def test_weights_that_exceed_the_memory_are_refused_with_the_figures(exegpt):
     done = exegpt("simulate", "-m", "llama-3.1-70b", "-c", "1xH100", "-w", "20/10")
     assert (
         done.code == 2 and "in bf16 take 131.4 GiB of a device on 1xH100-SXM, of which 72 GiB may be used" in done.err
@@ -106,8 +106,8 @@ def test_dtypes_and_policies_by_their_other_names(exegpt):
 
 
 def test_an_infinite_bound_is_none(exegpt):
-    said = exegpt(*ASKED, "-l", "5s", "--tpot", "inf").out
-    assert "TPOT" not in said
+    printed = exegpt(*ASKED, "-l", "5s", "--tpot", "inf").out
+    assert "TPOT" not in printed
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_an_infinite_bound_is_none(exegpt):
     ],
 )
 def test_exports_name_what_can_be_loaded(exegpt, model, served):
-    asked = ("-c", "1xH100", "-w", "20/10", "-l", "inf", "--policy", "orca", "--no-advice", "--export", "vllm")
-    assert f"vllm serve {served} " in exegpt("tune", "-m", model, *asked).out
+    options = ("-c", "1xH100", "-w", "20/10", "-l", "inf", "--policy", "orca", "--no-advice", "--export", "vllm")
+    assert f"vllm serve {served} " in exegpt("tune", "-m", model, *options).out
 
 
 def write_trace(path, column="arrival"):
@@ -133,26 +133,26 @@ def write_trace(path, column="arrival"):
 def test_arrivals_are_replayed(exegpt, tmp_path, column):
     """All at once, the last of forty waits; at two a second none does."""
     trace = write_trace(tmp_path / "t.csv", column)
-    asked = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", "1", "--replay", trace)
-    at_once = exegpt(*asked, "--columns", "input=input,output=output,arrival=zero")
+    command = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", "1", "--replay", trace)
+    at_once = exegpt(*command, "--columns", "input=input,output=output,arrival=zero")
     assert at_once.code == 2 and "no arrival column 'zero'" in at_once.err
-    answer = exegpt(*asked[:-3], "8", "--replay", trace, "--json").json
+    answer = exegpt(*command[:-3], "8", "--replay", trace, "--json").json
     assert answer["seconds"] > 19 and answer["ttft"]["p99"] < 0.2
 
 
 def test_columns_that_the_answer_ignores_are_named(exegpt, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("input,output,session_id,request_time\n" + "100,20,a,5\n" * 5)
-    for asked in (
+    for command in (
         ("tune", "-l", "inf", "--policy", "orca", "--no-advice", "-w", path),
         ("simulate", "-m", "opt-13b", "--replay", path),
     ):
-        done = exegpt(*asked)
+        done = exegpt(*command)
         assert "'session_id' is not read: sessions and prefix caches aren't simulated" in done.err
         assert (
             "'request_time' is not read as arrivals; if it holds them, pass --columns arrival=request_time" in done.err
         )
-        assert sum("'session_id'" in text for text in exegpt(*asked, "--json").json["assumptions"]) == 1
+        assert sum("'session_id'" in text for text in exegpt(*command, "--json").json["assumptions"]) == 1
 
 
 def test_more_sequences_than_memory_holds_wait(exegpt):
@@ -160,7 +160,7 @@ def test_more_sequences_than_memory_holds_wait(exegpt):
     done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB")
     assert "not feasible" not in done.out and done.code == 0
     assert "--max-num-seqs allows 512: the others wait in the queue, and the figures are for 73" in done.err
-    found = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
-    assert found["feasible"] and max(found["memory_bytes"]) <= 0.9 * 40 * 2**30
+    answer = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
+    assert answer["feasible"] and max(answer["memory_bytes"]) <= 0.9 * 40 * 2**30
     fewer = exegpt(*SIMULATE, "73", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
-    assert found["throughput_tok_s"] == fewer["throughput_tok_s"]
+    assert answer["throughput_tok_s"] == fewer["throughput_tok_s"]

@@ -7,15 +7,15 @@ import pytest
 
 def test_a_trace_shows_what_preempted_requests_find(exegpt, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n" + "".join(f"{20 + i % 7},{30 + i % 5}\n" for i in range(12)))
-    asked = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--replay", tmp_path / "t.csv", "--max-num-seqs", 8)
-    asked += ("--kv-blocks", 9, "--admission", "grow")
-    plain, caching = exegpt(*asked, "--json").json, exegpt(*asked, "--prefix-caching", "--json").json
+    command = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--replay", tmp_path / "t.csv", "--max-num-seqs", 8)
+    command += ("--kv-blocks", 9, "--admission", "grow")
+    plain, caching = exegpt(*command, "--json").json, exegpt(*command, "--prefix-caching", "--json").json
     assert plain["preemptions"] and plain["reused_tokens"] == 0 < caching["reused_tokens"]
-    done = exegpt(*asked, "--prefix-caching")
+    done = exegpt(*command, "--prefix-caching")
     assert f"preempted requests found {caching['reused_tokens']:,} of their own tokens" in " ".join(done.err.split())
 
 
-def test_a_steady_state_says_that_it_reckons_without(exegpt):
+def test_a_steady_state_is_printed_as_one_without_caching(exegpt):
     done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--prefix-caching")
     assert done.code == 0 and "the steady state reckons without prefix caching" in done.err
     assert "prefix_caching=on" in done.out
@@ -24,23 +24,23 @@ def test_a_steady_state_says_that_it_reckons_without(exegpt):
 def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
     rows = [{"id": str(i), "prompt_ids": [*range(1, 40), i], "max_tokens": 9, "ignore_eos": True} for i in range(8)]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--no-profile", "--max-num-seqs", 4, "--policy", "orca")
-    outputs, found = [], []
+    command = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--no-profile", "--max-num-seqs", 4, "--policy", "orca")
+    outputs, reused = [], []
     for name, more in {"a": (), "b": ("--prefix-caching", "--admission", "grow")}.items():
-        done = exegpt(*asked, "--json", "--out", tmp_path / f"{name}.jsonl", *more)
+        done = exegpt(*command, "--json", "--out", tmp_path / f"{name}.jsonl", *more)
         assert done.code == 0, done.err
         results = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         outputs.append({result["id"]: result["output_ids"] for result in results})
         assert done.json["schedule"]["prefix_caching"] is (name == "b")
-        found.append(done.json["reused_tokens"])
+        reused.append(done.json["reused_tokens"])
     assert outputs[0] == outputs[1] and len(outputs[0]) == 8
-    assert found == [{"measured": 0, "predicted": 0}, {"measured": 7 * 32, "predicted": 7 * 32}]
-    said = exegpt(*asked, "--prefix-caching").err
-    assert "224 tokens found in the cache, 224 predicted" in said
+    assert reused == [{"measured": 0, "predicted": 0}, {"measured": 7 * 32, "predicted": 7 * 32}]
+    notes = exegpt(*command, "--prefix-caching").err
+    assert "224 tokens found in the cache, 224 predicted" in notes
 
 
 @pytest.mark.parametrize(
-    ("command", "more", "said"),
+    ("command", "more", "message"),
     [
         ("simulate", ("-m", "t5-11b", "--policy", "orca"), "'t5-11b' has an encoder"),
         (
@@ -52,18 +52,18 @@ def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
         ("run", ("--adapt",), "--adapt searches schedules without prefix caching"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(exegpt, tiny, tmp_path, command, more, said):
+def test_invalid_combinations_are_refused_in_one_sentence(exegpt, tiny, tmp_path, command, more, message):
     (tmp_path / "r.jsonl").write_text('{"id": "0", "prompt_ids": [1, 2], "max_tokens": 2}\n')
-    asked = {
+    options = {
         "simulate": ("-w", "T", "-c", "4xA40"),
         "run": ("-m", tiny, "-r", tmp_path / "r.jsonl", "--no-profile"),
     }[command]
-    done = exegpt(command, *asked, "--prefix-caching", *more)
-    assert done.code == 2 and said in done.err and len(done.err.strip().splitlines()) <= 2
+    done = exegpt(command, *options, "--prefix-caching", *more)
+    assert done.code == 2 and message in done.err and len(done.err.strip().splitlines()) <= 2
 
 
-def test_a_schedule_file_says_it_itself(exegpt, tmp_path):
-    made = exegpt("tune", "-l", "inf", "--policy", "orca", "--no-advice", "--out", tmp_path / "s.json")
-    assert made.code == 0
+def test_a_schedule_file_decides_prefix_caching(exegpt, tmp_path):
+    tuned = exegpt("tune", "-l", "inf", "--policy", "orca", "--no-advice", "--out", tmp_path / "s.json")
+    assert tuned.code == 0
     done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--prefix-caching")
     assert done.code == 2 and "all that --prefix-caching does: leave --prefix-caching or --schedule out" in done.err

@@ -15,8 +15,8 @@ def test_an_imported_profile_is_simulated(exegpt, tmp_path):
     assert done.code == 0, done.err
     assert done.json["profile"]["source"] == "operators" and done.json["degrees"] == [1]
     assert done.json["provenance"]["import"]["overhead_s"] == "0.001"
-    asked = ("simulate", "-m", "llama-3.1-8b", "-c", "1xRTXPRO6000", "-p", out, "-w", "512/256")
-    done = exegpt(*asked, "--max-num-seqs", 64, "--json")
+    command = ("simulate", "-m", "llama-3.1-8b", "-c", "1xRTXPRO6000", "-p", out, "-w", "512/256")
+    done = exegpt(*command, "--max-num-seqs", 64, "--json")
     assert done.code == 0, done.err
     assert 0.01 < done.json["tpot_s"] < 0.04  # 16 GB of weights at 1.6 TB/s take 0.01 s
 
@@ -47,7 +47,7 @@ def test_bad_inputs(exegpt, tmp_path, arguments, message):
     assert message in done.err and done.err.count("\n") == 1
 
 
-def test_measuring_without_a_model_says_both_ways_out(exegpt):
+def test_measuring_without_a_model_names_both_ways_out(exegpt):
     done = exegpt("profile")
     assert done.code == 2 and "--model" in done.err and "profile import" in done.err
 

@@ -27,8 +27,8 @@ def prices(tmp_path):
 
 
 def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
-    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40")
-    done = exegpt(*asked, "--out", tmp_path / "s.json", "--json")
+    command = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40")
+    done = exegpt(*command, "--out", tmp_path / "s.json", "--json")
     assert done.code == 0, done.err
     answer = done.json
     assert answer["rate_seq_s"] == pytest.approx(199 / 19)  # the trace's own
@@ -38,14 +38,14 @@ def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
     assert "over 200 requests" in arrivals and "so few say little" in arrivals
     assert answer["alternatives"][0]["goodput_seq_s"] == answer["highest_rate_seq_s"] == answer["goodput_seq_s"]
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
-    assert "chunked: sustains" in exegpt(*asked).out
+    assert "chunked: sustains" in exegpt(*command).out
 
 
 def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_path):
     """Bounds on both tokens: what keeps them at a rate would miss them if requests always waited."""
-    asked = ("tune", "-w", "2048/256", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "-l", "5s", "--policy", "chunked")
-    asked += ("--ttft", "200ms", "--tpot", "20ms", "--json")
-    done = exegpt(*asked, "--rate", "1/s")
+    command = ("tune", "-w", "2048/256", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "-l", "5s", "--policy", "chunked")
+    command += ("--ttft", "200ms", "--tpot", "20ms", "--json")
+    done = exegpt(*command, "--rate", "1/s")
     assert done.code == 0, done.err
     answer = done.json
     assert answer["goodput_high_seq_s"] >= answer["goodput_seq_s"] > 1
@@ -54,16 +54,16 @@ def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_pat
     assert answer["estimate"]["ttft_p99_s"] <= 0.2 and answer["estimate"]["tpot_p99_s"] <= 0.02
     search = answer["search"]
     assert 0 < search["evaluations"] <= search["space"] and search["replays"] > 0
-    (told,) = [text for text in answer["assumptions"] if "standard errors to spare" in text]
-    assert told.startswith("goodput:")
+    (assumption,) = [text for text in answer["assumptions"] if "standard errors to spare" in text]
+    assert assumption.startswith("goodput:")
 
 
 def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
-    asked = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
-    check_refused(exegpt(*asked, "--search", "exhaustive"), "more than 20,000")
-    check_refused(exegpt(*asked, "--search", "optuna"), "knows no rate of arrival")
-    every = exegpt(*asked, "--search", "exhaustive", "--policy", "static", "--json").json
-    quick = exegpt(*asked, "--policy", "static", "--json").json
+    command = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
+    check_refused(exegpt(*command, "--search", "exhaustive"), "more than 20,000")
+    check_refused(exegpt(*command, "--search", "optuna"), "knows no rate of arrival")
+    every = exegpt(*command, "--search", "exhaustive", "--policy", "static", "--json").json
+    quick = exegpt(*command, "--policy", "static", "--json").json
     assert every["search"]["method"] == "exhaustive" and quick["search"]["method"] == "racing"
     assert every["search"]["evaluations"] <= every["search"]["space"] == quick["search"]["space"]
     assert quick["highest_rate_seq_s"] >= 0.99 * every["highest_rate_seq_s"] > 0
@@ -71,36 +71,36 @@ def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
 
 def test_line_8_of_policies_that_are_as_good_the_target_runs_the_answer(exegpt):
     """One token each: RRA, Orca and static batches encode alike, and vLLM runs but one of them."""
-    asked = ("tune", "-l", "inf", "-w", "1500/1", "-m", "opt-13b", "-c", "1xH100-SXM", "--no-advice", "--json")
-    answer = exegpt(*asked, "--policy", "static,rra,orca").json
+    command = ("tune", "-l", "inf", "-w", "1500/1", "-m", "opt-13b", "-c", "1xH100-SXM", "--no-advice", "--json")
+    answer = exegpt(*command, "--policy", "static,rra,orca").json
     rates = {a["policy"]: a["estimate"]["throughput_tok_s"] for a in answer["alternatives"]}
     assert rates["orca"] >= max(rates.values()) * (1 - TIE)
     assert answer["schedule"]["policy"] == "orca"
-    assert exegpt(*asked, "--policy", "static,rra", "--export", "vllm").json["schedule"]["policy"] == "rra"
+    assert exegpt(*command, "--policy", "static,rra", "--export", "vllm").json["schedule"]["policy"] == "rra"
 
 
 def test_line_7_token_budgets_go_as_far_as_memory(exegpt):
-    asked = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "64x8xH100-SXM", "--json")
-    answer = exegpt(*asked, "--policy", "chunked,orca", "--no-advice").json
-    found = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
-    assert found["chunked"][0] > 0.97 * found["orca"][0]
-    assert found["chunked"][1]["max_num_batched_tokens"] > 8192
+    command = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "64x8xH100-SXM", "--json")
+    answer = exegpt(*command, "--policy", "chunked,orca", "--no-advice").json
+    by_policy = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
+    assert by_policy["chunked"][0] > 0.97 * by_policy["orca"][0]
+    assert by_policy["chunked"][1]["max_num_batched_tokens"] > 8192
 
 
 def test_a_rate_that_nothing_sustains_is_exit_3_with_the_highest(exegpt, trace):
-    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--rate", "900/s")
-    done = exegpt(*asked, "--json")
+    command = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--rate", "900/s")
+    done = exegpt(*command, "--json")
     assert done.code == 3
     assert done.json["schedule"] is None and 0 < done.json["highest_rate_seq_s"] < 900
-    told = exegpt(*asked)
-    assert told.code == 3 and "the highest rate that any does is" in told.err
-    low = exegpt(*asked[:1], "-l", "1ms", *asked[3:])
+    summary = exegpt(*command)
+    assert summary.code == 3 and "the highest rate that any does is" in summary.err
+    low = exegpt(*command[:1], "-l", "1ms", *command[3:])
     assert low.code == 3 and "lowest reachable latency" in low.err
 
 
 def test_the_cheapest_cluster_that_sustains_the_rate_is_the_answer(exegpt, trace, prices):
-    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "--rate", "40/s")
-    done = exegpt(*asked, "-c", "1xH100-SXM,1xA40,2xA40,1xL40S", "--price", prices, "--json")
+    command = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "--rate", "40/s")
+    done = exegpt(*command, "-c", "1xH100-SXM,1xA40,2xA40,1xL40S", "--price", prices, "--json")
     assert done.code == 0, done.err
     answer = done.json
     meets = [c for c in answer["clusters"] if c["schedule"]]
@@ -116,17 +116,17 @@ def test_the_cheapest_cluster_that_sustains_the_rate_is_the_answer(exegpt, trace
 
 
 def test_without_prices_the_smallest_cluster_comes_first(exegpt, trace):
-    asked = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "2xA40,1xA40")
-    answer = exegpt(*asked, "--json").json
+    command = ("tune", "-l", "4s", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "2xA40,1xA40")
+    answer = exegpt(*command, "--json").json
     assert [c["cluster"] for c in answer["clusters"]] == ["1xA40", "2xA40"] and answer["cheapest"] is None
-    told = exegpt(*asked)
-    assert "no prices" in told.err and "Best on 1xA40" in told.out
+    done = exegpt(*command)
+    assert "no prices" in done.err and "Best on 1xA40" in done.out
 
 
 def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
     (tmp_path / "bad.yaml").write_text("A40: free\n")
     (tmp_path / "at_once.csv").write_text("input,output\n5,5\n6,6\n")
-    for asked, message in (
+    for command, message in (
         ("-l 5s -c 1xA40,2xA40", "add --rate"),
         (f"-l 5s --price {prices}", "add --rate"),
         ("-l 1s,5s --rate 5/s", "one latency bound"),
@@ -140,4 +140,4 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no RTX4090"),
         ("-l 5s --rate 5/s -c 1xA40,,2xA40", "'' is not a cluster"),
     ):
-        check_refused(exegpt("tune", *asked.split()), message)
+        check_refused(exegpt("tune", *command.split()), message)

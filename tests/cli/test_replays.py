@@ -1,4 +1,4 @@
-"""What `exegpt simulate` says about a trace that it replays, and about an engine's settings that it was not told."""
+"""What `exegpt simulate` prints about a replayed trace, and about engine settings that were left out."""
 
 from dataclasses import replace
 
@@ -11,17 +11,17 @@ from tests.exegpt.nouns import profile
 ENGINE = ("simulate", "-m", "opt-13b", "-c", "1xA40")
 
 
-def test_a_replay_keeps_the_pairs_of_lengths_and_does_not_say_otherwise(exegpt, tmp_path):
+def test_a_replay_keeps_the_pairs_of_lengths_without_a_note_on_independence(exegpt, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("input,output,arrival\n" + "".join(f"{10 + i},{10 + i},{i}\n" for i in range(20)))
-    asked = (*ENGINE, "--max-num-seqs", 4, "--json")
-    told = exegpt(*asked, "--replay", path).json["assumptions"]
-    assert not any("independent" in text or "arrivals" in text for text in told)
-    assert any("independent" in text for text in exegpt(*asked, "-w", path).json["assumptions"])
+    command = (*ENGINE, "--max-num-seqs", 4, "--json")
+    assumptions = exegpt(*command, "--replay", path).json["assumptions"]
+    assert not any("independent" in text or "arrivals" in text for text in assumptions)
+    assert any("independent" in text for text in exegpt(*command, "-w", path).json["assumptions"])
 
 
 @pytest.mark.parametrize("header", ["input,output", "input,output,arrival"])
-def test_a_replay_without_arrivals_says_that_all_requests_are_there_at_the_start(exegpt, tmp_path, header):
+def test_a_replay_without_arrivals_notes_that_all_requests_arrive_at_the_start(exegpt, tmp_path, header):
     path = tmp_path / "t.csv"
     path.write_text(f"{header}\n" + ("10,5,3\n" if "arrival" in header else "10,5\n") * 9)
     done = exegpt(*ENGINE, "--max-num-seqs", 4, "--replay", path)
@@ -32,10 +32,10 @@ def test_a_replay_without_arrivals_says_that_all_requests_are_there_at_the_start
 
 
 def test_settings_that_follow_from_others_are_not_called_defaults(exegpt):
-    told = exegpt(*ENGINE, "--max-num-batched-tokens", 8, "--json").json["assumptions"]
-    assert "max_num_seqs: 8, one per token of the budget" in told
-    told = exegpt(*ENGINE, "--json").json["assumptions"]
-    assert "max_num_seqs: 256, vLLM's default on A40" in told
+    assumptions = exegpt(*ENGINE, "--max-num-batched-tokens", 8, "--json").json["assumptions"]
+    assert "max_num_seqs: 8, one per token of the budget" in assumptions
+    assumptions = exegpt(*ENGINE, "--json").json["assumptions"]
+    assert "max_num_seqs: 256, vLLM's default on A40" in assumptions
 
 
 def test_blocks_too_large_for_memory_are_not_answered_with_more_blocks(exegpt):
@@ -45,19 +45,19 @@ def test_blocks_too_large_for_memory_are_not_answered_with_more_blocks(exegpt):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"), [("L40S", ", whose times are of L40S and not of H100-SXM"), ("NVIDIA H100", "")]
+    ("device", "note"), [("L40S", ", whose times are of L40S and not of H100-SXM"), ("NVIDIA H100", "")]
 )
-def test_a_profile_of_another_device_is_said(exegpt, tmp_path, device, said):
+def test_a_profile_of_another_device_is_noted(exegpt, tmp_path, device, note):
     path = tmp_path / "p.json"
     document.write(path, replace(profile(builtin_model("opt-13b")), device=device))
     done = exegpt("simulate", "-m", "opt-13b", "-c", "1xH100", "--max-num-seqs", 4, "-p", path, "--json")
-    assert f"profile: '{path}'{said}" in done.json["assumptions"]
+    assert f"profile: '{path}'{note}" in done.json["assumptions"]
 
 
-def test_a_schedule_simulated_on_another_profile_says_so(exegpt, tmp_path):
-    path, asked = tmp_path / "s.json", ("-l", "inf", "-c", "1xH100", "--policy", "orca", "--no-advice")
+def test_a_schedule_simulated_on_another_profile_has_a_note(exegpt, tmp_path):
+    path, options = tmp_path / "s.json", ("-l", "inf", "-c", "1xH100", "--policy", "orca", "--no-advice")
     document.write(tmp_path / "p.json", profile(builtin_model("opt-13b")))
-    assert exegpt("tune", *asked, "-p", tmp_path / "p.json", "-o", path).code == 0
+    assert exegpt("tune", *options, "-p", tmp_path / "p.json", "-o", path).code == 0
     another = "the schedule was found on another profile"
     assert another in exegpt("simulate", "-s", path).err
     assert another not in exegpt("simulate", "-s", path, "-p", tmp_path / "p.json").err
@@ -77,6 +77,6 @@ def test_a_device_of_one_rate_is_planned_at_it(exegpt, tmp_path):
 
 def test_the_mean_of_lengths_keeps_four_digits(exegpt, tmp_path):
     path = tmp_path / "s.json"
-    asked = ("-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca", "--no-advice")
-    assert exegpt("tune", "-l", "inf", *asked, "-o", path).code == 0
+    options = ("-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--policy", "orca", "--no-advice")
+    assert exegpt("tune", "-l", "inf", *options, "-o", path).code == 0
     assert "input 2,048±0" in exegpt("show", path).out

@@ -17,8 +17,8 @@ def test_the_printed_file_is_the_cluster(exegpt, tmp_path, kind):
 
 
 def test_a_cluster_is_shown_by_name_and_by_file(exegpt, tmp_path):
-    said = exegpt("show", "8xH100").out
-    assert "8xH100-SXM" in said and "3,350 GB/s" in said
+    printed = exegpt("show", "8xH100").out
+    assert "8xH100-SXM" in printed and "3,350 GB/s" in printed
     (tmp_path / "mine.yaml").write_text("nodes: 3\ndevices_per_node: 2\nkind: A40\n")
     assert "3 of 2 A40" in exegpt("show", tmp_path / "mine.yaml").out
     assert exegpt("show", "8xH200", "--json").json["cluster"]["name"] == "8xH200-SXM"

@@ -42,7 +42,7 @@ def profile(model=MODEL):
 
 def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **changes):
     """A schedule of one stage on one device."""
-    own = {
+    defaults = {
         "rra": {"encode_batch": 4, "decode_batch": 9, "decode_iterations": 8},
         "static": {"encode_batch": 4},
         "hybrid": {"encode_batch": 4, "micro_batches": 2, "encode_micro_batches": 3},
@@ -51,7 +51,7 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
         "orca": {"max_num_seqs": 8, "prefills_per_step": 1},
         "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     }.get(policy, {})
-    given = {
+    fields = {
         "version": Schedule.VERSION,
         "policy": policy,
         "model": ModelReference(model, model.fingerprint),
@@ -63,4 +63,4 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    return Schedule(**(given | own | changes))
+    return Schedule(**(fields | defaults | changes))

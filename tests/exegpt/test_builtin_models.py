@@ -27,9 +27,9 @@ def test_parameters_equal_those_of_transformers(name):
             total += head.numel()  # T5 1.1: built tied, the checkpoint's own head parts them again when it is loaded
         return total
 
-    one, two = count(1), count(2)
+    one_layer, two_layers = count(1), count(2)
     layers = builtin_model(name).layers
-    assert builtin_model(name).parameters == one + (layers - 1) * (two - one)
+    assert builtin_model(name).parameters == one_layer + (layers - 1) * (two_layers - one_layer)
 
 
 @pytest.mark.parametrize(

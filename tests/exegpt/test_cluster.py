@@ -69,17 +69,17 @@ def test_names_that_fit_one_kind_resolve(text, name):
         ("h200", "write DEVICESxKIND, 1xH200-SXM"),
     ],
 )
-def test_names_that_fit_several_or_none_are_asked_about(text, message):
+def test_names_that_fit_several_or_none_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         parse_cluster(text)
 
 
-def test_a_file_is_told_all_its_errors_at_once_without_names_of_classes(tmp_path):
+def test_all_errors_of_a_file_are_reported_at_once_without_class_names(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("node: 2\ndevices_per_node: x\nkind: H300\ninter: {bandwidth_bytes_s: 1.0e+9, latncy: 3}\n")
     with pytest.raises(InputError) as refused:
         parse_cluster(str(path))
-    said = str(refused.value)
+    message = str(refused.value)
     for part in (
         "no device kind 'H300'",
         "nodes is missing",
@@ -87,8 +87,8 @@ def test_a_file_is_told_all_its_errors_at_once_without_names_of_classes(tmp_path
         "inter.latncy is not known",
         "node is not known",
     ):
-        assert part in said
-    assert not re.search(r"Spec|[Ii]nput should|pydantic|dataclass", said)
+        assert part in message
+    assert not re.search(r"Spec|[Ii]nput should|pydantic|dataclass", message)
 
 
 def test_a_file_changes_what_its_kind_has(tmp_path):
@@ -96,9 +96,9 @@ def test_a_file_changes_what_its_kind_has(tmp_path):
     path.write_text(
         "nodes: 1\ndevices_per_node: 8\nkind: H100\ndevice: {memory_bytes: 1.0e+11}\ninter: {latency_s: 0.001}\n"
     )
-    found, kind = parse_cluster(str(path)), parse_cluster("8xH100-SXM")
-    assert found.device.memory_bytes == 1e11 and found.device.flops_s == kind.device.flops_s
-    assert found.inter.latency_s == 0.001 and found.inter.bandwidth_bytes_s == kind.inter.bandwidth_bytes_s
+    cluster, kind = parse_cluster(str(path)), parse_cluster("8xH100-SXM")
+    assert cluster.device.memory_bytes == 1e11 and cluster.device.flops_s == kind.device.flops_s
+    assert cluster.inter.latency_s == 0.001 and cluster.inter.bandwidth_bytes_s == kind.inter.bandwidth_bytes_s
 
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
@@ -193,16 +193,16 @@ def test_what_is_reached_is_less_than_promised_and_8_bits_are_faster(kind):
     assert device.reached_flops_s("int4") == 0.0
 
 
-@pytest.mark.parametrize(("nodes", "devices", "given", "other"), [(1, 2, "intra", "inter"), (2, 1, "inter", "intra")])
-def test_a_link_that_nothing_crosses_need_not_be_named(tmp_path, nodes, devices, given, other):
+@pytest.mark.parametrize(("nodes", "devices", "link", "other"), [(1, 2, "intra", "inter"), (2, 1, "inter", "intra")])
+def test_a_link_that_nothing_crosses_need_not_be_named(tmp_path, nodes, devices, link, other):
     path = tmp_path / "mine.yaml"
     path.write_text(
         f"nodes: {nodes}\ndevices_per_node: {devices}\n"
         "device: {memory_bytes: 1.0e9, bandwidth_bytes_s: 1.0e9, flops_s: {bf16: 1.0e12}}\n"
-        f"{given}: {{bandwidth_bytes_s: 3.0e9}}\n"
+        f"{link}: {{bandwidth_bytes_s: 3.0e9}}\n"
     )
     cluster = parse_cluster(str(path))
-    assert getattr(cluster, other) == getattr(cluster, given)
-    with pytest.raises(InputError, match=f"{given} is missing"):
-        path.write_text(path.read_text().replace(given, other))
+    assert getattr(cluster, other) == getattr(cluster, link)
+    with pytest.raises(InputError, match=f"{link} is missing"):
+        path.write_text(path.read_text().replace(link, other))
         parse_cluster(str(path))

@@ -137,7 +137,7 @@ def test_files_are_written_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["m.json"]
 
 
-def test_fingerprints_tell_apart_what_differs():
+def test_different_values_have_different_fingerprints():
     assert document.fingerprint(task("S")) == document.fingerprint(task("S"))
     assert document.fingerprint(task("S")) != document.fingerprint(task("T"))
     assert isinstance(round_trip(parse_cluster("4xA40")), ClusterSpec)
@@ -159,7 +159,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ('{"a": "b', "Unterminated string starting at column 7"),
     ],
 )
-def test_what_is_no_json_is_told_in_one_sentence(text, why):
+def test_invalid_json_is_refused_in_one_sentence(text, why):
     with pytest.raises(InputError, match=rf"^It is not valid JSON: .*{why}[^\n]*\.$"):
         document.parse_json(text, "It")
 
@@ -215,6 +215,6 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 def test_a_hostile_yaml_file_costs_no_time(tmp_path, text, why):
     (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(InputError, match=why) as told:
+    with pytest.raises(InputError, match=why) as refused:
         parse_cluster(str(tmp_path / "c.yaml"))
-    assert len(str(told.value)) < 1000
+    assert len(str(refused.value)) < 1000

@@ -53,5 +53,5 @@ def test_tables_have_a_time_in_the_unit_that_reads_best(seconds, digits, text):
         (1.0, 1.0 - 1e-9, "1 s, over 999.999999 ms"),
     ],
 )
-def test_a_time_beyond_its_limit_is_told_from_it(seconds, limit, text):
+def test_a_time_beyond_its_limit_prints_differently(seconds, limit, text):
     assert beyond_text(seconds, limit) == text

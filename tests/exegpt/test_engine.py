@@ -32,6 +32,6 @@ def test_what_no_engine_can_be_is_refused(wrong):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_is_known_by_its_name_and_survives_the_way_through_json(name):
+def test_an_engine_is_found_by_name_and_round_trips_through_json(name):
     engine = find_engine(name)
     assert engine.name == name and from_dict(EngineSpec, to_dict(engine), "it") == engine

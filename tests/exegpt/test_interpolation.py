@@ -14,11 +14,11 @@ points = st.lists(st.integers(0, 1000), min_size=1, max_size=9, unique=True).map
 def test_one_axis_is_numpys_within_the_grid_and_goes_on_beyond(grid, data):
     values = data.draw(arrays.arrays(float, len(grid), elements=st.floats(0, 100)))
     x = data.draw(arrays.arrays(float, 5, elements=st.floats(-100, 1100)))
-    found = np.empty(5)
-    linear(grid, values, x, found)
+    out = np.empty(5)
+    linear(grid, values, x, out)
     first, last = (np.divide(np.diff(values), np.diff(grid))[end] if len(grid) > 1 else 0.0 for end in (0, -1))
     beyond = np.minimum(x - grid[0], 0) * first + np.maximum(x - grid[-1], 0) * last
-    np.testing.assert_allclose(found, np.maximum(np.interp(x, grid, values) + beyond, 0), atol=1e-9)
+    np.testing.assert_allclose(out, np.maximum(np.interp(x, grid, values) + beyond, 0), atol=1e-9)
 
 
 @settings(max_examples=100)
@@ -26,10 +26,10 @@ def test_one_axis_is_numpys_within_the_grid_and_goes_on_beyond(grid, data):
 def test_two_axes_are_one_after_the_other(rows, columns, data):
     values = data.draw(arrays.arrays(float, (len(rows), len(columns)), elements=st.floats(0, 100)))
     x, y = (data.draw(arrays.arrays(float, 4, elements=st.floats(grid[0], grid[-1]))) for grid in (rows, columns))
-    found = np.empty(4)
-    bilinear(rows, columns, values, x, y, found)
+    out = np.empty(4)
+    bilinear(rows, columns, values, x, y, out)
     along = np.array([[np.interp(b, columns, row) for row in values] for b in y])
-    np.testing.assert_allclose(found, [np.interp(a, rows, v) for a, v in zip(x, along, strict=True)], atol=1e-9)
+    np.testing.assert_allclose(out, [np.interp(a, rows, v) for a, v in zip(x, along, strict=True)], atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SPEC = builtin_model("llama-3.1-8b")
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.none() | st.integers(1, 50))
-def test_what_tokens_see_is_counted_one_by_one(new, past, window):
+def test_attended_tokens_match_a_count_per_token(new, past, window):
     seen = sum(min(past + i, window or past + i) for i in range(1, new + 1))
     assert replace(SPEC, window=window).seen(new, past) == seen
 
@@ -71,9 +71,9 @@ def test_a_size_that_is_none_is_named_as_the_config_names_it(key, value):
     ],
 )
 def test_other_nonsense_in_a_config_is_named(config, named):
-    with pytest.raises(InputError, match=named) as told:
+    with pytest.raises(InputError, match=named) as refused:
         ModelSpec.from_config(SIZES | config, "m")
-    assert str(told.value).endswith(".")
+    assert str(refused.value).endswith(".")
 
 
 def test_a_missing_size_is_named():

@@ -119,7 +119,7 @@ def test_only_names_that_are_really_close_are_offered():
     ("name", "dtype"),
     [("llama-3.1-8b", "bf16"), ("Qwen/Qwen2.5-7B-Instruct", "bf16"), ("llama-2-7b", "fp16"), ("opt-13b", "fp16")],
 )
-def test_the_checkpoints_dtype_is_known_and_no_size(name, dtype):
+def test_a_name_has_the_checkpoints_dtype_and_no_size(name, dtype):
     from dataclasses import replace
 
     spec = builtin_model(name)

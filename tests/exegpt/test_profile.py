@@ -48,7 +48,7 @@ def test_time_is_never_negative_and_a_single_point_is_constant():
     assert float(Table(("batch",), ((1.0,),), (0.25,))(99)) == 0.25
 
 
-def test_covers_tells_whether_a_query_left_the_grid():
+def test_covers_is_false_outside_the_grid():
     table = Table(("batch", "length"), ((1.0, 8.0), (16.0, 64.0)), (1.0, 2.0, 3.0, 4.0))
     assert table.covers(np.array([1, 8]), 64)
     assert not table.covers(9, 64)

@@ -23,7 +23,7 @@ def write_csv(path, text):
 @pytest.mark.parametrize(
     ("input", "output"), list(zip(columns.COLUMNS["input"], columns.COLUMNS["output"], strict=False))
 )
-def test_columns_are_known_by_their_names(tmp_path, input, output):
+def test_columns_are_recognized_by_name(tmp_path, input, output):
     path = write_csv(tmp_path / "t.csv", f"other,{output},{input}\nx,7,3\ny,9,4\n")
     assert trace.read_trace(path) == [RequestLengths(3, 7), RequestLengths(4, 9)]
 
@@ -56,7 +56,7 @@ def test_dates_become_seconds_since_the_earliest(tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in columns.COLUMNS["arrival"] if not n.endswith("_ms")])
-def test_arrivals_are_known_by_their_names(tmp_path, name):
+def test_arrival_columns_are_recognized_by_name(tmp_path, name):
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,7\n1,1,9.5\n"))
     assert [r.arrival_s for r in rows] == [0.0, 2.5]
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,2024-05-01\n1,1,2024-05-02\n"))
@@ -80,10 +80,10 @@ def test_spelling_and_separators_are_no_obstacle(tmp_path, text):
 def test_requests_without_an_output_are_left_out_and_counted(tmp_path):
     """BurstGPT's failures."""
     text = "Timestamp,Model,Request tokens,Response tokens,Total tokens\n5,A,4,2,6\n6,A,4,0,4\n7,A,3,1,4\n"
-    said = []
-    rows = trace.read_trace(write_csv(tmp_path / "t.csv", text), note=said.append)
+    notes = []
+    rows = trace.read_trace(write_csv(tmp_path / "t.csv", text), note=notes.append)
     assert rows == [RequestLengths(4, 2), RequestLengths(3, 1, 2.0)]
-    assert said == [f"'{tmp_path / 't.csv'}': 1 of 3 rows have no output and are left out"]
+    assert notes == [f"'{tmp_path / 't.csv'}': 1 of 3 rows have no output and are left out"]
 
 
 @pytest.mark.parametrize("text", ["2048x256", "2048,256", "2048:256", "2048 256", "2048 x 256"])
@@ -103,19 +103,19 @@ def test_mooncake_is_in_milliseconds_and_bailian_in_seconds(tmp_path):
         path = tmp_path / "t.jsonl"
         rows = [{"timestamp": t, "input_length": 9, "output_length": 2, "hash_ids": [1], **more} for t in (0, 3000)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        said = []
-        return trace.read_trace(path, note=said.append), said
+        notes = []
+        return trace.read_trace(path, note=notes.append), notes
 
-    rows, said = read()
+    rows, notes = read()
     assert (rows[1].arrival_s, rows[1].input, rows[1].output) == (3.0, 9, 2)
-    assert len(said) == 1 and "'hash_ids' is not read" in said[0]
-    rows, said = read(chat_id=1, parent_chat_id=-1, turn=1)
+    assert len(notes) == 1 and "'hash_ids' is not read" in notes[0]
+    rows, notes = read(chat_id=1, parent_chat_id=-1, turn=1)
     assert rows[1].arrival_s == 3000.0
-    assert len(said) == 1 and "'hash_ids', 'chat_id', 'parent_chat_id', 'turn' are not read" in said[0]
+    assert len(notes) == 1 and "'hash_ids', 'chat_id', 'parent_chat_id', 'turn' are not read" in notes[0]
 
 
-def test_a_unit_in_doubt_is_asked_for(tmp_path):
-    """Fewer than one request a minute by the median gap: milliseconds are likelier, and only its author knows."""
+def test_an_ambiguous_unit_is_refused(tmp_path):
+    """Fewer than one request a minute by the median gap: milliseconds are likelier, which the file doesn't settle."""
     path = write_csv(tmp_path / "t.csv", "timestamp,input,output\n0,1,1\n0,1,1\n0,1,1\n250000,1,1\n500000,1,1\n")
     with pytest.raises(
         InputError, match=r"every 4,170 minutes .* every 250 s .*arrival_s=timestamp or .*arrival_ms="
@@ -126,13 +126,13 @@ def test_a_unit_in_doubt_is_asked_for(tmp_path):
         rows = trace.read_trace(path, columns.parse_columns(f"{key}=timestamp"))
         assert rows[-1].arrival_s == 500_000 * factor
     write_csv(path, "arrival_s,input,output\n0,1,1\n250000,1,1\n")
-    assert trace.read_trace(path)[1].arrival_s == 250_000  # the name says it
+    assert trace.read_trace(path)[1].arrival_s == 250_000  # the name has the unit
     write_csv(path, "timestamp,input,output\n0,1,1\n59,1,1\n")
     assert trace.read_trace(path)[1].arrival_s == 59
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "patterns"),
     [
         ("input,output,Arrival", []),
         ("input,output,arrives", ["'arrives' is not read as arrivals; .* --columns arrival=arrives"]),
@@ -145,11 +145,11 @@ def test_a_unit_in_doubt_is_asked_for(tmp_path):
         ("input,output,model,queued_ts,total", []),
     ],
 )
-def test_columns_that_look_as_if_they_mattered_are_named(tmp_path, header, said):
-    found = []
-    trace.read_trace(write_csv(tmp_path / "t.csv", f"{header}\n{'1,' * header.count(',')}1\n"), note=found.append)
-    assert len(found) == len(said)
-    for text, pattern in zip(found, said, strict=True):
+def test_columns_that_look_as_if_they_mattered_are_named(tmp_path, header, patterns):
+    notes = []
+    trace.read_trace(write_csv(tmp_path / "t.csv", f"{header}\n{'1,' * header.count(',')}1\n"), note=notes.append)
+    assert len(notes) == len(patterns)
+    for text, pattern in zip(notes, patterns, strict=True):
         assert re.search(pattern, text), text
 
 
@@ -264,15 +264,15 @@ def test_numbers_of_thousands_of_digits_are_no_lengths_or_rates():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("input,input,output\n12,13,20\n", "2 columns 'input': leave one"),
         ("input,output\n12,20\n10,20,30\n", "row 3: it has more values than the header's 2 columns"),
         ("input,output\n12,20\n10\n", "row 3, column 'output': there is no value"),
     ],
 )
-def test_rows_and_columns_that_may_mean_two_things_are_refused(tmp_path, text, said):
-    with pytest.raises(InputError, match=re.escape(said)):
+def test_rows_and_columns_that_may_mean_two_things_are_refused(tmp_path, text, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         trace.read_trace(write_csv(tmp_path / "t.csv", text))
 
 

@@ -46,10 +46,10 @@ def test_continuous_fits_give_the_stated_percentiles(name, percentile):
     def distribution(x):
         return truncnorm(-x[0] / x[1], (most - x[0]) / x[1], loc=x[0], scale=x[1])
 
-    found = least_squares(
+    fitted = least_squares(
         lambda x: [distribution(x).mean() - mean, distribution(x).std() - std], [mean, std], bounds=([-999, 1], 9999)
     )
-    assert distribution(found.x).ppf(0.99) == pytest.approx(percentile, abs=0.06)
+    assert distribution(fitted.x).ppf(0.99) == pytest.approx(percentile, abs=0.06)
 
 
 def test_an_unknown_task_is_refused():
@@ -61,9 +61,9 @@ def test_an_unknown_task_is_refused():
 def test_distributions_stay_distributions(samples, factor):
     distribution = LengthDistribution.from_samples(samples)
     scaled = distribution.scaled(factor)
-    for one in (distribution, scaled):
-        assert math.isclose(sum(one.probabilities), 1.0)
-        assert one.lengths[0] >= 1
+    for sample in (distribution, scaled):
+        assert math.isclose(sum(sample.probabilities), 1.0)
+        assert sample.lengths[0] >= 1
     assert distribution.mean == pytest.approx(np.mean(samples))
     assert distribution.std == pytest.approx(np.std(samples), abs=1e-5)
     assert distribution.quantile(1.0) == max(samples) and distribution.quantile(0.0) == min(samples)

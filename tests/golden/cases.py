@@ -25,24 +25,24 @@ FIGURES = ("start_s", "first_token_s", "finish_s")
 
 def profile() -> Any:
     """Plain lines for one device, and two thirds of their seconds for a device of two."""
-    one = one_degree(SPEC)
-    (degree,) = one.degrees
+    single = one_degree(SPEC)
+    (degree,) = single.degrees
 
     def faster(table: Any) -> Any:
         return replace(table, values=tuple(value * 2 / 3 for value in table.values))
 
     names = ("rest", "encode_attention", "chunk_attention", "decode_attention")
     layer = replace(degree.decoder, **{name: faster(getattr(degree.decoder, name)) for name in names})
-    return replace(one, degrees=(degree, replace(degree, tp=2, decoder=layer)))
+    return replace(single, degrees=(degree, replace(degree, tp=2, decoder=layer)))
 
 
 def schedules(spec: ModelSpec = SPEC) -> dict[str, Schedule]:
     """By policy and layout; one with replicas, one with little memory and one with much."""
     layouts = LAYOUTS.items()
-    made = {f"{policy}, {name}": schedule(spec, policy, degrees) for policy in POLICIES for name, degrees in layouts}
-    made |= {f"waa-m, {m} micro-batches": disaggregated(spec, (1,), (1,), micro_batches=m) for m in (1, 2)}
-    made |= {f"{policy}, replicas": schedule(spec, policy, (1,), replicas=2) for policy in ("orca", "rra")}
-    return made | {f"{policy}, much memory": schedule(spec, policy, (1,), 400) for policy in POLICIES}
+    plans = {f"{policy}, {name}": schedule(spec, policy, degrees) for policy in POLICIES for name, degrees in layouts}
+    plans |= {f"waa-m, {m} micro-batches": disaggregated(spec, (1,), (1,), micro_batches=m) for m in (1, 2)}
+    plans |= {f"{policy}, replicas": schedule(spec, policy, (1,), replicas=2) for policy in ("orca", "rra")}
+    return plans | {f"{policy}, much memory": schedule(spec, policy, (1,), 400) for policy in POLICIES}
 
 
 def request_lists() -> dict[str, list[RequestLengths]]:
@@ -52,20 +52,20 @@ def request_lists() -> dict[str, list[RequestLengths]]:
     inputs, outputs = rng.integers(1, 65, 80).tolist(), rng.integers(1, 31, 80).tolist()
     return {
         "at once": [RequestLengths(n, m) for n, m in LENGTHS],
-        "over time": [RequestLengths(*one) for one in zip(inputs, outputs, arrivals, strict=True)],
+        "over time": [RequestLengths(*lengths) for lengths in zip(inputs, outputs, arrivals, strict=True)],
     }
 
 
 def replays() -> dict[str, list[list[float]]]:
     """Of every schedule over every list: each request's start, first token and finish, in seconds."""
-    found = {}
+    figures = {}
     for name, plan in schedules().items():
         for requests, lengths in request_lists().items():
-            served = sorted(replay(plan, profile(), lengths).served, key=lambda one: one.index)
-            found[f"{name}, {requests}"] = [
-                [float(f"{getattr(one, figure):.12g}") for figure in FIGURES] for one in served
+            served = sorted(replay(plan, profile(), lengths).served, key=lambda request: request.index)
+            figures[f"{name}, {requests}"] = [
+                [float(f"{getattr(request, figure):.12g}") for figure in FIGURES] for request in served
             ]
-    return found
+    return figures
 
 
 def read(name: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((HERE / name).read_text())
 
 
-def write(name: str, found: dict[str, Any]) -> None:
+def write(name: str, figures: dict[str, Any]) -> None:
     """Write a golden file, a case a line."""
-    lines = (f"{json.dumps(case)}: {json.dumps(rows, separators=(',', ':'))}" for case, rows in found.items())
+    lines = (f"{json.dumps(case)}: {json.dumps(rows, separators=(',', ':'))}" for case, rows in figures.items())
     (HERE / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")

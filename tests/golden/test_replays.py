@@ -6,7 +6,7 @@ from tests.golden.cases import read, replays
 
 
 def test_replays_are_what_they_were():
-    found, golden = replays(), read("replays.json")
-    assert list(found) == list(golden)
+    current, golden = replays(), read("replays.json")
+    assert list(current) == list(golden)
     for name, rows in golden.items():
-        assert found[name] == [pytest.approx(row, rel=1e-9, abs=0) for row in rows], name
+        assert current[name] == [pytest.approx(row, rel=1e-9, abs=0) for row in rows], name

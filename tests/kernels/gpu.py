@@ -20,9 +20,7 @@ needs_triton = pytest.mark.skipif(
 
 def there(*tensors):
     """Tensors, lists of them and None, on the device of the tests."""
-    moved = [
-        [one.to(DEVICE) for one in t] if isinstance(t, list) else t if t is None else t.to(DEVICE) for t in tensors
-    ]
+    moved = [[x.to(DEVICE) for x in t] if isinstance(t, list) else t if t is None else t.to(DEVICE) for t in tensors]
     return moved[0] if len(moved) == 1 else moved
 
 

@@ -21,10 +21,10 @@ def paged(news, contexts, heads, kv_heads, head_size, block_size, seed=0, dtype=
     tables = torch.zeros(len(contexts), max(blocks), dtype=torch.int32)
     plain = []
     for i, context in enumerate(contexts):
-        own = [order.pop() for _ in range(blocks[i])]
-        tables[i, : len(own)] = torch.tensor(own)
+        table = [order.pop() for _ in range(blocks[i])]
+        tables[i, : len(table)] = torch.tensor(table)
         k, v = (torch.randn(context, kv_heads, head_size, generator=g).to(dtype) for _ in range(2))
-        slots = torch.tensor([own[t // block_size] * block_size + t % block_size for t in range(context)])
+        slots = torch.tensor([table[t // block_size] * block_size + t % block_size for t in range(context)])
         kv_write(k, v, keys, values, slots)
         plain.append((k, v))
     q = torch.randn(sum(news), heads, head_size, generator=g).to(dtype)
@@ -37,10 +37,10 @@ def expected(q, plain, news, contexts):
     out, begin = [], 0
     for (k, v), new, context in zip(plain, news, contexts, strict=True):
         mask = torch.ones(new, context, dtype=torch.bool).tril(context - new)
-        one = q[begin : begin + new].transpose(0, 1)
+        queries = q[begin : begin + new].transpose(0, 1)
         group = q.shape[1] // k.shape[1]
         k, v = (t.transpose(0, 1).repeat_interleave(group, 0) for t in (k, v))
-        out.append(F.scaled_dot_product_attention(one[None], k[None], v[None], attn_mask=mask)[0].transpose(0, 1))
+        out.append(F.scaled_dot_product_attention(queries[None], k[None], v[None], attn_mask=mask)[0].transpose(0, 1))
         begin += new
     return torch.cat(out)
 
@@ -59,9 +59,9 @@ def expected(q, plain, news, contexts):
 )
 def test_kernel_and_reference_are_attention(heads, kv_heads, head_size, block_size, news, contexts):
     q, plain, cache = paged(news, contexts, heads, kv_heads, head_size, block_size)
-    want = expected(q, plain, news, contexts)
-    torch.testing.assert_close(attention_reference(q, *cache), want, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(attention(q, *cache), want, atol=2e-6, rtol=1e-5)
+    reference = expected(q, plain, news, contexts)
+    torch.testing.assert_close(attention_reference(q, *cache), reference, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(q, *cache), reference, atol=2e-6, rtol=1e-5)
 
 
 @settings(max_examples=30)
@@ -94,19 +94,19 @@ def test_a_view_of_the_queries_and_a_place_for_the_result():
 
 def test_bfloat16_takes_the_reference():
     q, plain, cache = paged((1, 9), (30, 9), 4, 2, 16, 16, dtype=torch.bfloat16)
-    want = expected(q.float(), [(k.float(), v.float()) for k, v in plain], (1, 9), (30, 9))
-    torch.testing.assert_close(attention(q, *cache).float(), want, atol=2e-2, rtol=2e-2)
+    reference = expected(q.float(), [(k.float(), v.float()) for k, v in plain], (1, 9), (30, 9))
+    torch.testing.assert_close(attention(q, *cache).float(), reference, atol=2e-2, rtol=2e-2)
 
 
 def test_what_lies_behind_the_context_is_never_read():
     q, _, cache = paged((1, 3), (17, 5), 4, 2, 16, 16)
-    want = attention(q, *cache)
+    reference = attention(q, *cache)
     keys, values, tables, _, contexts = cache
     for row, context in zip(tables.tolist(), contexts.tolist(), strict=True):
         block, place = row[context // 16], context % 16
         keys[block, :, :, place:] = 1e9
         values[block, :, place:] = 1e9
-    torch.testing.assert_close(attention(q, *cache), want, atol=0, rtol=0)
+    torch.testing.assert_close(attention(q, *cache), reference, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "head_size", "block_size"), [(1, 1, 8, 16), (37, 3, 24, 16), (9, 2, 5, 4)])

@@ -54,7 +54,7 @@ def compiled(*shapes):
 
 
 def fits(row):
-    """Whether as many run at a time as the table says, in the shared memory that the model says."""
+    """Whether as many run at a time as in the table, in the shared memory that the model predicts."""
     tile = row["expected"]
     assert row["warps"] == tile["num_warps"]
     return row["resident"] == tile["resident"] and 0 <= row["modelled"] - row["shared_bytes"] <= 2048

@@ -63,9 +63,9 @@ OPTIONS = [{}, {"window": 1}, {"window": 21, "scale": 0.3}]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sizes", [DECODING, ((5, 5), (1, 1), (33, 33)), PROMPTS, ((1, 1),)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_it_is_asked_for_the_same_attention(calls, sizes, shape, options):
-    got, want = both(sizes, *shape, **options)
-    torch.testing.assert_close(got, want, atol=5e-6, rtol=1e-5)
+def test_flashinfer_is_planned_for_the_same_attention(calls, sizes, shape, options):
+    got, expected = both(sizes, *shape, **options)
+    torch.testing.assert_close(got, expected, atol=5e-6, rtol=1e-5)
     assert [method for _, method, _, _ in calls] == ["__init__", "plan", "run", "run"]  # planned once
     kind = "Decode" if len(sizes) == sum(new for new, _ in sizes) else "Prefill"
     assert {name for name, *_ in calls} == {f"Batch{kind}WithPagedKVCacheWrapper"}
@@ -74,8 +74,8 @@ def test_it_is_asked_for_the_same_attention(calls, sizes, shape, options):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_graphs_plan_is_for_the_same_attention(calls, shape, options):
-    got, want = both(DECODING, *shape, graph=True, **options)
-    torch.testing.assert_close(got, want, atol=5e-6, rtol=1e-5)
+    got, expected = both(DECODING, *shape, graph=True, **options)
+    torch.testing.assert_close(got, expected, atol=5e-6, rtol=1e-5)
 
 
 def test_layers_with_unlike_windows_have_a_plan_each(calls):
@@ -83,8 +83,8 @@ def test_layers_with_unlike_windows_have_a_plan_each(calls):
     plan = FlashInfer(heads, values, (None, 5), FlashInfer.new_workspace(values.device)).plan(*others)
     for window in (5, None, 5):
         got = attention(qkv[:, :heads], keys, values, *others, window=window, work=plan)
-        want = attention_reference(qkv[:, :heads], keys, values, *others, window=window)
-        torch.testing.assert_close(got, want, atol=5e-6, rtol=1e-5)
+        expected = attention_reference(qkv[:, :heads], keys, values, *others, window=window)
+        torch.testing.assert_close(got, expected, atol=5e-6, rtol=1e-5)
 
 
 def rolled(array):
@@ -115,8 +115,8 @@ def test_a_wrong_array_is_found(calls, monkeypatch, sizes, name, wrong):
         return right._replace(**{name: wrong(getattr(right, name))})
 
     monkeypatch.setattr(attention_flashinfer, "pages", mistaken)
-    got, want = both(sizes, *SHAPES[0])
-    assert (got - want).abs().max() > 0.01
+    got, expected = both(sizes, *SHAPES[0])
+    assert (got - expected).abs().max() > 0.01
 
 
 def test_what_it_was_not_planned_for_is_refused(calls):
@@ -188,5 +188,5 @@ def test_it_is_right_on_a_gpu(dtype, sizes, options):
     pytest.importorskip("flashinfer", reason=NOT_THERE, exc_type=ImportError)
     decode = len(sizes) == sum(new for new, _ in sizes)
     for graph in {False, decode}:
-        got, want = both(sizes, 8, 2, 128, 16, dtype=dtype, to="cuda", graph=graph, **options)
-        assert compare(got, want, dtype).passed
+        got, expected = both(sizes, 8, 2, 128, 16, dtype=dtype, to="cuda", graph=graph, **options)
+        assert compare(got, expected, dtype).passed

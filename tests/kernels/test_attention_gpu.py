@@ -34,11 +34,11 @@ def assert_equal(
 ):
     news, contexts = zip(*sizes, strict=True)
     q, plain, cache = paged(news, contexts, heads, kv_heads, head_size, block_size, dtype=dtype)
-    want = masked(q.float(), [(k.float(), v.float()) for k, v in plain], news, contexts, **options)
+    expected = masked(q.float(), [(k.float(), v.float()) for k, v in plain], news, contexts, **options)
     moved = {k: there(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     q, cache = there(q), cache_there(*cache)
     got = attention_gpu(q, *cache, torch.full_like(q, float("nan")), splits=splits, work=work, **moved)
-    torch.testing.assert_close(got.float().cpu(), want, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    torch.testing.assert_close(got.float().cpu(), expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 @pytest.mark.parametrize("sizes", [PROMPTS, PIECES, DECODING])
@@ -99,12 +99,12 @@ def test_no_tokens_at_all():
 
 def test_a_view_of_the_queries_and_a_place_for_the_result():
     q, _, cache = paged((3, 2), (20, 2), 4, 2, 16, 16)
-    want = attention_reference(q, *cache)
+    expected = attention_reference(q, *cache)
     wide = torch.zeros(5, 7, 16)
     wide[:, 1:5] = q
     out = torch.zeros(9, 4, 16, device=DEVICE)
     attention_gpu(there(wide)[:, 1:5], *cache_there(*cache), out[2:7], splits=2)
-    torch.testing.assert_close(out[2:7].cpu(), want, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(out[2:7].cpu(), expected, atol=2e-6, rtol=1e-5)
     assert not out[:2].any() and not out[7:].any()
 
 
@@ -112,7 +112,7 @@ def test_what_lies_outside_the_context_has_no_influence():
     q, _, cache = paged((1, 3), (17, 25), 4, 2, 16, 16)
     keys, values, tables, _, contexts = cache
     starts = torch.tensor([0, 20], dtype=torch.int32)
-    want = attention_reference(q, *cache, starts=starts)
+    expected = attention_reference(q, *cache, starts=starts)
     for row, context in zip(tables.tolist(), contexts.tolist(), strict=True):
         block, place = row[context // 16], context % 16
         keys[block, :, :, place:] = float("nan")
@@ -120,15 +120,15 @@ def test_what_lies_outside_the_context_has_no_influence():
     keys[tables[1, 0]] = float("nan")  # before the first token that is seen
     q, cache = there(q), cache_there(*cache)
     got = attention_gpu(q, *cache, torch.empty_like(q), starts=there(starts))
-    torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(got.cpu(), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_scores_far_apart_stay_finite():
     q, _, cache = paged((1, 4), (50, 30), 4, 2, 16, 16)
-    want = attention_reference(q * 300, *cache)
+    expected = attention_reference(q * 300, *cache)
     q, cache = there(q * 300), cache_there(*cache)
     got = attention_gpu(q, *cache, torch.empty_like(q), splits=2)
-    torch.testing.assert_close(got.cpu(), want, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(got.cpu(), expected, atol=2e-4, rtol=1e-4)
 
 
 UNEVEN = (1, 700, 40, 129, 256)

@@ -26,9 +26,9 @@ def masked(q, plain, news, contexts, scale=None, window=None, causal=True, start
                 elif bias is not None:
                     reach = bias.shape[1] // 2
                     mask[:, row, t] = bias[:, reach + max(-reach, min(t - place, reach))]
-        one = q[begin : begin + new].transpose(0, 1)
+        queries = q[begin : begin + new].transpose(0, 1)
         k, v = (t.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], 0) for t in (k, v))
-        attended = F.scaled_dot_product_attention(one[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
+        attended = F.scaled_dot_product_attention(queries[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
         out.append(attended.transpose(0, 1))
         begin += new
     return torch.cat(out)
@@ -37,9 +37,9 @@ def masked(q, plain, news, contexts, scale=None, window=None, causal=True, start
 def assert_equal(sizes, heads, kv_heads, head_size, block_size, **options):
     news, contexts = zip(*sizes, strict=True)
     q, plain, cache = paged(news, contexts, heads, kv_heads, head_size, block_size)
-    want = masked(q, plain, news, contexts, **options)
-    torch.testing.assert_close(attention_reference(q, *cache, **options), want, atol=3e-6, rtol=1e-5)
-    torch.testing.assert_close(attention(q, *cache, **options), want, atol=3e-6, rtol=1e-5)
+    expected = masked(q, plain, news, contexts, **options)
+    torch.testing.assert_close(attention_reference(q, *cache, **options), expected, atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(q, *cache, **options), expected, atol=3e-6, rtol=1e-5)
 
 
 BIAS = torch.randn(6, 2 * 9 + 1, generator=torch.Generator().manual_seed(2))
@@ -87,8 +87,8 @@ def test_what_lies_before_the_first_seen_token_is_never_read():
     q, _, cache = paged((1, 3), (37, 25), 4, 2, 16, 16)
     keys, values, tables, _, _ = cache
     options = {"starts": torch.tensor([20, 20], dtype=torch.int32)}
-    want = attention(q, *cache, **options)
+    expected = attention(q, *cache, **options)
     for block, place in ((tables[:, 0].long(), slice(0, 16)), (tables[:, 1].long(), slice(0, 4))):
         keys[block, :, :, place] = 1e9
         values[block, :, place] = 1e9
-    torch.testing.assert_close(attention(q, *cache, **options), want, atol=0, rtol=0)
+    torch.testing.assert_close(attention(q, *cache, **options), expected, atol=0, rtol=0)

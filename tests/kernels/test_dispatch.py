@@ -30,8 +30,8 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr(device, "on_gpu", lambda x: True)
 
 
-def assert_close(got, want):
-    torch.testing.assert_close(got.cpu(), want, atol=1e-5, rtol=1e-5)
+def assert_close(got, expected):
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("news", "contexts"), [((1, 1), (5, 700)), ((40, 3), (40, 90))])
@@ -59,8 +59,8 @@ def test_new_tokens():
     assert_close(mine[:, :3], qkv[:, :3])
     kv_write(*there(qkv[:, :2], qkv[:, 2:4]), *my_cache, there(slots))
     kv_write_reference(qkv[:, :2], qkv[:, 2:4], *cache, slots)
-    for got, want in zip(my_cache, (keys_like_values(cache[0]), cache[1]), strict=True):
-        assert_close(got, want)
+    for got, expected in zip(my_cache, (keys_like_values(cache[0]), cache[1]), strict=True):
+        assert_close(got, expected)
     mine = there(qkv.clone())
     rotate(mine, *there(*where))
     rotate_reference(qkv, *where)
@@ -75,8 +75,8 @@ def test_blocks():
     scatter_blocks(buffer, mine, there(targets))
     for tensor in cache:
         tensor[targets] = tensor[sources]
-    for got, want in zip(mine, cache, strict=True):
-        assert torch.equal(got.cpu(), want)
+    for got, expected in zip(mine, cache, strict=True):
+        assert torch.equal(got.cpu(), expected)
 
 
 def test_sampling():

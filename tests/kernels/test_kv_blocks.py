@@ -23,8 +23,8 @@ def some_blocks(total, count, seed=1):
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count]
 
 
-def assert_same(got, want):
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, want, strict=True))
+def assert_same(got, reference):
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, reference, strict=True))
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.data(), st.sampled_from(DTYPES))

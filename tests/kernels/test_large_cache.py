@@ -42,8 +42,8 @@ def test_the_last_blocks_are_written_and_read(cache, splits):
     got = there(torch.zeros(q.shape).half())
     attention_gpu(there(q), *cache, *there(blocks.int().unsqueeze(0), offsets, contexts), got, splits=splits)
     few = [k.view(2, SIZE, 1, SIZE).permute(0, 2, 3, 1), v.view(2, SIZE, 1, SIZE).transpose(1, 2)]
-    want = attention_reference(q, *few, torch.tensor([[0, 1]]), offsets, contexts)
-    torch.testing.assert_close(got.cpu(), want, atol=2e-3, rtol=2e-3)
+    expected = attention_reference(q, *few, torch.tensor([[0, 1]]), offsets, contexts)
+    torch.testing.assert_close(got.cpu(), expected, atol=2e-3, rtol=2e-3)
 
 
 def test_the_last_blocks_are_copied(cache):

@@ -14,12 +14,12 @@ def test_product(pack, rows, outputs, inputs, bias):
     g = torch.Generator().manual_seed(0)
     x, w, r = (torch.randn(*shape, generator=g) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
     b = torch.randn(outputs, generator=g) if bias else None
-    want = F.linear(x, w, b)
+    expected = F.linear(x, w, b)
     close = {"atol": 1e-4, "rtol": 1e-5}
-    torch.testing.assert_close(PackedLinear(w, b, pack=pack)(x), want, **close)
-    torch.testing.assert_close(PackedLinear(w, b, pack=pack)(x, residual=r.clone()), want + r, **close)
+    torch.testing.assert_close(PackedLinear(w, b, pack=pack)(x), expected, **close)
+    torch.testing.assert_close(PackedLinear(w, b, pack=pack)(x, residual=r.clone()), expected + r, **close)
     gelu = PackedLinear(w, b, "gelu_tanh", pack=pack)(x)
-    torch.testing.assert_close(gelu, F.gelu(want, approximate="tanh"), **close)
+    torch.testing.assert_close(gelu, F.gelu(expected, approximate="tanh"), **close)
 
 
 @pytest.mark.parametrize("bias", [True, False])

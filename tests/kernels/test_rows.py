@@ -38,10 +38,10 @@ def test_rotate(tokens, heads, head_size):
     angles = torch.outer(torch.arange(50.0), torch.rand(head_size // 2))
     positions = torch.randint(0, 50, (tokens,))
     wide = torch.randn(tokens, heads + 2, head_size)  # a view, as in the layers
-    want = wide.clone()
+    expected = wide.clone()
     rotate(wide[:, 1:-1], positions, angles.cos(), angles.sin())
-    rotate_reference(want[:, 1:-1], positions, angles.cos(), angles.sin())
-    torch.testing.assert_close(wide, want, atol=1e-6, rtol=1e-6)
+    rotate_reference(expected[:, 1:-1], positions, angles.cos(), angles.sin())
+    torch.testing.assert_close(wide, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 511, 512, 513, 1500])
@@ -95,8 +95,8 @@ def test_norms_of_every_dtype_on_the_cpu(dtype):
 
 def test_geglu_on_the_cpu():
     x = torch.randn(65, 2 * 99) * 4
-    want = geglu_reference(x.double()).float()  # in float32 1 + tanh loses what is left of far negative gates
-    torch.testing.assert_close(geglu(x), want, atol=1e-6, rtol=2e-5)
+    expected = geglu_reference(x.double()).float()  # in float32 1 + tanh loses what is left of far negative gates
+    torch.testing.assert_close(geglu(x), expected, atol=1e-6, rtol=2e-5)
     extremes = torch.tensor([[-200.0, 200.0, 2.0, 3.0]])
     torch.testing.assert_close(geglu(extremes), geglu_reference(extremes))
 
@@ -119,5 +119,5 @@ def test_rotate_and_write_on_the_cpu():
     rotate_and_write(mine[:, :4], mine[:, 4:6], mine[:, 6:], *where, *my_cache, slots)
     rotate_and_write_reference(qkv[:, :4], qkv[:, 4:6], qkv[:, 6:], *where, *cache, slots)
     torch.testing.assert_close(mine[:, :4], qkv[:, :4])
-    for got, want in zip(my_cache, cache, strict=True):
-        torch.testing.assert_close(got, want)
+    for got, expected in zip(my_cache, cache, strict=True):
+        torch.testing.assert_close(got, expected)

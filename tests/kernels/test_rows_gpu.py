@@ -24,9 +24,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLOSE = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
-def assert_close(got, want):
-    error = CLOSE[want.dtype]
-    torch.testing.assert_close(got.cpu(), want, atol=error, rtol=error)
+def assert_close(got, expected):
+    error = CLOSE[expected.dtype]
+    torch.testing.assert_close(got.cpu(), expected, atol=error, rtol=error)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,8 +42,8 @@ def test_norms(dtype, rows, width, residual, bias):
     mine = there(mine)
     got = norm_gpu(there(x), there(w), there(b) if bias else None, 1e-5, mine)
     plain = x if plain is None else plain.add_(x)
-    want = layer_norm_reference(plain, w, b, 1e-5) if bias else rms_norm_reference(plain, w, 1e-5)
-    assert_close(got, want)
+    expected = layer_norm_reference(plain, w, b, 1e-5) if bias else rms_norm_reference(plain, w, 1e-5)
+    assert_close(got, expected)
     if residual:
         assert_close(mine, plain)
 
@@ -95,9 +95,9 @@ def test_rotate_and_write(dtype, tokens, heads, kv_heads, head_size, block_size)
     rotate_and_write_reference(qkv[:, :heads], qkv[:, heads:both], qkv[:, both:], *where, *cache, slots)
     assert_close(mine[:, :heads], qkv[:, :heads])
     assert torch.equal(mine[:, both:].cpu(), qkv[:, both:])
-    for got, want in zip(my_cache, (keys_like_values(cache[0]), cache[1]), strict=True):
-        assert_close(got, want)
-        assert got.count_nonzero() == want.count_nonzero()
+    for got, expected in zip(my_cache, (keys_like_values(cache[0]), cache[1]), strict=True):
+        assert_close(got, expected)
+        assert got.count_nonzero() == expected.count_nonzero()
 
 
 @settings(max_examples=10)

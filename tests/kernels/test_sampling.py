@@ -137,8 +137,8 @@ def over_there(how):
     ],
 )
 def test_philox_gives_its_authors_answers(seed, counter, words):
-    made = philox(*(torch.tensor([value]) for value in (seed, *counter)))
-    assert " ".join(f"{word.item():08x}" for word in made) == words
+    drawn_words = philox(*(torch.tensor([value]) for value in (seed, *counter)))
+    assert " ".join(f"{word.item():08x}" for word in drawn_words) == words
 
 
 def test_arrival_times_are_exponential():
@@ -263,8 +263,8 @@ def test_transformers_keeps_the_same_tokens(options):
     for step in steps:
         scores = step(history, scores)
     how = sampling(rows, seed=5, seen=state(history, vocab), **options)
-    want = (scores - arrival_times(how.seed, how.position, vocab).log()).argmax(1)
-    assert sample(logits, how).tolist() == want.tolist()
+    reference = (scores - arrival_times(how.seed, how.position, vocab).log()).argmax(1)
+    assert sample(logits, how).tolist() == reference.tolist()
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_k": 4}, {"top_p": 0.7}])
@@ -349,7 +349,7 @@ def test_places_and_seeds_draw_anew():
     assert len(set(sample(logits, by_seed).tolist())) > 250
 
 
-def test_greedy_takes_the_first_of_equals_and_knows_the_penalty():
+def test_greedy_takes_the_first_of_equals_and_applies_the_penalty():
     logits = torch.zeros(2, 1200)
     logits[:, [700, 40, 1100]] = 2.0
     how = sampling(2, temperature=0, penalty=1.5, seen=state(torch.tensor([[-1, -1], [40, 40]]), 1200))

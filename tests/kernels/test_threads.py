@@ -30,7 +30,7 @@ def test_threads_follow_torch(threads, count):
     assert torch.equal(rms_norm(x, w, 1e-5), y)
 
 
-def test_what_was_asked_of_openmp_holds():
+def test_openmp_settings_of_the_environment_hold():
     """Two threads on one CPU would wait for each other, milliseconds in every kernel."""
     code = (
         "import torch, exegpt.kernels.norm as norm, exegpt.kernels.sampling, numba;"

@@ -60,8 +60,8 @@ def test_parts_with_one_token_each_get_a_list():
     dealt = plain.with_work_lists(DEALING)
     (prompts, decoding), batch = dealt.to_device().attention, dealt.to_device()
     assert prompts.work is None
-    for mine, wanted in zip(decoding.work, DEALING.deal(plain.attention[1][-1]), strict=True):
-        assert np.array_equal(mine.numpy(), wanted)
+    for mine, expected in zip(decoding.work, DEALING.deal(plain.attention[1][-1]), strict=True):
+        assert np.array_equal(mine.numpy(), expected)
     for name in ("tokens", "positions", "slots", "rows"):
         assert np.array_equal(getattr(batch, name).numpy(), getattr(plain, name))
     assert np.array_equal(decoding.contexts.numpy(), [700, 20])
@@ -69,5 +69,5 @@ def test_parts_with_one_token_each_get_a_list():
 
 def test_a_graphs_buffers_hold_any_list():
     batches = [device_batch([(1, context) for context in contexts]) for contexts in ((1, 1, 5), (140, 9, 130))]
-    sizes = [[a.shape for a in one.padded(4, 12, 99, 16).with_work_lists(DEALING).arrays] for one in batches]
+    sizes = [[a.shape for a in batch.padded(4, 12, 99, 16).with_work_lists(DEALING).arrays] for batch in batches]
     assert sizes[0] == sizes[1]

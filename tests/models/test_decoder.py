@@ -137,11 +137,11 @@ def test_odd_sizes_biases_and_ties(tmp_path, arch, chunks):
     config = AutoConfig.for_model(arch, **sizes, **other, **more, **spread, pad_token_id=0, eos_token_id=1)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "m")
     vary_vectors(tmp_path / "m")
-    want = theirs(tmp_path / "m", IDS)
-    torch.testing.assert_close(logits(load_model(tmp_path / "m"), IDS, chunks, 13), want, atol=1e-4, rtol=1e-4)
+    expected = theirs(tmp_path / "m", IDS)
+    torch.testing.assert_close(logits(load_model(tmp_path / "m"), IDS, chunks, 13), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_mistral_that_does_not_say_has_a_window_of_4096():
+def test_a_mistral_without_a_window_in_its_config_has_4096():
     from exegpt.model import attention_window
 
     assert attention_window({"model_type": "mistral"}, 0) == 4096
@@ -159,8 +159,8 @@ def test_windows_make_a_difference(directories, tmp_path, arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_bfloat16_follows(directories, arch):
     mine = logits(load_model(directories[arch], "bf16"), IDS).float()
-    want = theirs(directories[arch], IDS)
-    assert (mine - want).std() < 0.05 * want.std()
+    expected = theirs(directories[arch], IDS)
+    assert (mine - expected).std() < 0.05 * expected.std()
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_long_batches_in_row_chunks_are_the_same(monkeypatch, directories):
     from exegpt.models import row_chunks
 
     model = load_model(directories["llama"])
-    whole = logits(model, IDS)
+    unsplit = logits(model, IDS)
     monkeypatch.setattr(row_chunks, "_ROWS", 7)
-    torch.testing.assert_close(logits(model, IDS), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(model, IDS), unsplit, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("on_gpu", "calls"), [(False, [1024, 1024, 2]), (True, [2050])])

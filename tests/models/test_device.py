@@ -31,27 +31,27 @@ def tensors(of, seen=None):
     inner = of if isinstance(of, list | tuple) else of.values() if isinstance(of, dict) else vars(of).values()
     return [
         t
-        for one in inner
-        if isinstance(one, list | tuple | dict) or hasattr(one, "__dict__")
-        for t in tensors(one, seen)
+        for tensor in inner
+        if isinstance(tensor, list | tuple | dict) or hasattr(tensor, "__dict__")
+        for t in tensors(tensor, seen)
     ]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_tensor_is_loaded_onto_the_device(directories, arch, dtype):
-    there, here = load_model(directories[arch], dtype, device=META), load_model(directories[arch], dtype)
-    found = tensors([*there.layers, there.ends, there.new_cache(3, 16)])
-    assert len(found) > 20 and {tensor.device for tensor in found} == {META}
-    wide = {t.dtype for t in found} - {DTYPES[dtype]}
+    on_meta, on_cpu = load_model(directories[arch], dtype, device=META), load_model(directories[arch], dtype)
+    meta_tensors = tensors([*on_meta.layers, on_meta.ends, on_meta.new_cache(3, 16)])
+    assert len(meta_tensors) > 20 and {tensor.device for tensor in meta_tensors} == {META}
+    wide = {t.dtype for t in meta_tensors} - {DTYPES[dtype]}
     assert wide <= {torch.float32}  # the rotary tables
-    assert there.device == META and here.device == CPU
+    assert on_meta.device == META and on_cpu.device == CPU
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_float16_follows(directories, arch):
-    mine, want = logits(load_model(directories[arch], "fp16"), IDS).float(), theirs(directories[arch], IDS)
-    assert (mine - want).std() < 0.01 * want.std()
+    mine, expected = logits(load_model(directories[arch], "fp16"), IDS).float(), theirs(directories[arch], IDS)
+    assert (mine - expected).std() < 0.01 * expected.std()
 
 
 @needs_triton
@@ -59,7 +59,7 @@ def test_float16_follows(directories, arch):
 def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatch):
     """A prompt of eleven tokens in two chunks, then one that is decoded."""
     ids, chunks = IDS[:12], (7, 4, None)
-    want = logits(load_model(directories[arch]), ids, chunks)
+    expected = logits(load_model(directories[arch]), ids, chunks)
     if DEVICE == CPU:
         monkeypatch.setattr(device, "on_gpu", lambda x: True)
     model = load_model(directories[arch], device=DEVICE)
@@ -69,7 +69,7 @@ def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatc
         with torch.inference_mode():
             out.append(model.ends.logits(model.forward(batch, cache)).cpu())
         past += chunk
-    torch.testing.assert_close(torch.cat(out), want, atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(out), expected, atol=5e-5, rtol=1e-4)
 
 
 def sent(batch):

@@ -46,12 +46,12 @@ def sharded(load, of, call):
 @pytest.mark.parametrize("of", [2, 4])
 def test_shards_together_give_the_whole_models_logits(directories, arch, of):
     """Of two KV heads, four shards keep two copies each."""
-    whole = logits(load_model(directories[arch]), IDS, (40, None))
+    unsplit = logits(load_model(directories[arch]), IDS, (40, None))
     results = sharded(
         lambda shard: load_model(directories[arch], shard=shard), of, lambda m: logits(m, IDS, (40, None))
     )
     for mine in results:
-        torch.testing.assert_close(mine, whole, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(mine, unsplit, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -66,11 +66,11 @@ def test_a_layers_partial_sums_add_up(directories, arch):
         return model.layers[1].output(attended[:, heads].flatten(1), residual=partial)
 
     with torch.inference_mode():
-        whole = projected(load_model(directories[arch]), slice(0, 4))
+        unsplit = projected(load_model(directories[arch]), slice(0, 4))
         shards = [load_model(directories[arch], shard=Shard(rank, 2, lambda x: x)) for rank in range(2)]
         parts = [projected(shard, slice(2 * rank, 2 * rank + 2)) for rank, shard in enumerate(shards)]
-    torch.testing.assert_close(parts[0] + parts[1], whole, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(parts[0], whole, atol=1e-2)
+    torch.testing.assert_close(parts[0] + parts[1], unsplit, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(parts[0], unsplit, atol=1e-2)
 
 
 def test_a_shard_holds_its_share_of_the_weights_and_of_the_cache():

@@ -44,8 +44,8 @@ def test_stages_together_are_the_whole(directories, arch, cuts):
     stages = load_stages(directories[arch], cuts)
     assert [len(stage.layers) for stage in stages] == [b - a for a, b in itertools.pairwise(cuts)]
     assert len(stages[0].new_cache(2, 16).keys) == cuts[1]
-    whole = logits(load_model(directories[arch]), IDS, (40, None))
-    torch.testing.assert_close(staged_logits(stages, IDS, (40, None)), whole, atol=0, rtol=0)
+    unsplit = logits(load_model(directories[arch]), IDS, (40, None))
+    torch.testing.assert_close(staged_logits(stages, IDS, (40, None)), unsplit, atol=0, rtol=0)
 
 
 def test_a_tied_head_on_another_stage(directories, tmp_path):
@@ -68,8 +68,8 @@ def test_only_the_last_stage_picks_rows(directories):
     x = first.forward(batch, first.new_cache(9, 16))
     assert x.shape == (20, 64)
     token = last.step(batch, last.new_cache(9, 16), x)
-    whole = load_model(directories["llama"])
-    assert token.tolist() == whole.step(batch, whole.new_cache(9, 16)).tolist() and token.shape == (1,)
+    unsplit = load_model(directories["llama"])
+    assert token.tolist() == unsplit.step(batch, unsplit.new_cache(9, 16)).tolist() and token.shape == (1,)
 
 
 def test_a_stage_reads_its_own_files_alone(tmp_path):
@@ -109,9 +109,9 @@ def test_shards_of_stages(directories):
         thread.start()
     for thread in threads:
         thread.join()
-    whole = logits(load_model(directories["llama"]), IDS, (40, None))
+    unsplit = logits(load_model(directories["llama"]), IDS, (40, None))
     for mine in results:
-        torch.testing.assert_close(mine, whole, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(mine, unsplit, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layers", [range(2, 4), range(1, 1), range(-1, 2), 4, 0])

@@ -132,23 +132,23 @@ def test_logits_are_transformers(versions, version):
     model, other = load_model(versions[version]), theirs(versions[version])
     assert (len(model.encoder), len(model.layers), model.start, model.eos) == (2, 3, (3,), {1})
     for mine, prompt, output in zip(run(model), PROMPTS, OUTPUTS, strict=True):
-        want = their_logits(other, prompt, output)
-        assert want.std() > 0.05
-        torch.testing.assert_close(mine, want, atol=1e-4 * max(1.0, float(want.std())), rtol=1e-4)
+        expected = their_logits(other, prompt, output)
+        assert expected.std() > 0.05
+        torch.testing.assert_close(mine, expected, atol=1e-4 * max(1.0, float(expected.std())), rtol=1e-4)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_shards_together_give_the_whole_models_logits(versions, version):
-    whole = run(load_model(versions[version]))
+    unsplit = run(load_model(versions[version]))
     for results in sharded(lambda shard: load_model(versions[version], shard=shard), 2, run):
-        for mine, want in zip(results, whole, strict=True):
-            torch.testing.assert_close(mine, want, atol=1e-4, rtol=1e-4)
+        for mine, expected in zip(results, unsplit, strict=True):
+            torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_bfloat16_follows(versions):
     model = load_model(versions["1.1"], "bf16")
-    for mine, want in zip(run(model), run(load_model(versions["1.1"])), strict=True):
-        assert (mine.float() - want).std() < 0.1 * want.std()
+    for mine, expected in zip(run(model), run(load_model(versions["1.1"])), strict=True):
+        assert (mine.float() - expected).std() < 0.1 * expected.std()
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
@@ -157,8 +157,8 @@ def test_buckets_are_transformers(both_ways, buckets, most):
     from transformers.models.t5.modeling_t5 import T5Attention
 
     far = torch.arange(-3 * most, 3 * most + 1)
-    want = T5Attention._relative_position_bucket(far, both_ways, buckets, most)
-    assert torch.equal(relative_buckets(most, buckets, both_ways)[far.clamp(-most, most) + most], want)
+    expected = T5Attention._relative_position_bucket(far, both_ways, buckets, most)
+    assert torch.equal(relative_buckets(most, buckets, both_ways)[far.clamp(-most, most) + most], expected)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -172,8 +172,8 @@ def test_transformers_reads_what_is_created(tmp_path, shards):
     assert spec.parameters == sum(p.numel() for p in model.parameters())
     mine = run(load_model(tmp_path / "m"))
     for rows, prompt, output in zip(mine, PROMPTS, OUTPUTS, strict=True):
-        want = their_logits(model, prompt, output)
-        torch.testing.assert_close(rows, want, atol=3e-4, rtol=1e-4)
+        expected = their_logits(model, prompt, output)
+        torch.testing.assert_close(rows, expected, atol=3e-4, rtol=1e-4)
 
 
 def edited(directory, tmp_path, **changes):
@@ -235,8 +235,8 @@ CUTS = ((0, 1), (0, 2)), ((1, 2), (2, 3))
 def test_stages_together_are_the_whole(versions, version):
     stages = load_stages(versions[version], CUTS)
     assert [(len(stage.encoder), len(stage.layers)) for stage in stages] == [(1, 2), (1, 1)]
-    for mine, want in zip(run(stages, Staged), run(load_model(versions[version])), strict=True):
-        torch.testing.assert_close(mine, want, atol=0, rtol=0)
+    for mine, expected in zip(run(stages, Staged), run(load_model(versions[version])), strict=True):
+        torch.testing.assert_close(mine, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_a_stage_reads_its_own_tensors_alone(versions, tmp_path, encoder, decode
 
     copy = edited(versions["1.0"], tmp_path)
     tensors = load_file(copy / "model.safetensors")
-    own = {name: tensor for name, tensor in tensors.items() if re.search(words + "|bias", name)}
-    save_file(own, copy / "model.safetensors", metadata={"format": "pt"})
+    selected = {name: tensor for name, tensor in tensors.items() if re.search(words + "|bias", name)}
+    save_file(selected, copy / "model.safetensors", metadata={"format": "pt"})
     stage = load_model(copy, layers=decoder, encoder_layers=encoder, embedding=ends[0], head=ends[1])
     assert (len(stage.encoder), len(stage.layers), stage.head) == (len(encoder), len(decoder), ends[1])
     assert len(stage.new_cache(2, BLOCK).keys) == max(1, len(decoder))
@@ -283,7 +283,7 @@ def test_a_shard_holds_its_share():
     first = model.layers[0]
     products = (first.qkv, first.output, first.cross_query, first.cross_output, first.up, first.down)
     assert [(p.outputs, p.inputs) for p in products] == list(spec.token_matrices(2))
-    made = (first.cross_projection.outputs, first.cross_projection.inputs)
-    assert made == spec.cross_projection(2)
+    shape = (first.cross_projection.outputs, first.cross_projection.inputs)
+    assert shape == spec.cross_projection(2)
     assert model.new_cache(5, 16).bytes == 5 * 16 * 3 * spec.kv_bytes(2, "fp32")
     assert model.encoder_bias.shape == (2, 257)

@@ -60,7 +60,7 @@ def test_bfloat16_is_half_as_large(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
-def test_a_checkpoint_says_its_dtype_and_size_as_transformers_reads_them(tmp_path, dtype, name):
+def test_a_checkpoints_dtype_and_size_are_those_that_transformers_reads(tmp_path, dtype, name):
     from transformers import AutoModelForCausalLM
 
     spec = create_model(tmp_path / "m", dtype=dtype, shards=2, **SIZES)

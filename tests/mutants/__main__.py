@@ -49,8 +49,8 @@ FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
 def tests_of(path: str) -> tuple[list[str], list[str]]:
     """Arguments of pytest for the mutants of a module: the tests of its own name, and those listed."""
     listed = TESTS[max((start for start in TESTS if path.startswith(start)), key=len)]
-    own = sorted((ROOT / "tests").glob(f"{Path(path).parent.name}/test_{Path(path).stem}.py"))
-    return [str(file.relative_to(ROOT)) for file in own], [f"tests/{name}" for name in listed.split()]
+    files = sorted((ROOT / "tests").glob(f"{Path(path).parent.name}/test_{Path(path).stem}.py"))
+    return [str(file.relative_to(ROOT)) for file in files], [f"tests/{name}" for name in listed.split()]
 
 
 def notices(tree: Path, arguments: list[str], cpu_s: int = resource.RLIM_INFINITY) -> bool:
@@ -99,10 +99,10 @@ def judge(tree: Path, mutants: list[Mutant]) -> Counter[str]:
     limits: dict[str, int] = {}
     counts: Counter[str] = Counter()
     for mutant in mutants:
-        own, tests = tests_of(mutant.path)
+        files, tests = tests_of(mutant.path)
         key = " ".join(tests)
         limits[key] = limits.get(key) or limit(tree, tests)
-        outcome = "killed" if killed(tree, mutant, own + tests, limits[key]) else "survived"
+        outcome = "killed" if killed(tree, mutant, files + tests, limits[key]) else "survived"
         if (mutant.path, mutant.before, mutant.after) in equivalent:
             outcome = "listed wrongly" if outcome == "killed" else "equivalent"
         counts[outcome] += 1

@@ -16,7 +16,7 @@ def _comparison(measured, replayed, steady, bound=10.0):
     return Comparison(plan, *latencies, (), (), 1.0, Timeline("measured", ()), Timeline("simulated", ()))
 
 
-def test_line_22_a_bound_says_what_it_was_checked_against():
+def test_line_22_a_bounds_text_names_the_prediction_it_was_checked_against():
     text = bound_text(_comparison(9.0, 9.4, 9.8), "steady state")
     assert "checked against the steady state (steady state 9.8 s, replay of these very requests 9.4 s)" in text
     assert text.endswith("orca holds it: measured 9 s, 10.0% below.")
@@ -25,8 +25,8 @@ def test_line_22_a_bound_says_what_it_was_checked_against():
     assert bound_text(_comparison(10.2, 10.1, 9.0, None), "steady state") == ""
 
 
-def test_line_20_a_change_of_speed_is_told_beyond_three_percent():
+def test_line_20_a_change_of_speed_is_printed_beyond_three_percent():
     assert speed_text((1.02, 0.98, 1.01)) == ""
-    said = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
-    assert said in speed_text((1.1, 1.0, 1.0))
+    text = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
+    assert text in speed_text((1.1, 1.0, 1.0))
     assert "the head and attention 1.20 times as long" in speed_text((1.0, 1.0, 1.2))

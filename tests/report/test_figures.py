@@ -9,7 +9,7 @@ from tests.exegpt.nouns import schedule
 ESTIMATE = Estimate(26.52, 849.1, 4.7263, 3.536, 4.7263, 2.4867, 0.03358, 2.8988, 0.03557)
 
 
-def test_an_estimate_says_what_is_known_and_no_more():
+def test_an_estimates_rows_leave_out_missing_figures():
     rows = dict(estimate_rows(ESTIMATE, schedule("rra")))
     assert rows == {
         "throughput": "26.5 requests/s, 849 output tokens/s",
@@ -21,20 +21,20 @@ def test_an_estimate_says_what_is_known_and_no_more():
 
 
 def test_memory_stands_beside_what_may_be_used():
-    given = schedule("rra")
-    usable = given.cluster.device.memory_bytes * given.cluster.memory_fraction / 2**30
+    rra = schedule("rra")
+    usable = rra.cluster.device.memory_bytes * rra.cluster.memory_fraction / 2**30
     full = replace(ESTIMATE, memory_bytes=(3.0 * 2**30, 1.0 * 2**30), utilisation=(0.5, 0.25), binding="memory")
-    rows = dict(estimate_rows(full, given))
+    rows = dict(estimate_rows(full, rra))
     assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} GiB per device that may be used"
     assert rows["devices busy"] == "25%–50%" and rows["limited by"] == "memory"
-    alone = dict(estimate_rows(replace(full, binding="encoding"), given))  # no search has looked at its neighbours
+    alone = dict(estimate_rows(replace(full, binding="encoding"), rra))  # no search has looked at its neighbours
     assert alone["pace set by"] == "encoding" and "limited by" not in alone
 
 
-def test_what_is_wrong_is_said():
-    given = replace(schedule("rra"), bound="p99-queries")
+def test_violations_and_extrapolation_have_rows():
+    bounded = replace(schedule("rra"), bound="p99-queries")
     rows = dict(
-        estimate_rows(replace(ESTIMATE, violations=("it is late",), extrapolated=("head",), tpot_s=None), given)
+        estimate_rows(replace(ESTIMATE, violations=("it is late",), extrapolated=("head",), tpot_s=None), bounded)
     )
     assert rows["not feasible"] == "it is late" and rows["beyond the profile's grid"] == "head"
     assert rows["latency of the bound"] == "4.73 s for 99% of all requests"

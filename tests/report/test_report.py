@@ -115,7 +115,7 @@ class Page(HTMLParser):
 
 
 def report(**changes):
-    given = {
+    fields = {
         "title": "A <report>",
         "facts": (("model", "m & n"),),
         "workload": task("T"),
@@ -123,7 +123,7 @@ def report(**changes):
         "bound_s": 1.8,
         "comparisons": (comparison(), comparison("static")),
     }
-    return Report(**(given | changes))
+    return Report(**(fields | changes))
 
 
 def test_the_page_is_whole_and_self_contained():

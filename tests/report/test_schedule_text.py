@@ -28,17 +28,17 @@ def test_stages_in_brief(stages, replicas, text):
 
 
 def test_only_the_variables_that_a_policy_has():
-    given = replace(
+    plan = replace(
         schedule("rra"), encode_batch=4, decode_iterations=7, decode_batch=9, stages=(stage(0, 1),), replicas=1
     )
-    assert variables_text(replace(given, encode_micro_batches=1)) == (
+    assert variables_text(replace(plan, encode_micro_batches=1)) == (
         "encode_batch=4 decode_iterations=7 decode_batch=9 on TP1"
     )
-    assert schedule_text(replace(given, encode_micro_batches=2)).startswith("rra encode_batch=4 ")
-    assert "encode_micro_batches=2" in variables_text(replace(given, encode_micro_batches=2))
+    assert schedule_text(replace(plan, encode_micro_batches=2)).startswith("rra encode_batch=4 ")
+    assert "encode_micro_batches=2" in variables_text(replace(plan, encode_micro_batches=2))
 
 
-def test_a_bound_says_whom_it_is_about():
-    given = schedule("rra")
-    assert bound_text(replace(given, latency_bound_s=4.5, bound="p99-queries")) == "4.5 s (p99-queries)"
-    assert bound_text(replace(given, latency_bound_s=None)) == "none"
+def test_a_bounds_text_names_what_must_meet_it():
+    plan = schedule("rra")
+    assert bound_text(replace(plan, latency_bound_s=4.5, bound="p99-queries")) == "4.5 s (p99-queries)"
+    assert bound_text(replace(plan, latency_bound_s=None)) == "none"

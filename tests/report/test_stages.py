@@ -29,7 +29,7 @@ def test_every_stage_has_its_devices_layers_and_use():
     assert stage_utilisation(SPLIT, BUSY) == [0.1, 0.5, 0.995]
 
 
-def test_encoders_and_decoders_are_told_apart():
+def test_encoder_and_decoder_layers_are_listed_separately():
     both = replace(SPLIT, policy="rra", decode_iterations=1, stages=(Stage((0,), 1, "both", (0, 6), (0, 12)),))
     assert stage_rows(both)[0][4] == "encoder 0–5, decoder 0–11"
 
@@ -38,7 +38,7 @@ def test_unknown_use_is_a_dash():
     assert {row[-1] for row in stage_rows(SPLIT)} == {"–"}
 
 
-def test_a_report_of_a_search_says_why_and_on_which_stages():
+def test_a_search_report_has_reasons_and_stages():
     report = Report(
         "Schedules",
         (),

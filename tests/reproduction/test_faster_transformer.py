@@ -25,20 +25,20 @@ def test_the_bounds_of_opt_are_near_the_papers(opt):
 
 
 def test_batches_rise_by_four_to_what_memory_holds(opt):
-    found = static_batches(opt)
-    assert [one.batch for one in found] == list(range(4, 4 * len(found) + 1, 4))
-    assert all(a.latency_s < b.latency_s for a, b in itertools.pairwise(found))
+    batches = static_batches(opt)
+    assert [row.batch for row in batches] == list(range(4, 4 * len(batches) + 1, 4))
+    assert all(a.latency_s < b.latency_s for a, b in itertools.pairwise(batches))
     longest = opt.workload.input.max + opt.workload.output.max
     blocks = -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     cached = blocks * opt.model.layers * opt.model.kv_bytes(1, "fp16")
     room = 4 * opt.cluster.device.memory_bytes * opt.cluster.memory_fraction - 2 * opt.model.parameters
-    assert 0.9 * room < found[-1].batch * cached <= room  # what is left holds activations
+    assert 0.9 * room < batches[-1].batch * cached <= room  # what is left holds activations
 
 
 def test_the_best_batch_meets_the_bound(opt):
-    found = static_batches(opt)
-    bound_s = bounds(found)[1]
-    best = best_under(found, bound_s)
+    batches = static_batches(opt)
+    bound_s = bounds(batches)[1]
+    best = best_under(batches, bound_s)
     assert best.latency_s <= bound_s
-    assert all(one.throughput_seq_s <= best.throughput_seq_s for one in found if one.latency_s <= bound_s)
-    assert best_under(found, None).throughput_seq_s == max(one.throughput_seq_s for one in found)
+    assert all(row.throughput_seq_s <= best.throughput_seq_s for row in batches if row.latency_s <= bound_s)
+    assert best_under(batches, None).throughput_seq_s == max(row.throughput_seq_s for row in batches)

@@ -16,13 +16,13 @@ def answer(tmp_path_factory):
 
 
 def points(answer, policy, change):
-    drift = next(one for one in answer["drifts"] if one["policy"] == policy)
+    drift = next(row for row in answer["drifts"] if row["policy"] == policy)
     return [point for point in drift["points"] if point["change"] == change]
 
 
 @pytest.mark.parametrize("policy", ["WAA", "RRA"])
 def test_what_is_not_changed_gives_what_was_promised(answer, policy):
-    bound_s = next(one for one in answer["drifts"] if one["policy"] == policy)["bound_s"]
+    bound_s = next(row for row in answer["drifts"] if row["policy"] == policy)["bound_s"]
     for change in ("mean", "deviation", "skewness"):
         same = points(answer, policy, change)[2]
         assert same["normalised"] == pytest.approx(1.0) and same["latency_p99_s"] <= bound_s * 1.001

@@ -30,15 +30,15 @@ def test_one_scenario_through_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("scenario", "message"),
     [
         (("--model", "gpt2"), "figure6 has no model 'gpt2': its models are t5-11b, opt-13b, gpt3-39b, gpt3-101b."),
         (("--workload", "G"), "figure6 has no task 'G': its tasks are S, T, C1."),
         (("--model", "gpt3-39b", "--workload", "C2"), "no model 'gpt3-39b' with task 'C2'"),
     ],
 )
-def test_scenarios_that_the_figure_does_not_have(asked, message):
-    done = run_command("reproduce", "figure6", *asked)
+def test_scenarios_that_the_figure_does_not_have(scenario, message):
+    done = run_command("reproduce", "figure6", *scenario)
     assert done.code == 2 and message in done.err and "Traceback" not in done.err
 
 
@@ -56,25 +56,25 @@ def row(task, bound_s, rra, waa, counts=True):
 
 def test_a_summary_counts_what_the_paper_counts():
     rows = [row("S", 1.0, 4.0, 6.0), row("S", None, 9.0, 8.0), row("T", 1.0, 5.0, 0.0), row("T", 2.0, 2.0, 3.0, False)]
-    found = gains.summary("figure6", rows, {"mean": 2.0})
-    assert found.mean == pytest.approx((3 + 4.5 + 2.5 + 1) / 4)
-    assert (found.largest, found.smallest, found.mean_unbounded) == (4.5, 1.0, 4.5)
-    assert found.mean_with_waa == pytest.approx((3 + 4.5 + 2.5 + 1.5) / 4)
-    assert found.waa_ahead == {"S": 1.0, "T": 0.0}  # finite bounds, where the paper ran WAA
-    *_, section = gains.sections(gains.Gains(tuple(rows), (found,)))
+    summary = gains.summary("figure6", rows, {"mean": 2.0})
+    assert summary.mean == pytest.approx((3 + 4.5 + 2.5 + 1) / 4)
+    assert (summary.largest, summary.smallest, summary.mean_unbounded) == (4.5, 1.0, 4.5)
+    assert summary.mean_with_waa == pytest.approx((3 + 4.5 + 2.5 + 1.5) / 4)
+    assert summary.waa_ahead == {"S": 1.0, "T": 0.0}  # finite bounds, where the paper ran WAA
+    *_, section = gains.sections(gains.Gains(tuple(rows), (summary,)))
     assert section.rows[0] == ("mean gain over FT", "2.75", "2", "+37.5%")
 
 
 @pytest.fixture(scope="module")
-def everything():
+def all_rows():
     return gains.reproduce(("figure6", "figure8"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
-def test_mean_gains(everything):
+def test_mean_gains(all_rows):
     """The paper's 2.0, 3.2 and 2.9: in these ranges a build without a mistake comes out."""
-    small, large, both = everything.summaries
+    small, large, both = all_rows.summaries
     assert (small.pairs, large.pairs, both.pairs) == (48, 48, 96)
     assert 1.8 < small.mean < 3.0
     assert 2.2 < large.mean < 3.6
@@ -84,14 +84,14 @@ def test_mean_gains(everything):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
-def test_waa_wins_on_short_outputs_and_rra_on_long_ones(everything):
-    small, large, _ = everything.summaries
+def test_waa_wins_on_short_outputs_and_rra_on_long_ones(all_rows):
+    small, large, _ = all_rows.summaries
     assert small.waa_ahead["S"] > 0.5 and small.waa_ahead["C1"] > 0.5
     assert small.waa_ahead["T"] < 0.5 and large.waa_ahead["G"] < 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # two minutes per figure on two quiet cores
-def test_todays_search_is_never_below_the_papers(everything):
-    assert all(row.today_over_paper >= 1 - 1e-9 for row in everything.rows)
-    assert everything.summaries[-1].today_mean > 1
+def test_todays_search_is_never_below_the_papers(all_rows):
+    assert all(row.today_over_paper >= 1 - 1e-9 for row in all_rows.rows)
+    assert all_rows.summaries[-1].today_mean > 1

@@ -28,16 +28,16 @@ def skewness(distribution):
 
 def test_skewness_rises_and_zero_is_the_tasks_own_distribution():
     distributions = [changed(T, "skewness", value).output for value in CHANGES["skewness"]]
-    found = [skewness(distribution) for distribution in distributions]
-    assert all(a < b for a, b in itertools.pairwise(found))
-    own = distributions[2]
-    assert own.lengths == T.output.lengths
-    assert np.abs(own.p - T.output.p).max() < 1e-6
+    skews = [skewness(distribution) for distribution in distributions]
+    assert all(a < b for a, b in itertools.pairwise(skews))
+    parent = distributions[2]
+    assert parent.lengths == T.output.lengths
+    assert np.abs(parent.p - T.output.p).max() < 1e-6
 
 
-@pytest.mark.parametrize("asked", [-0.6, -0.4, 0.2, 0.8])
-def test_far_from_its_ends_the_distribution_has_the_parents_skewness(asked):
-    assert skewness(skewed_normal(500.0, 40.0, 1000, asked)) == pytest.approx(asked, abs=0.01)
+@pytest.mark.parametrize("skew", [-0.6, -0.4, 0.2, 0.8])
+def test_far_from_its_ends_the_distribution_has_the_parents_skewness(skew):
+    assert skewness(skewed_normal(500.0, 40.0, 1000, skew)) == pytest.approx(skew, abs=0.01)
 
 
 def test_moments_that_no_distribution_has():

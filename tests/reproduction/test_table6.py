@@ -42,21 +42,21 @@ def opt_schedule(encode_batch, decode_iterations):
 
 @pytest.mark.parametrize(("row", "latency_s", "throughput_seq_s"), [(ROWS[0], 10.23, 25.23), (ROWS[1], 16.87, 26.15)])
 def test_table_6_rra(row, latency_s, throughput_seq_s):
-    found = estimate(opt_schedule(*row), PROFILE, steady_state="paper", variation=False)
-    assert found.latency_s == pytest.approx(latency_s, rel=0.15)
-    assert found.throughput_seq_s == pytest.approx(throughput_seq_s, rel=0.15)
-    assert found.feasible
+    predicted = estimate(opt_schedule(*row), PROFILE, steady_state="paper", variation=False)
+    assert predicted.latency_s == pytest.approx(latency_s, rel=0.15)
+    assert predicted.throughput_seq_s == pytest.approx(throughput_seq_s, rel=0.15)
+    assert predicted.feasible
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_papers_latency_is_its_phases_less_the_unused_tail(row):
     """Latency = ceil(63 / N_D) · B_E / throughput but for the last phase's unused iterations."""
     scenario = Scenario.of(opt_schedule(*row), PROFILE, None, "paper", False)
-    times, found = rra.phase(scenario, *row).times, estimate_of(scenario, rra.outcome(scenario, *row))
+    times, predicted = rra.phase(scenario, *row).times, estimate_of(scenario, rra.outcome(scenario, *row))
     encode_batch, decode_iterations = row
     phases = -(-63 // decode_iterations)
     unused = times.decoded[-1] - times.decoded[62 % decode_iterations]
-    assert found.latency_s == pytest.approx(phases * encode_batch / found.throughput_seq_s - unused)
+    assert predicted.latency_s == pytest.approx(phases * encode_batch / predicted.throughput_seq_s - unused)
 
 
 def test_table_7_phases():

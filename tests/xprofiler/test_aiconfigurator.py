@@ -85,10 +85,10 @@ def test_a_serving_engine_waits_at_all_reduces_and_has_time_of_its_own_at_the_cl
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_links_come_near_their_data_sheets_and_not_above(system):
     """Messages are counted in elements of two bytes; taken for bytes, every link would be at half its rate or less."""
-    made = aiconfigurator_profile(ON_GRID, system)
+    profile = aiconfigurator_profile(ON_GRID, system)
     data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9}.get(system, 64e9)
     size = 2.0**28
-    assert 0.3 < size / made.send(size) / data_sheet < 1.0
+    assert 0.3 < size / profile.send(size) / data_sheet < 1.0
 
 
 @installed
@@ -127,11 +127,11 @@ def test_a_prompt_in_pieces_computes_what_the_whole_one_does():
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
 def test_every_system_and_engine_composes_a_common_model(system, engine):
-    made = aiconfigurator_profile(builtin_model("llama-3.1-70b"), system, engine)
-    assert [d.tp for d in made.degrees] == [1, 2, 4, 8]
-    step = [d.decoder.rest(16) for d in made.degrees]
+    profile = aiconfigurator_profile(builtin_model("llama-3.1-70b"), system, engine)
+    assert [d.tp for d in profile.degrees] == [1, 2, 4, 8]
+    step = [d.decoder.rest(16) for d in profile.degrees]
     assert step[0] > step[1]
-    assert made.device == SYSTEMS[system]
+    assert profile.device == SYSTEMS[system]
 
 
 @installed
@@ -140,13 +140,13 @@ def test_a_width_that_was_left_out_is_predicted_within_7_percent(axis):
     """Products 8192 wide, or deep, from the other measured ones: the median over their shapes and numbers of rows."""
     columns = {c: np.array([float(r[c]) for r in gemm()]) for c in ("m", "n", "k", "latency")}
     kept = columns[axis] != 8192
-    made = Products.of(*(columns[c][kept] for c in "mnk"), columns["latency"][kept] * 1e-3, 989.5e12, 3.35e12, 2)
+    products = Products.of(*(columns[c][kept] for c in "mnk"), columns["latency"][kept] * 1e-3, 989.5e12, 3.35e12, 2)
     errors = []
     for other in (1024, 4096, 10240, 16384):
         n, k = (8192, other) if axis == "n" else (other, 8192)
         left = (columns["n"] == n) & (columns["k"] == k)
         order = np.argsort(columns["m"][left])
-        errors.append(made.seconds(n, k) / (columns["latency"][left][order] * 1e-3) - 1)
+        errors.append(products.seconds(n, k) / (columns["latency"][left][order] * 1e-3) - 1)
     assert np.median(np.abs(errors)) < 0.07
 
 
@@ -162,14 +162,14 @@ def test_eight_bits_are_faster_but_for_the_head():
 @installed
 def test_heads_that_were_not_measured_follow_from_those_that_were():
     """Llama-2-7B's 32 KV heads were not decoded with, eight were: a sequence counts for four."""
-    made = aiconfigurator_profile(builtin_model("llama-2-7b"), "a100_sxm", dtype="fp16")
-    one, four = made.degree(1).decoder.decode_attention, made.degree(4).decoder.decode_attention
+    profile = aiconfigurator_profile(builtin_model("llama-2-7b"), "a100_sxm", dtype="fp16")
+    single, four = profile.degree(1).decoder.decode_attention, profile.degree(4).decoder.decode_attention
     batch = np.array([1.0, 16.0, 64.0])
-    np.testing.assert_allclose(one(batch, 1024.0), four(4 * batch, 1024.0))
+    np.testing.assert_allclose(single(batch, 1024.0), four(4 * batch, 1024.0))
 
 
 @installed
-def test_what_the_source_lacks_is_said_and_the_profile_survives_json():
+def test_missing_tables_are_named_and_the_profile_round_trips_through_json():
     for word in ("sampling", "time per iteration", "norms"):
         assert word in profile().provenance["not_in_source"]
     assert profile().provenance["gemm_version"] == "0.24.0"

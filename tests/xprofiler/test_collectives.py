@@ -19,8 +19,8 @@ def table(*values, sizes=(1e3, 1e6, 1e9)):
 
 
 def test_a_link_has_the_least_messages_time_and_the_largests_rate_beyond_it():
-    found = link(table(1e-5, 1.1e-4, 0.1 + 1e-5))
-    assert (found.latency_s, found.bandwidth_bytes_s) == (1e-5, pytest.approx(1e10))
+    fitted = link(table(1e-5, 1.1e-4, 0.1 + 1e-5))
+    assert (fitted.latency_s, fitted.bandwidth_bytes_s) == (1e-5, pytest.approx(1e10))
     # an all-reduce over four devices moves 2 · 3/4 bytes for each of its own
     assert link(table(1e-5, 1.1e-4, 0.1 + 1e-5), share=1.5).bandwidth_bytes_s == pytest.approx(1.5e10)
 

@@ -28,8 +28,8 @@ def test_one_plan_is_for_all_parts_of_the_pool(monkeypatch, batch, new, past):
         for first in itertools.islice(itertools.cycle(range(0, probe._blocks // blocks * blocks, blocks)), 5):
             got = call()
             q, _, _, table, offsets, contexts, _ = seen[-1]
-            want = attention_reference(q, probe._keys, probe._values, table + first, offsets, contexts)
-            torch.testing.assert_close(got, want)
+            expected = attention_reference(q, probe._keys, probe._values, table + first, offsets, contexts)
+            torch.testing.assert_close(got, expected)
         assert [method for _, method, _, _ in calls] == ["__init__", "plan", *["run"] * 5]
         graphs = "paged_kv_indptr_buffer" in calls[0][3]
         assert graphs == (new == 1)  # as an engine decodes

@@ -36,6 +36,6 @@ def test_the_nearest_neighbours_bridge():
 def test_what_no_measurement_brackets_is_named_as_filled():
     points = ((1.0, 2.0), (1.0, 2.0))
     values = gridded(points, {(1.0, 1.0): 1.0, (1.0, 2.0): 2.0, (2.0, 1.0): 3.0})
-    made = table(("a", "b"), points, bridge(points, values), np.full((2, 2), 9.0))
-    assert made.values == (1.0, 2.0, 3.0, 9.0)
-    assert made.filled == (3,) and made.covers(1.5, 1.0) and not made.covers(1.5, 1.5)
+    bridged = table(("a", "b"), points, bridge(points, values), np.full((2, 2), 9.0))
+    assert bridged.values == (1.0, 2.0, 3.0, 9.0)
+    assert bridged.filled == (3,) and bridged.covers(1.5, 1.0) and not bridged.covers(1.5, 1.5)

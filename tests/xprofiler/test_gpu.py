@@ -61,9 +61,9 @@ def test_a_call_takes_its_share_of_a_graph(clocked):
 
 
 def test_this_machines_gpu(monkeypatch):
-    found = SimpleNamespace(name="Some GPU", total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: found.name)
+    properties = SimpleNamespace(name="Some GPU", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: properties.name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machine, "matrix_flops_s", lambda size, device, dtype: {torch.float32: 1e13}.get(dtype, 1e14))
     monkeypatch.setattr(machine, "read_bandwidth_bytes_s", lambda size, device: 2e12)
@@ -73,7 +73,7 @@ def test_this_machines_gpu(monkeypatch):
     assert machine.which(cluster) == torch.device("cuda") and machine.which(local_cluster()) == torch.device("cpu")
     there = machine.provenance(GPU)
     assert there["device"] == "Some GPU" and there.items() > machine.provenance().items()
-    found.name = "Another GPU"
+    properties.name = "Another GPU"
     assert machine.which(cluster) is None
 
 

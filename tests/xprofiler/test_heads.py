@@ -26,19 +26,19 @@ def test_measured_heads_are_taken_as_they_are():
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 32), (5, 5), (96, 16), (28, 4), (56, 8)])
 def test_more_heads_are_more_sequences_and_between_heads_is_linear(heads, kv_heads):
-    made = table_for(TABLES, heads, kv_heads)
-    assert made.points[0][0] <= 1.0
+    tables = table_for(TABLES, heads, kv_heads)
+    assert tables.points[0][0] <= 1.0
     b, s = np.array([1.0, 1.3]), np.array([500.0, 70.0])
-    np.testing.assert_allclose(made(b, s), b * s * (kv_heads + 0.1 * heads))
+    np.testing.assert_allclose(tables(b, s), b * s * (kv_heads + 0.1 * heads))
 
 
 def test_what_was_filled_stays_so():
     last = len(BATCHES) * len(LENGTHS) - 1
-    made = table_for({(8, 8): measured(8, 8, filled=(0, last))}, 16, 16)
-    assert made.points[0] == (1.0, 2.0, 4.0)
-    assert made.filled == (len(made.values) - 1,)
+    tables = table_for({(8, 8): measured(8, 8, filled=(0, last))}, 16, 16)
+    assert tables.points[0] == (1.0, 2.0, 4.0)
+    assert tables.filled == (len(tables.values) - 1,)
 
 
-def test_heads_that_nothing_tells_are_refused_with_what_there_is():
+def test_heads_outside_the_tables_are_refused_with_those_in_them():
     with pytest.raises(InputError, match=r"40 heads and 4 KV heads.*only 1/1, 2/2, 8/8, 24/4, 32/4"):
         table_for(TABLES, 40, 4)

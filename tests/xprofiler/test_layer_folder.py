@@ -79,7 +79,7 @@ def test_another_model_is_refused(folder):
         layers_profile(builtin_model("opt-13b"), folder)
 
 
-def test_without_meta_the_dtype_must_be_said(folder, tmp_path):
+def test_without_meta_the_dtype_is_required(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "layers")
     with pytest.raises(InputError, match="pass --dtype"):
         layers_profile(LLAMA, tmp_path / "layers")

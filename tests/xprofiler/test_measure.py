@@ -32,8 +32,8 @@ def small(monkeypatch, tmp_path):
 
 
 def test_a_profile_has_every_table_positive_and_is_found_again(directory):
-    heard = []
-    profile = measure.measure_profile(directory, progress=lambda *at: heard.append(at))
+    points = []
+    profile = measure.measure_profile(directory, progress=lambda *at: points.append(at))
     assert profile.source == "measured"
     tables = profile.degree(1)
     layer = tables.decoder
@@ -41,10 +41,10 @@ def test_a_profile_has_every_table_positive_and_is_found_again(directory):
         assert min(table.values) > 0
         assert len(table.spread) == len(table.values)
     assert layer.decode_attention.covers(4, 48)  # the whole context
-    assert heard[-1][1] == heard[-1][2] == len(heard)
+    assert points[-1][1] == points[-1][2] == len(points)
     spec = ModelSpec.from_directory(directory)
-    found = store.find(spec, "fp32", machine.provenance())
-    assert found == profile
+    stored = store.find(spec, "fp32", machine.provenance())
+    assert stored == profile
     assert store.find(spec, "bf16", machine.provenance()) is None
 
 
@@ -88,10 +88,10 @@ def test_sizes_alone_are_measured_with_random_weights(directory, monkeypatch):
     real = measure.random_model
     monkeypatch.setattr(measure, "random_model", lambda *at, **by: loaded.append(real(*at, **by)) or loaded[-1])
     monkeypatch.setattr(measure, "COLD_BYTES", 2**14)
-    found = measure.measure_job(spec, "fp32", measure.Ranks()).profile
+    profile = measure.measure_job(spec, "fp32", measure.Ranks()).profile
     assert [len(model.layers) for model in loaded] == [1]
-    assert found.model == spec.fingerprint and min(found.degree(1).decoder.rest.values) > 0
-    assert store.find(spec, "fp32", machine.provenance()) == found
+    assert profile.model == spec.fingerprint and min(profile.degree(1).decoder.rest.values) > 0
+    assert store.find(spec, "fp32", machine.provenance()) == profile
 
 
 def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
     assert [round(value / 100) for value in encoder.rest.values] == [2 * rows for rows in (1, 4, 16)]
 
 
-def test_the_machine_tells_what_it_is_and_what_it_can(monkeypatch):
+def test_provenance_has_the_machine_and_its_rates(monkeypatch):
     facts = machine.provenance()
     assert facts["processor"] and int(facts["cores"]) >= 1 and facts["torch"]
     assert machine.matrix_flops_s(size=64) > 0

@@ -42,13 +42,13 @@ def job(tmp_path):
         pytest.skip("there is no mpirun: pip install -e '.[mpi]'")
 
     def run(*arguments, **environment):
-        given = {"EXEGPT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"} | environment
+        variables = {"EXEGPT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"} | environment
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-            given[name] = "1"
-        given["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-        programs = [["-n", "1", sys.executable, *map(str, own)] for own in (arguments[0], arguments[-1])]
+            variables[name] = "1"
+        variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+        programs = [["-n", "1", sys.executable, *map(str, command)] for command in (arguments[0], arguments[-1])]
         line = [MPIRUN, *programs[0], ":", *programs[1]]
-        return subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=ROOT, env=os.environ | given)
+        return subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=ROOT, env=os.environ | variables)
 
     return run
 
@@ -65,8 +65,8 @@ def whole_profile(model, *more):
 def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, models, tmp_path):
     """After an exception in one rank, which ends the job with its name, everything measured so far stands."""
     out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"
-    asked = profile(models / "tiny", "--out", out, "--cluster-out", yaml, "--json")
-    broken = job(asked, FAIL="1:150")
+    command = profile(models / "tiny", "--out", out, "--cluster-out", yaml, "--json")
+    broken = job(command, FAIL="1:150")
     assert broken.returncode == 1
     assert "exegpt: rank 1 (" in broken.stderr and "broken at chunk_attention tp=2" in broken.stderr
     (partial,) = (tmp_path / "cache" / "profiles").iterdir()
@@ -75,23 +75,23 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
     rows = [row | {"seconds": 1.0} if row["table"] == "host_copy" else row for row in rows]  # none is measured again
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    done = job(asked)
+    done = job(command)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["out"] == str(out)  # one rank prints
     (stored,) = (tmp_path / "cache" / "profiles").iterdir()
-    found = read(Profile, out)
-    assert read(Job, stored).profile == found
-    assert [tables.tp for tables in found.degrees] == [1, 2]
-    assert found.model == ModelSpec.from_directory(models / "tiny").fingerprint
-    for tables in found.degrees:
+    measured = read(Profile, out)
+    assert read(Job, stored).profile == measured
+    assert [tables.tp for tables in measured.degrees] == [1, 2]
+    assert measured.model == ModelSpec.from_directory(models / "tiny").fingerprint
+    for tables in measured.degrees:
         layer = tables.decoder
-        for table in (layer.rest, layer.encode_attention, layer.chunk_attention, layer.decode_attention, found.send):
+        for table in (layer.rest, layer.encode_attention, layer.chunk_attention, layer.decode_attention, measured.send):
             assert min(table.values) > 0 and len(table.spread) == len(table.values)
     assert (
-        found.send_between_nodes == found.send
-        and "send between ranks 0 and 1, taken for the other kind too" in found.provenance["links"]
+        measured.send_between_nodes == measured.send
+        and "send between ranks 0 and 1, taken for the other kind too" in measured.provenance["links"]
     )
-    assert float(found.provenance["host_copy_bytes_s"]) == pytest.approx(2**26, rel=1e-3)
+    assert float(measured.provenance["host_copy_bytes_s"]) == pytest.approx(2**26, rel=1e-3)
 
     cluster = parse_cluster(str(yaml))
     assert (cluster.nodes, cluster.devices_per_node, cluster.is_cpu) == (1, 2, True)
@@ -99,17 +99,17 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
     schedule = tmp_path / "schedule.json"
     tuned = ["tune", "-l", "inf", "-m", models / "tiny", "-c", yaml, "-p", out, "-w", "9/5", "--policy", "rra"]
     assert main([*map(str, tuned), "--out", str(schedule)]) == 0
-    found = json.loads(schedule.read_text())
-    assert found["replicas"] * sum(len(stage["devices"]) for stage in found["stages"]) == 2
+    measured = json.loads(schedule.read_text())
+    assert measured["replicas"] * sum(len(stage["devices"]) for stage in measured["stages"]) == 2
 
 
 def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_path):
     out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"
     done = job(profile(models / "tiny", "--out", out, "--cluster-out", yaml), ALONE="1")
     assert done.returncode == 0, done.stderr
-    found = read(Profile, out)
-    assert [tables.tp for tables in found.degrees] == [1]
-    assert found.provenance["ranks"] == "2 nodes x 1" and min(found.send_between_nodes.values) > 0
+    measured = read(Profile, out)
+    assert [tables.tp for tables in measured.degrees] == [1]
+    assert measured.provenance["ranks"] == "2 nodes x 1" and min(measured.send_between_nodes.values) > 0
     cluster = parse_cluster(str(yaml))
     assert (cluster.nodes, cluster.devices_per_node) == (2, 1)
 
@@ -118,9 +118,9 @@ def test_ranks_with_devices_of_their_own_send_directly(job, models, tmp_path):
     out = tmp_path / "profile.json"
     done = job(profile(models / "tiny", "--out", out), DIRECT="1")
     assert done.returncode == 0, done.stderr
-    found = read(Profile, out)
-    assert found.provenance["transport"] == "NCCL between GPUs" and min(found.send.values) > 0
-    assert [tables.tp for tables in found.degrees] == [1, 2]
+    measured = read(Profile, out)
+    assert measured.provenance["transport"] == "NCCL between GPUs" and min(measured.send.values) > 0
+    assert [tables.tp for tables in measured.degrees] == [1, 2]
 
 
 def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_path):
@@ -157,7 +157,7 @@ except InputError as error:
         ("trouble", "There is no model directory 'tiny'."),
     ],
 )
-def test_what_one_rank_finds_wrong_is_said_once_with_its_number(job, what, words):
+def test_an_error_on_one_rank_is_printed_once_with_its_number(job, what, words):
     done = job(["-c", DISAGREE, what])
     assert done.returncode == 2, done.stderr
     (sentence,) = done.stdout.splitlines()
@@ -195,13 +195,13 @@ def test_more_threads_than_a_rank_is_bound_to_are_refused(job, models):
     assert "On rank 0 (" in done.stderr and "is to have 4096 threads" in done.stderr
 
 
-def test_a_launcher_that_mpi_does_not_know_of_is_refused():
+def test_a_launcher_of_another_mpi_is_refused():
     """As srun without --mpi=pmix: each rank would take itself for the only one, and all would write one file."""
     pytest.importorskip("mpi4py")
     code = "from xrunner.comm.ranks import job\nwith job(): pass"
-    given = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=given | {"SLURM_STEP_NUM_TASKS": "4"}
+        [sys.executable, "-c", code], capture_output=True, text=True, env=variables | {"SLURM_STEP_NUM_TASKS": "4"}
     )
     assert "InputError: 4 ranks were started, and MPI sees 1" in done.stderr
 

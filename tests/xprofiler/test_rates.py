@@ -1,4 +1,4 @@
-"""The machine's rates beside a profile: scaling by them, and what a run says of them."""
+"""The machine's rates beside a profile: scaling by them, and what a run prints of them."""
 
 from dataclasses import replace
 
@@ -67,15 +67,15 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
         return Timing(next(passes), 0.0)
 
     monkeypatch.setattr(rates, "timed", timed)
-    found = rates.measured_slowdown(profile, model, Ranks())
-    assert (found.compute, found.read, found.stream) == pytest.approx((4.0, 3.0, 1.0))
+    slowdown = rates.measured_slowdown(profile, model, Ranks())
+    assert (slowdown.compute, slowdown.read, slowdown.stream) == pytest.approx((4.0, 3.0, 1.0))
 
 
 def test_this_machine_is_measured(tmp_path):
     create_model(tmp_path / "m", "t5", layers=2, hidden=32, heads=2, ffn=64, vocab=300, context=48)
     model = load_model(tmp_path / "m")
-    found = rates.measured_slowdown(a_profile(model.spec), model, Ranks())
-    assert found.compute > 0 and found.read > 0
+    slowdown = rates.measured_slowdown(a_profile(model.spec), model, Ranks())
+    assert slowdown.compute > 0 and slowdown.read > 0
 
 
 def test_a_small_grid_is_not_followed_beyond_its_end():

@@ -43,11 +43,11 @@ def test_an_interrupted_profile_goes_on_and_a_torn_line_is_measured_again(tmp_pa
     assert record_all(Recorder(path)) == []
 
 
-def test_progress_hears_of_every_point_and_forget_removes_the_file(tmp_path):
-    heard = []
-    recorder = Recorder(tmp_path / "points.jsonl", heard.append)
+def test_progress_counts_every_point_and_forget_removes_the_file(tmp_path):
+    points = []
+    recorder = Recorder(tmp_path / "points.jsonl", points.append)
     record_all(recorder)
-    assert heard == ["rest"] * len(GRID)
+    assert points == ["rest"] * len(GRID)
     recorder.forget()
     assert not list(tmp_path.iterdir())
 

@@ -64,10 +64,10 @@ def test_what_goes_over_links_has_16_bits_whatever_the_weights_have():
     half, eight = (roofline_profile(LLAMA_8B, H100, dtype) for dtype in ("bf16", "fp8"))
     tokens = 8192
     wire = 2 * (2 * 7 / 8 * tokens * 4096 * 2 / H100.intra.bandwidth_bytes_s + H100.intra.latency_s)
-    for made in (half, eight):
-        waited = roofline_profile(LLAMA_8B, replace(H100, intra=LinkSpec(1e24, 0.0)), made.dtype)
-        found = made.degree(8).decoder.rest(tokens) - waited.degree(8).decoder.rest(tokens)
-        assert found == pytest.approx(wire, rel=1e-6)
+    for rounded in (half, eight):
+        waited = roofline_profile(LLAMA_8B, replace(H100, intra=LinkSpec(1e24, 0.0)), rounded.dtype)
+        waits = rounded.degree(8).decoder.rest(tokens) - waited.degree(8).decoder.rest(tokens)
+        assert waits == pytest.approx(wire, rel=1e-6)
 
 
 def test_8_bit_weights_leave_embedding_and_head_in_16_bits_and_all_logits_on_every_rank():
@@ -121,10 +121,10 @@ def test_an_engine_waits_at_every_all_reduce_and_has_time_of_its_own_and_a_lower
 
 def test_the_cpu_has_no_launches_and_reads_at_its_own_rate():
     cpu = DeviceSpec("cpu", 1e11, 30e9, {"fp32": 200e9}, 1.0, 1.0, attention_fraction=1.0)
-    made = roofline_profile(LLAMA_8B, ClusterSpec("c", 1, 1, cpu, LinkSpec(1e9), LinkSpec(1e9)), "fp32")
+    profile = roofline_profile(LLAMA_8B, ClusterSpec("c", 1, 1, cpu, LinkSpec(1e9), LinkSpec(1e9)), "fp32")
     weights = sum(n * k for n, k in LLAMA_8B.layer_matrices())
-    assert made.degree(1).decoder.rest(1) == pytest.approx(weights * 4 / 30e9, rel=0.05)
-    assert made.degree(1).decoder.decode_attention(1, 1) < 1e-7
+    assert profile.degree(1).decoder.rest(1) == pytest.approx(weights * 4 / 30e9, rel=0.05)
+    assert profile.degree(1).decoder.decode_attention(1, 1) < 1e-7
 
 
 SIZES = st.floats(1, 60000)
@@ -134,11 +134,11 @@ SIZES = st.floats(1, 60000)
 def test_more_work_takes_longer_and_never_longer_for_each(a, b, dtype, tp):
     """What the search's ceilings rest on: times rise with the batch, and per sequence they fall."""
     few, many = sorted((a, b))
-    made = VLLM[dtype].degree(tp)
-    for table in (made.decoder.rest, made.head, made.embedding, VLLM[dtype].overhead):
+    degree = VLLM[dtype].degree(tp)
+    for table in (degree.decoder.rest, degree.head, degree.embedding, VLLM[dtype].overhead):
         assert table(few) <= table(many) * (1 + 1e-12)
         assert table(many) / many <= table(few) / few * (1 + 1e-9)
-    attention = made.decoder.decode_attention
+    attention = degree.decoder.decode_attention
     assert attention(few, 1000) <= attention(many, 1000) * (1 + 1e-12)
     assert attention(many, 1000) / many <= attention(few, 1000) / few * (1 + 1e-9)
     assert attention(64, few) <= attention(64, many) * (1 + 1e-12)
@@ -146,9 +146,9 @@ def test_more_work_takes_longer_and_never_longer_for_each(a, b, dtype, tp):
 
 def test_a_prompt_in_chunks_attends_to_as_much_as_a_whole_one(profile):
     layer = profile.degree(1).decoder
-    whole = layer.encode_attention(1, 2048)
+    unsplit = layer.encode_attention(1, 2048)
     halves = layer.chunk_attention(1024, 0) + layer.chunk_attention(1024, 1024)
-    assert halves == pytest.approx(whole, rel=0.05)
+    assert halves == pytest.approx(unsplit, rel=0.05)
 
 
 def test_the_papers_encoding_and_decoding_times_come_out(profile):

@@ -22,16 +22,16 @@ def rows(path):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The public files, the other model's operators under the name of Llama-2-70B."""
-    made = tmp_path_factory.mktemp("vidur")
+    data = tmp_path_factory.mktemp("vidur")
     mlp = [row | SHAPE for row in rows(needs_data("gpu", "a100_llama2-7b_mlp.csv"))]
-    with (made / "mlp.csv").open("w", newline="") as file:
+    with (data / "mlp.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, mlp[0])
         writer.writeheader()
         writer.writerows(mlp)
-    (made / "attention.csv").symlink_to(needs_data("gpu", "a100_70b_tp2_attention.csv"))
+    (data / "attention.csv").symlink_to(needs_data("gpu", "a100_70b_tp2_attention.csv"))
     for name in ("a100_dgx_all_reduce", "a100_dgx_send_recv"):
-        (made / f"{name}.csv").symlink_to(needs_data("gpu", "network", f"{name}.csv"))
-    return made
+        (data / f"{name}.csv").symlink_to(needs_data("gpu", "network", f"{name}.csv"))
+    return data
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def profile(folder):
     return vidur_profile(LLAMA, folder)
 
 
-def seconds(found, *operators):
+def seconds(measured, *operators):
     """The median over rows of the operators' sum."""
-    return median(sum(float(row[f"time_stats.{op}.median"] or 0) for op in operators) for row in found) * 1e-3
+    return median(sum(float(row[f"time_stats.{op}.median"] or 0) for op in operators) for row in measured) * 1e-3
 
 
 def test_a_layer_is_the_sum_of_its_operators_and_two_all_reduces(folder, profile):
-    own = [r for r in rows(folder / "mlp.csv") if (r["num_tokens"], r["num_tensor_parallel_workers"]) == ("64", "2")]
+    kept = [r for r in rows(folder / "mlp.csv") if (r["num_tokens"], r["num_tensor_parallel_workers"]) == ("64", "2")]
     once = "input_layernorm attn_pre_proj attn_rope attn_post_proj post_attention_layernorm mlp_up_proj mlp_act"
-    layer = seconds(own, *once.split(), "mlp_down_proj", "add", "add")
+    layer = seconds(kept, *once.split(), "mlp_down_proj", "add", "add")
     sizes = [
         r for r in rows(folder / "a100_dgx_all_reduce.csv") if (r["num_workers"], r["devices_per_node"]) == ("2", "2")
     ]
