@@ -108,6 +108,13 @@ class Schedule(Noun):
         if self.latency_bound_s is not None and not self.latency_bound_s > 0:
             raise InputError(f"A schedule can't have the bound of {self.latency_bound_s} s: it must be above 0.")
 
+    def variable(self, name: str) -> int:
+        """A control variable that the policy requires; InputError where the schedule lacks it."""
+        value: int | None = getattr(self, name)
+        if value is None:
+            raise InputError(f"A schedule of policy {self.policy} needs {name}: tune again.")
+        return value
+
     def check_stages(self) -> None:
         """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
         devices = sorted(device for stage in self.stages for device in stage.devices)

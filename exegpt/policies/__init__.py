@@ -84,7 +84,8 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
         return None
     if not 0 <= threshold <= 1:
         raise InputError(f"The adjustment is {threshold}: it must be a share, from 0 to 1.")
-    return Adjustment(threshold, schedule.workload.input.mean, schedule.encode_batch or 0, schedule.decode_batch or 0)
+    encode, decode = schedule.variable("encode_batch"), schedule.variable("decode_batch")
+    return Adjustment(threshold, schedule.workload.input.mean, encode, decode)
 
 
 def make_ledger(schedule: Schedule, order: Order) -> Ledger:

@@ -38,8 +38,10 @@ TRAITS = Traits(
     name="chunked",
     what="prompts in chunks within a token budget (Sarathi, vLLM v1)",
     variables={"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"},
-    make=lambda schedule, _: ChunkedPolicy(schedule.max_num_seqs or 0, schedule.max_num_batched_tokens or 0),
-    nearest=lambda schedule: Nearest(schedule.max_num_seqs or 1, schedule.max_num_batched_tokens or 1),
+    make=lambda schedule, _: ChunkedPolicy(
+        schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")
+    ),
+    nearest=lambda schedule: Nearest(schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")),
     engines=("vllm",),
     compiled=2,
     mixed=True,

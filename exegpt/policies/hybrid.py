@@ -21,7 +21,7 @@ TRAITS = Traits(
         "encode_micro_batches": "encode-micro-batches",
         "micro_batches": "micro-batches",
     },
-    make=lambda schedule, _: HybridPolicy(schedule.encode_batch or 0),
+    make=lambda schedule, _: HybridPolicy(schedule.variable("encode_batch")),
     nearest=static.nearest,
     compiled=0,
     early_termination=False,

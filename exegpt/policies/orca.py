@@ -25,7 +25,7 @@ class OrcaPolicy:
 
 
 def _nearest(schedule: Schedule) -> Nearest:
-    residents, prompts = schedule.max_num_seqs or 1, schedule.prefills_per_step or 1
+    residents, prompts = schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")
     lost = "prompts of an iteration are bounded by their tokens, not by their number"
     longest = schedule.workload.input.quantile(0.99)
     return Nearest(residents, residents + prompts * longest, (lost,), chunked=False)
@@ -35,7 +35,7 @@ TRAITS = Traits(
     name="orca",
     what="requests join and leave at every iteration (Orca, vLLM)",
     variables={"max_num_seqs": "residents", "prefills_per_step": "prompts"},
-    make=lambda schedule, _: OrcaPolicy(schedule.max_num_seqs or 0, schedule.prefills_per_step or 0),
+    make=lambda schedule, _: OrcaPolicy(schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")),
     nearest=_nearest,
     engines=("vllm",),
     compiled=1,

@@ -39,15 +39,15 @@ class RRAPolicy:
 
 def _nearest(schedule: Schedule) -> Nearest:
     """B_E prompts every N_D iterations, spread evenly over them."""
-    residents = schedule.decode_batch or 1
-    share = (schedule.encode_batch or 1) * schedule.workload.input.mean / (schedule.decode_iterations or 1)
+    residents = schedule.variable("decode_batch")
+    share = schedule.variable("encode_batch") * schedule.workload.input.mean / schedule.variable("decode_iterations")
     lost = "prompts are spread over iterations instead of sharing one"
     return Nearest(residents, residents + math.ceil(share), (lost,))
 
 
 def _make(schedule: Schedule, adjustment: Adjustment | None) -> RRAPolicy:
-    iterations = schedule.decode_iterations or 1
-    return RRAPolicy(schedule.encode_batch or 0, iterations, Joining.of(schedule, adjustment, iterations))
+    iterations = schedule.variable("decode_iterations")
+    return RRAPolicy(schedule.variable("encode_batch"), iterations, Joining.of(schedule, adjustment, iterations))
 
 
 TRAITS = Traits(

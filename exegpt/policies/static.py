@@ -23,7 +23,7 @@ class StaticPolicy:
 
 def nearest(schedule: Schedule) -> Nearest:
     """Whole batches encoded in one iteration."""
-    batch = schedule.encode_batch or 1
+    batch = schedule.variable("encode_batch")
     lost = "finished sequences leave at once instead of with their batch"
     return Nearest(batch, batch * schedule.workload.input.max, (lost,))
 
@@ -32,7 +32,7 @@ TRAITS = Traits(
     name="static",
     what="a batch runs to its longest output (FasterTransformer)",
     variables={"encode_batch": "prompts"},
-    make=lambda schedule, _: StaticPolicy(schedule.encode_batch or 0),
+    make=lambda schedule, _: StaticPolicy(schedule.variable("encode_batch")),
     nearest=nearest,
     compiled=0,
     early_termination=False,

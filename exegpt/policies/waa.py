@@ -53,15 +53,15 @@ class WAAPolicy:
 
 
 def _nearest(schedule: Schedule) -> Nearest:
-    residents = schedule.decode_batch or 1
-    budget = residents + (schedule.encode_batch or 1) * schedule.workload.input.quantile(0.99)
+    residents = schedule.variable("decode_batch")
+    budget = residents + schedule.variable("encode_batch") * schedule.workload.input.quantile(0.99)
     return Nearest(residents, budget, ("prompts are encoded beside decoding instead of on devices of their own",))
 
 
 def _make(schedule: Schedule, adjustment: Adjustment | None) -> WAAPolicy:
     """Batches join one after the other, about one at each iteration: as far ahead as the last of those under way."""
     ahead = most_in_transfer(sum(stage.phase == "encode" for stage in schedule.stages))
-    return WAAPolicy(schedule.encode_batch or 0, Joining.of(schedule, adjustment, ahead))
+    return WAAPolicy(schedule.variable("encode_batch"), Joining.of(schedule, adjustment, ahead))
 
 
 WAA_C = Traits(
