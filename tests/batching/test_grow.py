@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool, Forecast, Ledger, Sequence, Step
@@ -238,6 +238,10 @@ def test_iterations_until_shortage_are_as_many_as_one_by_one(cached, spare, size
     assert iterations_until_shortage(pool, sequences) == count
 
 
+WAKES = [(24, 28, 5), *[(1, 1, 0)] * 5, (1, 18, 16), (50, 16, 16), (7, 12, 5)]
+"""One is preempted and its blocks let encoding go on, from which another one joins in the midst of the row."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["orca", "chunked", "static", "hybrid", "rra", "waa-c"]),
@@ -245,6 +249,7 @@ def test_iterations_until_shortage_are_as_many_as_one_by_one(cached, spare, size
     st.integers(8, 16),
     st.booleans(),
 )
+@example("waa-c", WAKES, 9, False)
 def test_following_many_iterations_at_once_is_following_each(policy, rows, blocks, pipeline):
     two = {"cluster": parse_cluster("2xA40"), "stages": STAGES["waa-c" if policy == "waa-c" else "pipeline"]}
     plan = schedule(policy, kv_blocks=blocks, admission="grow", **(two if pipeline or policy == "waa-c" else {}))

@@ -86,6 +86,7 @@ class Lane:
             step = self.policy.next_step(ledger, now, self.phase)
             freed = ledger.preemptions > preemptions
             if freed:
+                until = now  # another lane may then admit whom this one decodes before a whole row would end
                 for victim in ledger.preempted:
                     victim.ready_s = self.pipeline.last_token_s(victim)
             self.waits = step is None
