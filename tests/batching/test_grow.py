@@ -238,7 +238,7 @@ def test_iterations_until_shortage_are_as_many_as_one_by_one(cached, spare, size
     assert iterations_until_shortage(pool, sequences) == count
 
 
-WAKES = [(24, 28, 5), *[(1, 1, 0)] * 5, (1, 18, 16), (50, 16, 16), (7, 12, 5)]
+WAKES = [(24, 28, 5), *[(1, 1, 0)] * 4, (1, 18, 16), (1, 1, 0), (50, 16, 16), (7, 12, 5)]
 """One is preempted and its blocks let encoding go on, from which another one joins in the midst of the row."""
 
 

@@ -9,12 +9,13 @@ import pytest
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.workload import Workload, task
+from tests.exegpt import nouns
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
-from xscheduler.ceilings import Reach, decode_rate
+from xscheduler.ceilings import Reach, decode_rate, reach
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latencies, memory_share
 
@@ -124,3 +125,13 @@ def test_decoding_is_bounded_by_the_first_batch_that_comes_too_late(budget, batc
     reached = Reach(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.5, 1.8, 2.0]), np.full(4, 1e-3))
     assert decode_rate(reached, 10, 1, budget) == pytest.approx(batch / iteration / 10)
     assert decode_rate(reached, 10, 1, 0.5) == 0.0
+
+
+@pytest.mark.parametrize("residents", [1.0, 100.0, 8192.0, 10_000.0])
+def test_decoding_is_looked_at_up_to_the_residents_in_even_steps(residents):
+    """Steps of a quarter to the next whole number, up to 8,192; no batch twice, and none that doesn't fit."""
+    found = reach(ReplicaCost.of(nouns.schedule(), nouns.profile()).decode, 100.0, residents)
+    assert (found.batch[0], found.batch[-1]) == (1.0, residents)
+    steps = found.batch[1:] / found.batch[:-1]
+    assert all(1.1 < step <= 2.0 for step in steps[:-1]) and all(1.0 < step <= 2.0 for step in steps[-1:])
+    assert residents != 8192.0 or steps[-1] > 1.2
