@@ -57,6 +57,7 @@ def test_exact_on_a_pipeline_that_drains_between_phases(limit):
     profile = roofline_profile(OPT, A40)
     by_n_d = {space.variables[1].values: space for space in rra_spaces(1, profile, limit, "T")}
     assert set(by_n_d) - {(n,) for n in range(1, 5)} == {tuple(range(24, 4, -1))}  # phases that drain stand apart
+    assert set(by_n_d) >= {(n,) for n in range(1, 5)}
     twice, once = (by_n_d[n,].simulate((24, n)).throughput for n in (2, 1))
     assert once < twice
     oracle = search(rra_spaces(1, profile, limit, "T"), "exhaustive")

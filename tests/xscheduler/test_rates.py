@@ -16,7 +16,7 @@ from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
-from xscheduler.open_search import Lead, OpenSearch, _coarse, _moved, _neighbours
+from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _moved, _neighbours
 from xscheduler.open_tune import _best, _slowest
 from xscheduler.question import Limits
 from xscheduler.space import Evaluation, Space, Variable
@@ -131,8 +131,8 @@ def test_a_coarse_grid_has_both_ends_and_no_more_values_than_it_needs(values, fa
     values = values[::-1] if falls else values
     kept = sorted(values[place] for place in _coarse(values, ratio))
     assert (kept[0], kept[-1]) == (min(values), max(values))
-    for below, above in itertools.pairwise(kept[:-1]):
-        assert above >= ratio * below
+    assert all(above >= ratio * below for below, above in itertools.pairwise(kept[:-1]))
+    for below, above in itertools.pairwise(kept):
         assert not any(ratio * below <= value < above for value in values)
 
 
@@ -267,6 +267,16 @@ def test_spaces_are_opened_by_their_ceilings_and_not_where_every_query_is_late()
     assert late not in search.opened and empty not in search.opened
     assert "late" in [space.name for space in Tabled(asked(), members, None)._by_ceiling()]
     assert search.size == 3 + 2
+
+
+def test_the_grid_ends_after_many_spaces_in_a_row_that_bring_nothing_better():
+    """The best one is the fortieth; those after it are no worse by their ceilings."""
+    members = [space_of(str(number)) for number in range(150)]
+    search = Tabled(asked(), members, Told(profile(), None, Bounds(1.0)))
+    search.tables = {space: {(0,): 0.5} for space in members} | {members[39]: {(0,): 1.0}}
+    (best,) = search.grid()
+    assert best.space is members[39]
+    assert 40 + PATIENCE <= len(search.opened) <= 40 + PATIENCE + 1
 
 
 def test_contenders_that_do_not_hold_with_more_requests_fall_behind():
