@@ -95,6 +95,8 @@ def test_a_bound_that_nothing_meets_names_the_lowest_latency():
     met = answer(found.lowest_latency_s)
     assert met.estimate.latency_tail_s == pytest.approx(found.lowest_latency_s)
     assert answer(found.lowest_latency_s * (1 - 1e-9)).schedule is None
+    assert met.lowest_latency_s is None, "a search that finds a schedule doesn't look for it unasked"
+    assert answer(found.lowest_latency_s, lowest_latency=True).lowest_latency_s == found.lowest_latency_s
 
 
 def test_a_model_too_large_for_the_devices_says_so():
