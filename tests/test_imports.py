@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xrunner.rank": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE, "xrunner.comm"},
     "xrunner.core": NOUNS | RUNNABLE | {"xrunner.comm", "xrunner.rank"},
 }
-ALLOWED["exegpt.app"] = set(ALLOWED) - {"exegpt.cli", "exegpt.reproduction"}
+ALLOWED["exegpt.app"] = set(ALLOWED) - {"exegpt.cli", "exegpt.reproduction", "exegpt.server"}
 OUTSIDE = {
     "exegpt.kernels": {"torch", "numpy", "numba", "llvmlite", "triton"},
     "exegpt.batching": {"numpy"},
