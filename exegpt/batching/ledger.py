@@ -85,6 +85,18 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
+    def seat(self, sequence: Sequence, generated: int) -> bool:
+        """Make a sequence resident that has generated so many tokens before this ledger began; whether its blocks are
+        free.
+        """
+        sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
+        need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
+        if need > self.pool.available:
+            return False
+        sequence.blocks, sequence.to_prefill, sequence.status = self.pool.allocate(need), 0, DECODE
+        self.decoding.append(sequence)
+        return True
+
     def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
         """Make up to `most` waiting sequences resident, in order, as long as their blocks are free, and the policy says
         that each `fits`: none overtakes one that doesn't yet, nor a preempted one whose last token is on its way. Those

@@ -29,6 +29,7 @@ def serve(
     allowed_host: Annotated[list[str] | None, typer.Option(help="A further name of this server, without keys.")] = None,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may use this server.")] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="The most output tokens of a request.")] = None,
+    max_waiting: Annotated[int, typer.Option(min=1, help="The most sequences that wait for the engine.")] = 1000,
     drain_timeout: Annotated[str, typer.Option(help="How long a drain may take.")] = "1m",
     stall_timeout: Annotated[str, typer.Option(help="How long a client may read nothing.")] = "1m",
     policy: options.POLICY = None,
@@ -75,6 +76,7 @@ def serve(
         hosts=tuple(allowed_host or ()),
         origins=tuple(cors or ()),
         max_output=max_output,
+        max_waiting=max_waiting,
         drain_timeout_s=parse_duration(drain_timeout) or float("inf"),
         stall_timeout_s=parse_duration(stall_timeout) or float("inf"),
     )

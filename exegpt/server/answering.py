@@ -1,6 +1,7 @@
 """Answering: what completions and chat completions share, from a body to a response."""
 
 import asyncio
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,6 +11,9 @@ from typing import Any, ClassVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from exegpt import __version__, document
+from exegpt.engine_protocol import Opened
+from exegpt.server.admission import Admission, Promise
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import ApiError, invalid, unavailable
 from exegpt.server.event_stream import EventStream, disconnected
@@ -36,6 +40,10 @@ class Frontend:
     """None: the context."""
     stall_s: float
     """A reader that takes nothing for so long is taken for gone."""
+    max_waiting: int
+    """Sequences that may wait for the engine."""
+    admission: Admission | None = None
+    """While there is an engine."""
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
@@ -46,6 +54,11 @@ class Frontend:
             raise unavailable("The server is being shut down.", "draining", _RETRY_S)
         if self.link.opened is None:
             raise unavailable("The engine is starting.", "loading", _RETRY_S)
+
+    def opened(self, opened: Opened) -> None:
+        """Take requests: there is an engine."""
+        self.fingerprint = fingerprint(self.model, opened)
+        self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
 
     def limited(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
         """The most output tokens of a prompt; ApiError where they don't fit."""
@@ -79,6 +92,7 @@ class Answer(ABC):
         """By choice."""
         self.prompt_tokens = 0
         self.generation: Generation
+        self.promise: Promise
         self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
 
     @abstractmethod
@@ -141,21 +155,43 @@ class Answer(ABC):
 
 async def answer(http: HttpRequest, make: Callable[[], Answer], frontend: Frontend) -> Any:
     """The response to one API request: a stream, or a document once all is there."""
-    frontend.check_ready()
+    arrived_s = time.monotonic()
     work = make()
     await asyncio.to_thread(work.prepare, frontend)
     frontend.check_ready()
+    assert frontend.admission, "an engine that has opened"
+    lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
+    work.promise = frontend.admission.admit(lengths, arrived_s)
     work.generation = Generation(frontend.link, work.choices)
+    frontend.active += 1
     if work.body.stream:
-        return EventStream(work.chunks(), work.generation.abort, frontend.stall_s)
+        return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
     try:
         texts = await _unless_gone(http, work.generation)
     finally:
-        work.generation.abort()
+        _close(work, frontend)
     if texts is None:
         return Response(status_code=499)  # nobody reads it
     whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
     return JSONResponse(work.document(whole, usage=work.usage))
+
+
+def _close(work: Answer, frontend: Frontend) -> None:
+    """Count a request that has been answered, or whose client has gone."""
+    work.generation.abort()
+    frontend.active -= 1
+    for choice in work.choices:
+        ended = choice.output.ended
+        if frontend.admission and ended and ended.start_s is not None and ended.finish_s is not None:
+            service_s = ended.finish_s - ended.start_s
+            frontend.admission.ended(len(choice.request.prompt_ids), len(choice.output.tokens), service_s)
+
+
+def fingerprint(model: ServedModel, opened: Opened) -> str:
+    """`system_fingerprint`: what answers depend on beside the request."""
+    schedule = document.fingerprint(document.to_dict(opened.schedule))
+    facts = [__version__, model.spec.fingerprint, opened.schedule.dtype, schedule]
+    return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
 async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:

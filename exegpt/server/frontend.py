@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import shutil
 import signal
 import socket
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import uvicorn
 
-from exegpt import __version__, document
+from exegpt import document
 from exegpt.duration import format_duration
-from exegpt.engine_protocol import Opened
+from exegpt.engine_protocol import Opened, Stepped
 from exegpt.errors import InputError
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
@@ -46,6 +45,7 @@ class ServerOptions:
     """Names beside loopback's by which the server may be called without keys."""
     origins: tuple[str, ...]
     max_output: int | None
+    max_waiting: int
     drain_timeout_s: float
     stall_timeout_s: float
 
@@ -71,6 +71,7 @@ class Supervisor:
         self._failures = 0
         self.code = 0
         frontend.link.on_opened = self._opened
+        frontend.link.on_stepped = self._stepped
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
@@ -114,11 +115,15 @@ class Supervisor:
         document.write(kept, opened.schedule)
         if "--schedule" not in self._arguments:  # found once: another engine follows the same
             self._arguments += ["--schedule", str(kept)]
-        self._frontend.fingerprint = fingerprint(self._frontend.model, opened)
+        self._frontend.opened(opened)
         bound = opened.schedule.latency_bound_s
         under = f" under {format_duration(bound)}" if bound else ""
         where = f"http://{self._options.host}:{self._options.port}"
         output.note(f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}")
+
+    def _stepped(self, stepped: Stepped) -> None:
+        if self._frontend.admission:
+            self._updating = asyncio.ensure_future(self._frontend.admission.update())
 
     async def _supervise(self) -> None:
         """Run engines, one after the other; returns when the first can't be started."""
@@ -146,17 +151,6 @@ def bind(options: ServerOptions) -> socket.socket:
     return listening
 
 
-def fingerprint(model: ServedModel, opened: Opened) -> str:
-    """`system_fingerprint`: what answers depend on beside the request."""
-    facts = [
-        __version__,
-        model.spec.fingerprint,
-        opened.schedule.dtype,
-        document.fingerprint(document.to_dict(opened.schedule)),
-    ]
-    return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
-
-
 def run(options: ServerOptions, engine_arguments: list[str]) -> int:
     """Serve until a signal ends it; the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
@@ -167,7 +161,7 @@ def run(options: ServerOptions, engine_arguments: list[str]) -> int:
 
 async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     model = ServedModel.read(options.model, options.name)
-    frontend = Frontend(model, EngineLink(), "fp_starting", options.max_output, options.stall_timeout_s)
+    frontend = Frontend(model, EngineLink(), "", options.max_output, options.stall_timeout_s, options.max_waiting)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)
     application = Gate(make_api(frontend), options.api_keys, options.hosts, options.origins)

@@ -79,9 +79,9 @@ def replay(
             for sequence in sequences:
                 sequence.keys = _keys(sequence, schedule.block_size, prompts[sequence.index] if prompts else ())
         ledger.submit(sequences)
-        sides = _sides(replica_cost, micro_batching, timeline, r)
+        sides = sides_of(replica_cost, micro_batching, timeline, r)
         transfer = KVTransfer(replica_cost)
-        _follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
+        follow([Lane(policy, ledger, record, side, phase, transfer, step_by_step) for phase, side in sides.items()])
         pipelines += sides.values()
         busy += _by_rank(schedule, sides.values())
         preemptions += ledger.preemptions
@@ -107,7 +107,7 @@ def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hash
     return [*keys, *unique] if keys else unique
 
 
-def _sides(
+def sides_of(
     replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, replica: int
 ) -> dict[StagePhase, Pipeline]:
     """A replica's pipelines by their phases."""
@@ -118,12 +118,14 @@ def _sides(
     return {"encode": encode, "decode": decode}
 
 
-def _follow(lanes: Items[Lane]) -> None:
-    """Run lanes of one ledger until no request waits and none is resident."""
+def follow(lanes: Items[Lane], until: float = inf) -> None:
+    """Run lanes of one ledger until no request waits and none is resident, or until some time in seconds."""
     ledger = lanes[0].ledger
     event, *events = [lane.event for lane in lanes]
     while not ledger.idle:
         now, _, lane = event
+        if now > until:
+            break
         if now == inf:
             raise RuntimeError("a waiting request can never be admitted")  # submit() refuses those
         if lane.act(now, events[0][0] if events else inf) and events:

@@ -18,6 +18,14 @@ class Record:
         self._started: list[float | None] = [None] * requests
         self._first: list[float | None] = [None] * requests
 
+    def began(self, index: int) -> None:
+        """A request has its first token before the record begins."""
+        self._started[index] = self._first[index] = 0.0
+
+    def start_of(self, index: int) -> float | None:
+        """When a request's prompt was begun; None where it wasn't."""
+        return self._started[index]
+
     def start(self, step: Step, now: float) -> None:
         """A step is decided at `now`: prompts that it is the first to compute start."""
         for sequence, _ in step.encode:

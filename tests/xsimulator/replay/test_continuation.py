@@ -1,0 +1,107 @@
+"""A continuation is the rest of a replay, from wherever that is stopped."""
+
+import numpy as np
+import pytest
+
+from exegpt.batching import MicroBatching, Sequence
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.orders import fcfs
+from exegpt.policies import make_ledger, make_policy
+from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
+from exegpt.workload import RequestLengths, task
+from xprofiler.roofline import roofline_profile
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.replay.continuation import Standing, continue_from
+from xsimulator.replay.event_simulator import follow, replay, sides_of
+from xsimulator.replay.lanes import KVTransfer, Lane
+from xsimulator.replay.record import Record
+
+MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("2xA100-80GB")
+PROFILE = roofline_profile(MODEL, CLUSTER)
+POLICIES = {
+    "chunked": {"max_num_seqs": 24, "max_num_batched_tokens": 512},
+    "orca": {"max_num_seqs": 24, "prefills_per_step": 2},
+    "rra": {"encode_batch": 4, "decode_batch": 24, "decode_iterations": 8},
+    "waa-c": {"encode_batch": 2, "decode_batch": 24, "micro_batches": 1},
+}
+
+
+def schedule_of(policy: str, admission: str = "grow") -> Schedule:
+    layers = (0, MODEL.layers)
+    both = (Stage((0,), 1, "both", None, layers),)
+    apart = (Stage((0,), 1, "encode", None, layers), Stage((1,), 1, "decode", None, layers))
+    return Schedule(
+        version=Schedule.VERSION,
+        policy=policy,
+        model=ModelReference(MODEL, MODEL.fingerprint),
+        cluster=CLUSTER,
+        workload=task("T"),
+        profile=ProfileReference("roofline", "0"),
+        stages=apart if policy.startswith("waa") else both,
+        kv_blocks=2000,
+        dtype="fp16",
+        kv_dtype="fp16",
+        admission=admission,
+        **POLICIES[policy],
+    )
+
+
+def lengths(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    rng, work = np.random.default_rng(seed), task("T")
+    return list(zip(work.input.sample(count, rng).tolist(), work.output.sample(count, rng).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_from_nothing_it_is_a_replay(policy):
+    schedule, pairs = schedule_of(policy), lengths(60)
+    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False)
+    standing = [Standing(i, o, o) for i, o in pairs]
+    after = continue_from(schedule, ReplicaCost.of(schedule, PROFILE), standing, 1e9)
+    for served in whole.served:
+        assert after[served.index].start_s == served.start_s
+        assert after[served.index].finish_s == served.finish_s
+
+
+@pytest.mark.parametrize("policy", ["chunked", "orca", "rra"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_from_the_middle_it_is_the_rest_of_the_replay(policy, share):
+    schedule, pairs = schedule_of(policy), lengths(80, seed=1)
+    cost = ReplicaCost.of(schedule, PROFILE)
+    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False)
+    finish = {served.index: served.finish_s for served in whole.served}
+    at = share * whole.seconds
+    standing, places = _stopped(schedule, cost, pairs, at)
+    after = continue_from(schedule, cost, standing, 1e9)
+    errors = [abs(at + c.finish_s - finish[place]) for c, place in zip(after, places, strict=True)]
+    assert max(errors) < 0.03 * whole.seconds  # a step that was under way, and where in its phase it was, are not known
+    assert np.mean(errors) < 0.015 * whole.seconds
+
+
+def test_beyond_the_horizon_nothing_is_known():
+    schedule = schedule_of("orca")
+    after = continue_from(schedule, ReplicaCost.of(schedule, PROFILE), [Standing(100, 50, 50)] * 60, 0.5)
+    assert after[0].start_s == 0.0 and after[-1].start_s is None and after[-1].finish_s is None
+
+
+@pytest.mark.parametrize("admission", ["reserve", "grow"])
+def test_sequences_that_find_no_blocks_wait(admission):
+    schedule = schedule_of("orca", admission)
+    standing = [Standing(1000, 900, 900, 300)] * 30
+    after = continue_from(schedule, ReplicaCost.of(schedule, PROFILE), standing, 1e9)
+    assert all(c.finish_s is not None for c in after)
+    assert after[-1].start_s > 0.0 == after[0].start_s
+
+
+def _stopped(schedule, cost, pairs, at):
+    """The sequences of a replay that is stopped at some time, and which requests they are."""
+    policy, ledger = make_policy(schedule), make_ledger(schedule, fcfs)
+    ledger.submit([Sequence(n, i, o) for n, (i, o) in enumerate(pairs)])
+    batching = MicroBatching(1)
+    record, transfer = Record(len(pairs), batching.index, False), KVTransfer(cost)
+    sides = sides_of(cost, batching, False, 0)
+    lanes = [Lane(policy, ledger, record, side, phase, transfer, True) for phase, side in sides.items()]
+    follow(lanes, at)
+    waiting = [*ledger.encoding, *sorted(ledger.waiting, key=lambda sequence: sequence.index)]
+    rows = [*((s, s.generated) for s in ledger.decoding), *((s, 0) for s in waiting)]
+    return [Standing(s.input_tokens, s.max_output, s.ends, g) for s, g in rows], [s.index for s, _ in rows]
