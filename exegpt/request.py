@@ -42,6 +42,9 @@ class Request(Noun):
     """EOS and stop tokens are not sampled before the output has so many tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the output as EOS does, also with `ignore_eos`."""
+    logprobs: int | None = None
+    """Report each output token's log-probability, and so many of the likeliest tokens, 0 to 20; None: no. They are the
+    model's own: of its logits before any edit, and without the temperature."""
 
     @property
     def greedy(self) -> bool:
@@ -83,3 +86,7 @@ class Result(Noun):
     first_token_s: float | None
     finish_s: float
     text: str | None = None
+    logprobs: tuple[float, ...] | None = None
+    """Of each output token, where the request asks for them."""
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """For each output token the likeliest tokens in its place with their log-probabilities."""

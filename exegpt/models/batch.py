@@ -7,6 +7,7 @@ import torch
 
 from exegpt.kernels.attention import attention
 from exegpt.kernels.attention_flashinfer import FlashInfer
+from exegpt.kernels.log_probs import LogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 
@@ -59,6 +60,8 @@ class Batch:
     """int64 [sequences]: the rows that are followed by a new token; None where all are"""
     sampling: Sampling | None = None
     """How these tokens are chosen; None: greedily."""
+    logprobs: LogProbs | None = None
+    """Of which of these tokens log-probabilities are asked for; None: of none."""
 
 
 def attend(

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from exegpt.kernels.argmax import argmax
+from exegpt.kernels.log_probs import LogProbs, log_probs
 from exegpt.kernels.sampling import Sampling, sample
 from exegpt.model import ModelSpec
 from exegpt.models.batch import Batch, attend
@@ -83,10 +84,17 @@ class Model:
         return self.shard.share(self.spec)
 
     @torch.inference_mode()
-    def sample(self, x: torch.Tensor, sampling: Sampling | None = None) -> torch.Tensor:
-        """Final norm, head and choice, greedy without a sampling: [rows, hidden] → int64 [rows]."""
+    def sample(
+        self, x: torch.Tensor, sampling: Sampling | None = None, logprobs: LogProbs | None = None
+    ) -> torch.Tensor:
+        """Final norm, head and choice, greedy without a sampling: [rows, hidden] → int64 [rows], then, where asked for,
+        the bits of `log_probs`.
+        """
         logits = self.ends.logits(x)
-        return argmax(logits) if sampling is None else sample(logits, sampling)
+        tokens = argmax(logits) if sampling is None else sample(logits, sampling)
+        if logprobs is None:
+            return tokens
+        return torch.cat([tokens, log_probs(logits, tokens, logprobs).view(torch.int64).flatten()])
 
     @torch.inference_mode()
     def forward(
@@ -106,11 +114,13 @@ class Model:
 
     @torch.inference_mode()
     def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The next token of every row that needs one, of the states [rows, hidden] of all: int64 [sequences]."""
+        """The next token of every row that needs one, of the states [rows, hidden] of all: as `sample`."""
         x = x if batch.rows is None else x[batch.rows]
-        return self.sample(x, batch.sampling) if len(x) else torch.empty(0, dtype=torch.int64, device=x.device)
+        if not len(x):
+            return torch.empty(0, dtype=torch.int64, device=x.device)
+        return self.sample(x, batch.sampling, batch.logprobs)
 
     @torch.inference_mode()
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
-        """`forward`, then `next_tokens`: int64 [sequences]."""
+        """`forward`, then `next_tokens`."""
         return self.next_tokens(self.forward(batch, cache, x), batch)

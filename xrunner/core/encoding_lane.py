@@ -105,7 +105,7 @@ class EncodingLane:
             request.entered = 0  # the decoding side has a sampling state of its own
             request.sequence.ready_s = inf
         self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
-        result = torch.empty(1 + len(receivers), dtype=torch.int64)
+        result = torch.empty(batch.result_size, dtype=torch.int64)
         pending = self._transport.expect(result, self._encoder.sampler, TOKENS)
         missing = 0 if places is None else 1 + len(self._worker.place.followers)
         sequences = [request.sequence for request in running]

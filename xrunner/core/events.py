@@ -15,6 +15,10 @@ class Token:
     token: int
     made_s: float
     """When it was made: seconds since the run began."""
+    logprob: float | None = None
+    """Its log-probability, where the request asks for it."""
+    likeliest: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens in its place, as many as the request asks for, with their log-probabilities."""
 
 
 Event = Token | Result

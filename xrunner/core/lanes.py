@@ -130,5 +130,5 @@ class OwnLane:
             self._outputs.give(receivers, result)
         elif receivers:
             assert transport
-            result = torch.empty(1 + len(receivers), dtype=torch.int64)
+            result = torch.empty(batch.result_size, dtype=torch.int64)
             self._flying.append(_Flight(receivers, result, transport.expect(result, place.sampler, TOKENS)))

@@ -4,7 +4,9 @@ Tokens come later than the ledger books them. So a stop token may come when a la
 booked, or is on its way: what comes for a request that has ended is ignored.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -77,7 +79,9 @@ class Outputs:
 
     def give(self, receivers: list[Running], result: torch.Tensor) -> None:
         """The tokens of a micro-batch to their requests; those that end by theirs are reported."""
-        moment, tokens = read_result(result)
+        moment, tokens, logprobs = read_result(result, len(receivers))
+        if len(logprobs):
+            _enter_logprobs(receivers, logprobs)
         for receiver, token in zip(receivers, tokens, strict=True):
             if receiver.ended:
                 continue
@@ -85,7 +89,8 @@ class Outputs:
             if self._keyed:
                 receiver.extend_keys(self._keyed)
             if self._stream:
-                self._emit(Token(receiver.request.id, len(receiver.output) - 1, token, moment))
+                last = (receiver.logprobs[-1], receiver.likeliest[-1]) if receiver.logprobs else ()
+                self._emit(Token(receiver.request.id, len(receiver.output) - 1, token, moment, *last))
             if receiver.first_token_s is None:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
@@ -136,4 +141,18 @@ class Outputs:
             output_tokens = None if reason == "cancelled" else len(tokens)
             self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
         times = request.arrival_s, running.start_s, running.first_token_s, moment
-        self._emit(Result(request.id, len(request.prompt_ids), tokens, reason, *times))
+        result = Result(request.id, len(request.prompt_ids), tokens, reason, *times)
+        if request.logprobs is not None:
+            result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
+        self._emit(result)
+
+
+def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
+    """Append what `log_probs` made, flat, to the requests that asked for it and have not ended."""
+    asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
+    for receiver, (own, *best) in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
+        if not receiver.ended:
+            most = len(best) // 2
+            likeliest = zip(map(int, best[most:]), best[:most], strict=True)
+            receiver.logprobs.append(own)
+            receiver.likeliest.append(tuple(itertools.islice(likeliest, receiver.logprobs_asked)))

@@ -38,9 +38,10 @@ _CHOICE = {
     "frequency_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
     "presence_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
     "min_p": (float, lambda value: 0 <= value <= 1, "a number from 0, which is all, to 1"),
+    "logprobs": (int, lambda value: 0 <= value <= 20, "a whole number from 0 to 20"),
     "min_tokens": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0"),
 }
-"""How tokens are chosen: each key's type, values, and their description."""
+"""How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
 _MOST_BIAS = 100.0
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
 _KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids")
@@ -144,6 +145,8 @@ def _check_choice(request: Request, vocab: int) -> None:
             raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
     if request.min_tokens > request.max_tokens:
         raise InputError(f"{name} has min_tokens = {request.min_tokens}: it must be at most max_tokens.")
+    if (request.logprobs or 0) > vocab:
+        raise InputError(f"{name} has logprobs = {request.logprobs}: the vocabulary has {vocab} tokens.")
     biased = [token for token, _ in request.logit_bias]
     for key, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_token_ids)):
         outside = next((token for token in tokens if not 0 <= token < vocab), None)

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 
 from exegpt.batching import MicroBatch, Sequence
+from exegpt.kernels.log_probs import LogProbs
+from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
 from exegpt.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
 from xrunner.rank.running import Running
-from xrunner.rank.sampling_arrays import sampling_arrays
+from xrunner.rank.sampling_arrays import logprob_rows, sampling_arrays
 from xrunner.rank.sampling_state import SamplingState
 
 Array = np.ndarray
@@ -90,6 +92,8 @@ class DeviceBatch:
     """See `sampling_arrays`; None: all greedy."""
     edits: tuple[Array, ...] | None = None
     """See `edit_arrays`; None: no row's logits are edited."""
+    logprobs: tuple[Array, int] | None = None
+    """See `logprob_rows`; None: nobody asks for log-probabilities."""
     fed: tuple[Array, Array] | None = None
     """Rows whose tokens aren't known here, and their places among those that this rank has sampled last: int64 [n]
     each."""
@@ -113,7 +117,19 @@ class DeviceBatch:
         """All arrays that the forward pass and sampling need, in order."""
         parts = [array for (_, _, *arrays), lists in self._parts for array in (*arrays, *lists)]
         rows = [] if self.rows is None else [self.rows]
-        return [self.tokens, self.positions, self.slots, *parts, *rows, *(self.sampling or ()), *(self.edits or ())]
+        return [self.tokens, self.positions, self.slots, *parts, *rows, *self.sampling_arrays]
+
+    @property
+    def sampling_arrays(self) -> list[Array]:
+        """Those of `arrays` that only the rank that samples needs."""
+        logprobs = [] if self.logprobs is None else [self.logprobs[0]]
+        return [*(self.sampling or ()), *(self.edits or ()), *logprobs]
+
+    @property
+    def result_size(self) -> int:
+        """Elements of what `Worker.run` returns on the rank that samples."""
+        rows, most = self.logprobs or ((), 0)
+        return 1 + self.new_tokens + len(rows) * (1 + 2 * most)
 
     @property
     def _parts(self) -> Iterator[tuple[Any, tuple[Array, ...]]]:
@@ -147,8 +163,20 @@ class DeviceBatch:
                 for (begin, end, *arrays), lists in self._parts
             ),
             rows=None if self.rows is None else next(remaining),
-            sampling=state.sampling(self.sampling, self.edits, list(remaining)) if state and self.sampling else None,
+            sampling=self.sampling_of(remaining, state) if state else None,
+            logprobs=self.logprobs_of(remaining) if state else None,
         )
+
+    def sampling_of(self, tensors: Iterator[torch.Tensor], state: SamplingState) -> Sampling | None:
+        """The `Sampling` of the arrays' tensors, which are taken; enters new tokens into the state."""
+        if self.sampling is None:
+            return None
+        count = len(self.sampling) + len(self.edits or ())
+        return state.sampling(self.sampling, self.edits, list(itertools.islice(tensors, count)))
+
+    def logprobs_of(self, tensors: Iterator[torch.Tensor]) -> LogProbs | None:
+        """The `LogProbs` of the rows' tensor, which is taken."""
+        return None if self.logprobs is None else LogProbs(next(tensors), self.logprobs[1])
 
     def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "DeviceBatch":
         """A copy of a decoding batch, padded to `sequences` sequences, which write to block `scratch` alone, and to
@@ -172,6 +200,7 @@ class DeviceBatch:
             rows=None,
             sampling=None,
             edits=None,
+            logprobs=None,
         )
 
 
@@ -217,6 +246,7 @@ class Assembler:
             new_tokens=len(rows),
             sampling=sampling,
             edits=edits,
+            logprobs=logprob_rows(receivers),
             fed=_fed(micro_batch, begins[-1], sampled) if sampled else None,
         )
         return batch, receivers

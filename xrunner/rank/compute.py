@@ -22,7 +22,7 @@ class Launched:
     states: torch.Tensor
     """[rows, hidden]: after this rank's layers."""
     tokens: torch.Tensor | None
-    """int64 [tokens], on the host: where this rank samples, the new tokens."""
+    """int64, on the host: where this rank samples, what `Model.sample` returns."""
     moment: Moment | None
     """When both are complete; None: they are."""
 
@@ -50,14 +50,14 @@ class Compute:
         self.state = SamplingState(model.spec.vocab, model.device) if samples else None
         self._dealing, self.planning = Dealing.of(model, cache), Planning.of(model, cache)
         self._last = torch.empty(0)
-        """The tokens sampled last, on the device: int64 [tokens]"""
+        """The tokens sampled last, on the device: int64 [tokens], and what follows them"""
         self.graphs = None
         if gpu and graphs:
             self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states, self.planning)
 
     def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A batch's states [rows, hidden], given x of the stage before, and where this rank samples the new tokens,
-        int64 [tokens], on the host. Everything is complete when this returns.
+        """A batch's states [rows, hidden], given x of the stage before, and where this rank samples what `Model.sample`
+        returns, on the host. Everything is complete when this returns.
         """
         launched = self.launch(batch, x)
         self.complete(launched)
@@ -91,12 +91,12 @@ class Compute:
             tokens.index_copy_(0, rows, self._last.index_select(0, places))
 
     def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
-        """The token after each of a decoding batch's rows, by the graph where all are greedy."""
-        if batch.sampling is None or self.state is None:
+        """What `Model.sample` returns of a decoding batch, by the graph where all are greedy."""
+        if self.state is None or (batch.sampling is None and batch.logprobs is None):
             return graph.greedy_tokens()[: batch.computed]
-        arrays = [*batch.sampling, *(batch.edits or ())]
-        sampling = self.state.sampling(batch.sampling, batch.edits, send(arrays, self._gpu))
-        return self._model.sample(graph.states[: batch.computed], sampling)
+        tensors = iter(send(batch.sampling_arrays, self._gpu))
+        sampling, logprobs = batch.sampling_of(tensors, self.state), batch.logprobs_of(tensors)
+        return self._model.sample(graph.states[: batch.computed], sampling, logprobs)
 
     def _launched(self, states: torch.Tensor, tokens: torch.Tensor | None) -> Launched:
         """What was queued, with the tokens' copy to the host."""

@@ -38,6 +38,10 @@ class Running:
     """The blocks of which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Tokens of its prompt and output entered in that row so far."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of its output's tokens, where it asks for them."""
+    likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    """As `Result.likeliest`."""
     keys: list[bytes] = field(default_factory=list)
     """Its sequence's: see `extend_keys`."""
 
@@ -45,6 +49,11 @@ class Running:
     def greedy(self) -> bool:
         """`Request.greedy`, asked for in every iteration."""
         return self.request.greedy
+
+    @cached_property
+    def logprobs_asked(self) -> int | None:
+        """`Request.logprobs`, asked for in every iteration."""
+        return self.request.logprobs
 
     @cached_property
     def sampling(self) -> tuple[float, int, float, float, int, float, bool]:

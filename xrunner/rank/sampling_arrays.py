@@ -39,6 +39,14 @@ def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) ->
     ), edits
 
 
+def logprob_rows(receivers: Sequence[Running]) -> tuple[Array, int] | None:
+    """The rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for; None
+    where none does. Requests that have ended count: their results are read by the same rule.
+    """
+    asked = [(row, r.logprobs_asked) for row, r in enumerate(receivers) if r.logprobs_asked is not None]
+    return (np.array([row for row, _ in asked], dtype=np.int64), max(most for _, most in asked)) if asked else None
+
+
 def edit_arrays(
     receivers: Sequence[Running], made: Sequence[int], penalties: Array, entries: "_Entries"
 ) -> Arrays | None:

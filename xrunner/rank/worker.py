@@ -86,7 +86,7 @@ class Worker:
 
     def complete(self, running: Running) -> torch.Tensor | None:
         """Wait until a batch is computed, and pass its states on. Where this rank samples, returns the time of its end,
-        as the bits of a float64, and its tokens: int64 [1 + tokens].
+        as the bits of a float64, and what `Model.sample` returns: int64 [batch.result_size].
         """
         batch, place = running.batch, self.place
         self.compute.complete(running.launched, self.between)
@@ -195,7 +195,9 @@ class Worker:
         return self.transport.receive(x, before, STATES, self.between)
 
 
-def read_result(result: torch.Tensor) -> tuple[float, list[int]]:
-    """The time of a batch's end and its tokens, from the tensor that `Worker.run` returned."""
+def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
+    """The time of a batch's end, its `count` tokens and the bits of their `log_probs`, flat, from the tensor that
+    `Worker.run` returned.
+    """
     array = result.numpy()
-    return float(array[:1].view(np.float64)[0]), array[1:].tolist()
+    return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)

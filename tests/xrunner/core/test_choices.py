@@ -3,31 +3,35 @@ batch, on whatever ranks and however often preempted.
 """
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 
+from exegpt.document import from_dict
 from exegpt.errors import InputError
 from exegpt.kernels.philox import arrival_times
 from exegpt.models import load_model
+from exegpt.request import Result
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, disaggregated, requests
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.stand_in import StandIn
 from xrunner.core.engine import Engine
+from xrunner.core.events import Token
+from xrunner.rank.warm_up import Extent
 
 EOS = 7
 STOPS = {"min_tokens": 9, "stop_token_ids": tuple(range(0, 300, 4))}
 WAYS = [
     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 0.7},
-    {},
+    {"logprobs": 3},
     {"frequency_penalty": 0.4, "repetition_penalty": 1.3},
     {"temperature": 1.2, "min_p": 0.02, "top_p": 0.9},
-    STOPS | {"temperature": 1.0},
-    {"logit_bias": ((3, 4.0), (299, 3.5), (17, -100.0)), "presence_penalty": 2.0, "seed": 5},
-    {"temperature": 0.8},
+    STOPS | {"temperature": 1.0, "logprobs": 20},
+    {"logit_bias": ((3, 4.0), (299, 3.5), (17, -100.0)), "presence_penalty": 2.0, "seed": 5, "logprobs": 2},
+    {"temperature": 0.8, "logprobs": 0},
     STOPS | {"logit_bias": ((8, 1.0),), "ignore_eos": False},
 ]
 TODO = [
@@ -67,26 +71,55 @@ def chosen(request, output, logits):
     return int(max(order[kept], key=lambda token: x[token] - np.log(times[token])))
 
 
+@dataclass
+class Answer:
+    """What is expected of a request."""
+
+    output: list = field(default_factory=list)
+    reason: str = "length"
+    logits: list = field(default_factory=list)
+    """transformers', at each token"""
+
+
 @pytest.fixture(scope="module")
 @torch.no_grad()
 def want(directories):
-    """Every request's tokens and why they end, from transformers' logits."""
+    """Every request's answer, from transformers' logits."""
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.float32)
-    made = {}
+    answers = {}
     for request in TODO:
-        output, reason = [], "length"
-        while len(output) < request.max_tokens and reason == "length":
-            logits = theirs(torch.tensor([[*request.prompt_ids, *output]])).logits[0, -1]
-            output.append(chosen(request, output, logits.numpy()))
-            if output[-1] in request.stop_token_ids or (output[-1] == EOS and not request.ignore_eos):
-                reason = "stop"
-        made[request.id] = output, reason
-    plain = [replace(request, **dict.fromkeys(("min_tokens",), 0)) for request in TODO if request.min_tokens]
-    assert all(len(made[request.id][0]) >= min(request.max_tokens, 9) for request in plain)
-    assert Counter(reason for _, reason in made.values())["stop"] > 2
-    return made
+        answer = answers[request.id] = Answer()
+        while len(answer.output) < request.max_tokens and answer.reason == "length":
+            answer.logits.append(theirs(torch.tensor([[*request.prompt_ids, *answer.output]])).logits[0, -1])
+            token = chosen(request, answer.output, answer.logits[-1].numpy())
+            answer.output.append(token)
+            if token in request.stop_token_ids or (token == EOS and not request.ignore_eos):
+                answer.reason = "stop"
+    late = [len(answers[request.id].output) >= min(request.max_tokens, 9) for request in TODO if request.min_tokens]
+    assert all(late) and Counter(answer.reason for answer in answers.values())["stop"] > 2
+    return answers
+
+
+def check(results, want):
+    """Tokens and reasons as expected; log-probabilities those of transformers' logits."""
+    assert {result.id: (list(result.output_ids), result.finish_reason) for result in results} == {
+        name: (answer.output, answer.reason) for name, answer in want.items()
+    }
+    for result in results:
+        (most,) = (request.logprobs for request in TODO if request.id == result.id)
+        if most is None:
+            assert result.logprobs is None and result.likeliest is None
+            continue
+        theirs = torch.stack(want[result.id].logits).log_softmax(1)
+        own = theirs.gather(1, torch.tensor(result.output_ids).unsqueeze(1))[:, 0]
+        torch.testing.assert_close(torch.tensor(result.logprobs), own, rtol=1e-5, atol=1e-4)
+        best = theirs.topk(most, dim=1)
+        values = torch.tensor([[value for _, value in row] for row in result.likeliest])
+        torch.testing.assert_close(values, best.values, rtol=1e-5, atol=1e-4)
+        tokens = torch.tensor([[token for token, _ in row] for row in result.likeliest], dtype=torch.int64)
+        torch.testing.assert_close(theirs.gather(1, tokens), best.values, rtol=1e-5, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -94,24 +127,21 @@ def model(directories):
     return replace(load_model(directories["llama"]), eos=frozenset({EOS}))
 
 
-def found(results):
-    return {result.id: (list(result.output_ids), result.finish_reason) for result in results}
-
-
 @pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
 def test_tokens_are_those_of_the_definition(model, want, policy):
-    assert found(Engine(model, cells.schedule(model.spec, policy, kv_blocks=100)).run(TODO).results) == want
+    check(Engine(model, cells.schedule(model.spec, policy, kv_blocks=100)).run(TODO).results, want)
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_a_preemption_changes_none(model, want, policy):
     report = Engine(model, cells.schedule(model.spec, policy, kv_blocks=7, admission="grow")).run(TODO)
-    assert found(report.results) == want and report.preemptions > 1
+    check(report.results, want)
+    assert report.preemptions > 1
 
 
 def test_on_a_gpu_with_the_next_step_queued(model, want):
     plan = cells.schedule(model.spec, "orca", kv_blocks=7, admission="grow")
-    assert found(Engine(model, plan, gpu=StandIn()).run(TODO).results) == want
+    check(Engine(model, plan, gpu=StandIn()).run(TODO).results, want)
 
 
 def test_over_two_ranks(job, tmp_path, directories, want):
@@ -124,7 +154,7 @@ def test_over_two_ranks(job, tmp_path, directories, want):
     }
     given = {name: ("llama", plan) for name, plan in plans.items()}
     for came in run_cells(job, tmp_path, directories, 2, given, eos=[EOS], todo=TODO).values():
-        assert {one["id"]: (one["output_ids"], one["finish_reason"]) for one in came["results"]} == want
+        check([from_dict(Result, result, "result") for result in came["results"]], want)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +167,7 @@ def test_over_two_ranks(job, tmp_path, directories, want):
         ({"stop_token_ids": (-1,)}, "token id -1 in stop_token_ids"),
         ({"frequency_penalty": 2.5}, "frequency_penalty = 2.5: it must be a number from -2 to 2"),
         ({"min_p": float("nan")}, "min_p = nan"),
+        ({"logprobs": 21}, "logprobs = 21: it must be a whole number from 0 to 20"),
         ({"min_tokens": 4}, "min_tokens = 4: it must be at most max_tokens"),
     ],
 )
@@ -144,3 +175,24 @@ def test_what_cannot_be_chosen_is_refused(model, options, message):
     (request,) = requests([(3, 3)], **options)
     with pytest.raises(InputError, match=message):
         Engine(model, cells.schedule(model.spec)).run([request])
+
+
+def test_tokens_are_streamed_with_their_log_probabilities(model, want):
+    engine = Engine(model, cells.schedule(model.spec, "orca", kv_blocks=100))
+    engine.open(Extent.within(engine.schedule, 80, 40))
+    for request in TODO:
+        engine.add(request)
+    events = []
+    while not engine.idle:
+        events += engine.step()
+    events += engine.drain()
+    results = [event for event in events if isinstance(event, Result)]
+    check(results, want)
+    for result in results:
+        tokens = [event for event in events if isinstance(event, Token) and event.request_id == result.id]
+        assert tuple(token.token for token in tokens) == result.output_ids
+        if result.logprobs is None:
+            assert all(token.logprob is None and token.likeliest == () for token in tokens)
+        else:
+            assert tuple(token.logprob for token in tokens) == result.logprobs
+            assert tuple(token.likeliest for token in tokens) == result.likeliest
