@@ -38,8 +38,16 @@ COMPILED = [
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]
-# fastapi and uvicorn: the API; httptools: parsing its requests; prometheus-client: its metrics; jinja2: chat templates
-SERVE = ["fastapi>=0.115", "uvicorn>=0.30", "httptools>=0.6", "prometheus-client>=0.20", "jinja2>=3.1"]
+# fastapi and uvicorn: the API; httptools: parsing its requests; prometheus-client: its metrics; jinja2: chat templates;
+# llguidance: grammars
+SERVE = [
+    "fastapi>=0.115",
+    "uvicorn>=0.30",
+    "httptools>=0.6",
+    "prometheus-client>=0.20",
+    "jinja2>=3.1",
+    "llguidance>=1.9",
+]
 MPI = ["mpi4py>=4.0", "openmpi>=5.0; platform_system != 'Windows'"]
 
 EXTRAS = {

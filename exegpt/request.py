@@ -45,6 +45,9 @@ class Request(Noun):
     logprobs: int | None = None
     """Report each output token's log-probability, and so many of the likeliest tokens, 0 to 20; None: no. They are the
     model's own: of its logits before any edit, and without the temperature."""
+    grammar: str | None = None
+    """What the output must follow, as llguidance takes it: a Lark grammar, or JSON like {"grammars": [{"json_schema":
+    ...}]}. EOS comes only where it may end, and the output ends where nothing can follow; None: anything."""
 
     @property
     def greedy(self) -> bool:
@@ -59,7 +62,7 @@ class Request(Noun):
     @property
     def edited(self) -> bool:
         """Whether logits are edited beside the repetition penalty: see `exegpt.kernels.logit_edits`."""
-        return self.counted or bool(self.logit_bias) or self.min_tokens > 0
+        return self.counted or bool(self.logit_bias) or self.min_tokens > 0 or self.grammar is not None
 
     @property
     def own_seed(self) -> int:

@@ -40,7 +40,7 @@ class AheadLane(OwnLane):
 
     def _sampled(self, micro_batch: MicroBatch) -> dict[int, int]:
         """Where the tokens that a micro-batch takes, and that aren't here, are among those sampled last. All are waited
-        for where it needs others: a prompt's, those of a preempted sequence, or a repetition penalty's.
+        for where it needs others: a prompt's, those of a preempted sequence, a penalty's, or a grammar's.
         """
         short = [request for request, end in self._needs(micro_batch) if request.known < end]
         if not short:
@@ -48,7 +48,7 @@ class AheadLane(OwnLane):
         places = {request.sequence.index: place for place, request in enumerate(self._flying[-1].receivers)}
         decoding = {s.index for s in micro_batch.decode if not s.behind}
         indices = [request.sequence.index for request in short]
-        if any(request.slot is not None for request in short) or not decoding.intersection(places).issuperset(indices):
+        if any(request.needs_output for request in short) or not decoding.intersection(places).issuperset(indices):
             self._land(0)
             return {}
         return {index: places[index] for index in indices}

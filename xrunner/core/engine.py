@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from xrunner.core.adaptation import Adaptation, Reschedule
 from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.driver import Driver, Options
 from xrunner.core.events import Event
+from xrunner.core.grammar import Grammars
 from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
 from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
@@ -41,7 +43,8 @@ class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
     `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. It works on the
-    model's device; `gpu` is how, where that isn't the CPU. InputError where the schedule is for another model or
+    model's device; `gpu` is how, where that isn't the CPU. `tokenizer` is the model's tokenizer.json, which
+    grammars need. InputError where the schedule is for another model or
     dtype, or KV caches exceed their device's memory.
     """
 
@@ -53,10 +56,12 @@ class Engine:
         transport: Transport | None = None,
         since: float | None = None,
         gpu: Gpu | None = None,
+        tokenizer: Path | None = None,
     ):
         self._model: Model | None = model
         self.schedule = schedule
         self.ranks = ranks or Ranks()
+        self._tokenizer = tokenizer
         self.transport = transport
         self.place = Place(schedule, self.ranks.rank)
         self.ranks.agree(self._check)
@@ -111,7 +116,7 @@ class Engine:
 
         try:
             ranks.agree(load)
-            return Engine(loaded[0], schedule, ranks, transport, since, gpu)
+            return Engine(loaded[0], schedule, ranks, transport, since, gpu, Path(directory) / "tokenizer.json")
         except Agreed:  # every rank is here
             if transport:
                 transport.close()
@@ -135,7 +140,7 @@ class Engine:
             engine = Engine.load(directory, schedule, self.ranks, self.began, self._device, self._attention)
         else:
             try:
-                engine = Engine(model, schedule, self.ranks, self.transport, self.began, self._gpu)
+                engine = Engine(model, schedule, self.ranks, self.transport, self.began, self._gpu, self._tokenizer)
             except InputError:
                 self._model = model
                 raise
@@ -190,6 +195,11 @@ class Engine:
         if self.place.rank == self.place.driver:
             self._drive(options, reschedule)
 
+    @cached_property
+    def _grammars(self) -> Grammars:
+        model = self.worker.model
+        return Grammars(self._tokenizer, model.eos, model.spec.vocab)
+
     def _drive(self, options: Options, reschedule: Reschedule | None) -> None:
         """Make this replica's driver and its way to those of the others."""
         size, replicas = devices(self.schedule), range(self.schedule.replicas)
@@ -210,7 +220,7 @@ class Engine:
     def _driver_of(self, emit: Callable[[Event], None], options: Options) -> Driver:
         keyed = self.schedule.block_size if self.schedule.prefix_caching else None
         model = self.worker.model
-        outputs = Outputs(model.eos, model.spec.vocab, emit, options.stream, options.record, keyed)
+        outputs = Outputs(model.eos, model.spec.vocab, self._grammars, emit, options.stream, options.record, keyed)
         return Driver(self.worker, self.schedule, self._aborted, outputs, options)
 
     def add(self, request: Request) -> None:
@@ -218,6 +228,7 @@ class Engine:
         turns. InputError for one that is too long for the model or the cache, or has the id of one that hasn't ended.
         """
         check_request(request, self.model.spec)
+        self._grammars.check(request)
         self._check_blocks(request)
         if request.id in self._unfinished:
             raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
@@ -359,6 +370,7 @@ class Engine:
         seen: set[str] = set()
         for request in requests:
             check_request(request, self.model.spec)
+            self._grammars.check(request)
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)

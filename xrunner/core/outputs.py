@@ -17,6 +17,7 @@ from exegpt.request import FinishReason, Request, Result
 from exegpt.served import Served
 from xrunner.core.drift import Drift
 from xrunner.core.events import Event, Token
+from xrunner.core.grammar import Grammars
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import Slots
 from xrunner.rank.token_mask import mask_without
@@ -27,16 +28,17 @@ _KEPT = 256
 
 
 class Outputs:
-    """`eos` are the model's stop tokens, `vocab` the number of its tokens. `emit` gets every result, and with `stream`
-    every token, as it comes. With `record`, the times of finished requests are kept in `served`. With `keyed`, a number
-    of tokens, sequences get a key for each full block of so many as their tokens come, by which a prefix is found
-    again.
+    """`eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests. `emit`
+    gets every result, and with `stream` every token, as it comes. With `record`, the times of finished requests are
+    kept in `served`. With `keyed`, a number of tokens, sequences get a key for each full block of so many as their
+    tokens come, by which a prefix is found again.
     """
 
     def __init__(
         self,
         eos: frozenset[int],
         vocab: int,
+        grammars: Grammars,
         emit: Callable[[Event], None],
         stream: bool,
         record: bool,
@@ -47,7 +49,7 @@ class Outputs:
         self.served: list[Served] = []
         self.drift: Drift | None = None
         """What follows the lengths of these requests."""
-        self._eos, self._vocab = eos, vocab
+        self._eos, self._vocab, self._grammars = eos, vocab, grammars
         self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
         self._slots = Slots()
         self._stopped: list[Sequence] = []
@@ -57,6 +59,7 @@ class Outputs:
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
         running = self.running[index] = Running(request, sequence, prompt, start=start)
+        running.constraint = self._grammars.start(request)
         if request.min_tokens:
             running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
         if self._keyed:
@@ -95,9 +98,10 @@ class Outputs:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
                 receiver.sequence.ready_s = 0.0
-            if self._stops(receiver.request, token):
+            if self._stops(receiver, token):
                 self._stopped.append(receiver.sequence)
-                self._finish(receiver, "stop", moment)
+                failed = receiver.constraint is not None and receiver.constraint.failed
+                self._finish(receiver, "error" if failed else "stop", moment)
             elif len(receiver.output) == receiver.request.max_tokens:
                 self._finish(receiver, "length", moment)
 
@@ -118,8 +122,13 @@ class Outputs:
         for index in [index for index in self.running if index not in kept]:
             del self.running[index]
 
-    def _stops(self, request: Request, token: int) -> bool:
-        """Whether a token ends a request's output."""
+    def _stops(self, receiver: Running, token: int) -> bool:
+        """Whether a token ends an output, whose grammar gets it."""
+        request, constraint = receiver.request, receiver.constraint
+        if constraint is not None:
+            constraint.consume(token)
+            if constraint.complete:
+                return True
         return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
     def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:

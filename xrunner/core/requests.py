@@ -44,7 +44,7 @@ _CHOICE = {
 """How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
 _MOST_BIAS = 100.0
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
-_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids")
+_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar")
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
         if not usable or not holds(value):
             raise InputError(f"{name} has {key} = {value!r}: it must be {text}.")
         choice[key] = kind(value)
-    return choice | {key: read(entry[key], name) for key, read in _LISTS.items() if entry.get(key) is not None}
+    return choice | {key: read(entry[key], name) for key, read in _OTHERS.items() if entry.get(key) is not None}
 
 
 def _logit_bias(value: Any, name: str) -> tuple[tuple[int, float], ...]:
@@ -248,8 +248,18 @@ def _stop_token_ids(value: Any, name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-_LISTS: dict[str, Callable[[Any, str], Any]] = {"logit_bias": _logit_bias, "stop_token_ids": _stop_token_ids}
-"""Keys that have several values, and how they are read."""
+def _grammar(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} has a grammar that is not text.")
+    return value
+
+
+_OTHERS: dict[str, Callable[[Any, str], Any]] = {
+    "logit_bias": _logit_bias,
+    "stop_token_ids": _stop_token_ids,
+    "grammar": _grammar,
+}
+"""Keys whose values aren't numbers, and how they are read."""
 
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:

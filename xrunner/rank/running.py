@@ -9,6 +9,7 @@ import numpy as np
 from exegpt.batching import Sequence as LedgerSequence
 from exegpt.batching.prefix_pool import extend_keys
 from exegpt.request import Request
+from xrunner.rank.token_mask import Constraint
 
 Array = np.ndarray
 
@@ -38,6 +39,8 @@ class Running:
     """The blocks of which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Tokens of its prompt and output entered in that row so far."""
+    constraint: Constraint | None = None
+    """Its grammar, which has got all tokens of the output so far."""
     logprobs: list[float] = field(default_factory=list)
     """Of its output's tokens, where it asks for them."""
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -60,6 +63,11 @@ class Running:
         """Temperature, top-k, top-p, repetition penalty, seed, min-p, and whether its logits may be edited."""
         r = self.request
         return r.temperature, r.top_k, r.top_p, r.repetition_penalty, r.own_seed, r.min_p, r.edited
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether a token is chosen by those before it in another way than by the model."""
+        return self.slot is not None or self.constraint is not None
 
     @property
     def known(self) -> int:
@@ -90,7 +98,13 @@ class Running:
 
     def mask(self, made: int) -> Array | None:
         """Which tokens may be its output's at place `made`, as `LogitEdits.allowed`; None: all."""
-        return self.without_stops if made < self.request.min_tokens else None
+        without_stops = self.without_stops if made < self.request.min_tokens else None
+        if self.constraint is None:
+            return without_stops
+        assert made == len(self.output), "a grammar's mask needs the token before"
+        allowed = self.constraint.mask()
+        both = allowed if without_stops is None else allowed & without_stops
+        return both if both.any() else allowed  # a grammar that must end goes before the shortest length
 
     def tokens(self, begin: int, end: int) -> Array:
         """The tokens at these positions: int64 [end - begin]"""

@@ -24,6 +24,9 @@ from xrunner.rank.warm_up import Extent
 
 EOS = 7
 STOPS = {"min_tokens": 9, "stop_token_ids": tuple(range(0, 300, 4))}
+LETTERS = range(64, 70)
+"""The tokens of the letters a to f."""
+GRAMMAR = "start: /[a-f]{4,12}/"
 WAYS = [
     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 0.7},
     {"logprobs": 3},
@@ -33,16 +36,21 @@ WAYS = [
     {"logit_bias": ((3, 4.0), (299, 3.5), (17, -100.0)), "presence_penalty": 2.0, "seed": 5, "logprobs": 2},
     {"temperature": 0.8, "logprobs": 0},
     STOPS | {"logit_bias": ((8, 1.0),), "ignore_eos": False},
+    {"grammar": GRAMMAR, "temperature": 1.0, "frequency_penalty": 0.5, "logprobs": 1, "logit_bias": ((EOS, 0.5),)},
+    {"grammar": GRAMMAR, "min_tokens": 6, "logit_bias": ((EOS, 50.0),), "ignore_eos": False},
 ]
 TODO = [
     replace(request, **WAYS[i % len(WAYS)])
-    for i, request in enumerate(requests([*LENGTHS, *((20 + i, 40) for i in range(4))]))
+    for i, request in enumerate(requests([*LENGTHS, *((20 + i, 40) for i in range(8))]))
 ]
 
 
 def edited(request, output, logits):
     """A request's logits after the mask, the bias and the penalties, in vLLM's order: float64 [vocab]"""
     x = logits.astype(np.float64)
+    if request.grammar:
+        allowed = [*LETTERS] * (len(output) < 12) + [EOS] * (len(output) >= 4)
+        x[np.setdiff1d(np.arange(len(x)), allowed)] = -np.inf
     if len(output) < request.min_tokens:
         x[[EOS, *request.stop_token_ids]] = -np.inf
     for token, bias in request.logit_bias:
@@ -95,10 +103,13 @@ def want(directories):
             answer.logits.append(theirs(torch.tensor([[*request.prompt_ids, *answer.output]])).logits[0, -1])
             token = chosen(request, answer.output, answer.logits[-1].numpy())
             answer.output.append(token)
-            if token in request.stop_token_ids or (token == EOS and not request.ignore_eos):
+            complete = request.grammar and (token == EOS or len(answer.output) == 12)
+            if complete or token in request.stop_token_ids or (token == EOS and not request.ignore_eos):
                 answer.reason = "stop"
-    late = [len(answers[request.id].output) >= min(request.max_tokens, 9) for request in TODO if request.min_tokens]
+    late = [len(answers[request.id].output) >= request.min_tokens for request in TODO]
     assert all(late) and Counter(answer.reason for answer in answers.values())["stop"] > 2
+    grammars = {len(answers[request.id].output) for request in TODO if request.grammar}
+    assert len(grammars) > 1 and 7 in grammars, "by the EOS that comes as early as it may, and otherwise"
     return answers
 
 
@@ -127,21 +138,28 @@ def model(directories):
     return replace(load_model(directories["llama"]), eos=frozenset({EOS}))
 
 
+@pytest.fixture(scope="module")
+def tokenizer(directories):
+    return directories["llama"] / "tokenizer.json"
+
+
 @pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
-def test_tokens_are_those_of_the_definition(model, want, policy):
-    check(Engine(model, cells.schedule(model.spec, policy, kv_blocks=100)).run(TODO).results, want)
+def test_tokens_are_those_of_the_definition(model, tokenizer, want, policy):
+    plan = cells.schedule(model.spec, policy, kv_blocks=100)
+    check(Engine(model, plan, tokenizer=tokenizer).run(TODO).results, want)
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
-def test_a_preemption_changes_none(model, want, policy):
-    report = Engine(model, cells.schedule(model.spec, policy, kv_blocks=7, admission="grow")).run(TODO)
+def test_a_preemption_changes_none(model, tokenizer, want, policy):
+    plan = cells.schedule(model.spec, policy, kv_blocks=7, admission="grow")
+    report = Engine(model, plan, tokenizer=tokenizer).run(TODO)
     check(report.results, want)
     assert report.preemptions > 1
 
 
-def test_on_a_gpu_with_the_next_step_queued(model, want):
+def test_on_a_gpu_with_the_next_step_queued(model, tokenizer, want):
     plan = cells.schedule(model.spec, "orca", kv_blocks=7, admission="grow")
-    check(Engine(model, plan, gpu=StandIn()).run(TODO).results, want)
+    check(Engine(model, plan, gpu=StandIn(), tokenizer=tokenizer).run(TODO).results, want)
 
 
 def test_over_two_ranks(job, tmp_path, directories, want):
@@ -177,8 +195,8 @@ def test_what_cannot_be_chosen_is_refused(model, options, message):
         Engine(model, cells.schedule(model.spec)).run([request])
 
 
-def test_tokens_are_streamed_with_their_log_probabilities(model, want):
-    engine = Engine(model, cells.schedule(model.spec, "orca", kv_blocks=100))
+def test_tokens_are_streamed_with_their_log_probabilities(model, tokenizer, want):
+    engine = Engine(model, cells.schedule(model.spec, "orca", kv_blocks=100), tokenizer=tokenizer)
     engine.open(Extent.within(engine.schedule, 80, 40))
     for request in TODO:
         engine.add(request)

@@ -1,0 +1,101 @@
+"""Grammars: outputs of which every token continues a JSON schema or a Lark grammar, by the package llguidance.
+
+A sequence has a matcher on its driver, which gets every token of the output and gives the mask of the next one. So the
+matcher survives a preemption, and a step that samples such a sequence's token waits for the one before.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exegpt.errors import InputError
+from exegpt.request import Request
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_COMPILED = 64
+"""Grammars whose matchers are kept to be copied: compiling a schema can take a second."""
+
+
+class Grammar:
+    """One sequence's place in its grammar; a `Constraint`."""
+
+    def __init__(self, matcher: "LLMatcher"):
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow: the grammar allows no more, an EOS has come, or it has failed."""
+        return self._matcher.is_stopped()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it can't be followed any more, such as when it has become too complex."""
+        return self._matcher.is_error()
+
+    def mask(self) -> np.ndarray:
+        """The tokens that may come next, as `LogitEdits.allowed`: int32 [ceil(vocab / 32)]."""
+        return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
+
+    def consume(self, token: int) -> None:
+        """Go on by a token of the output."""
+        self._matcher.consume_token(token)
+
+
+class Grammars:
+    """The grammars of one model's requests.
+
+    `path` is the model's tokenizer.json, None where the model has no directory; `eos` its stop tokens and `vocab` the
+    number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar.
+    """
+
+    def __init__(self, path: Path | None, eos: frozenset[int], vocab: int):
+        self._path, self._eos, self._vocab = path, eos, vocab
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled = lru_cache(_COMPILED)(self._compile)
+
+    def check(self, request: Request) -> None:
+        """InputError, naming the id, where a request's grammar can't be followed."""
+        if request.grammar is not None:
+            try:
+                self._compiled(request.grammar)
+            except InputError as error:
+                raise InputError(f"Request '{request.id}' has a grammar, and {error}") from None
+
+    def start(self, request: Request) -> Grammar | None:
+        """A request's grammar at its beginning; None where it has none. InputError as in `check`."""
+        if request.grammar is None:
+            return None
+        self.check(request)
+        return Grammar(self._compiled(request.grammar).deep_copy())
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise InputError("the package llguidance is not installed: pip install llguidance.") from None
+        matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
+        return matcher
+
+    def _read_tokenizer(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        if self._tokenizer is None:
+            if self._path is None or not self._path.is_file():
+                raise InputError("the model has no tokenizer.json, which grammars need.")
+            text = self._path.read_text(encoding="utf-8")
+            try:
+                self._tokenizer = LLTokenizer(text, self._vocab, sorted(self._eos) or None)
+            except Exception as error:  # the library raises nothing narrower
+                raise InputError(f"llguidance can't use '{self._path}': {_first_line(str(error))}.") from None
+        return self._tokenizer
+
+
+def _first_line(message: str) -> str:
+    """What a message of several lines begins with, without a full stop."""
+    return message.strip().partition("\n")[0].rstrip(". ")
