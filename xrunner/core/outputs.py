@@ -75,7 +75,7 @@ class Outputs:
         """A request's encoding begins, unless it had begun."""
         if request.start_s is None:
             request.start_s = now
-            if request.request.repetition_penalty != 1 or request.request.counted:
+            if request.penalised:
                 request.slot = self._slots.allocate()
             if self.drift:
                 self.drift.begin(request.sequence.index)

@@ -54,6 +54,16 @@ class Running:
         return self.request.greedy
 
     @cached_property
+    def counted(self) -> bool:
+        """`Request.counted`, asked for in every iteration."""
+        return self.request.counted
+
+    @cached_property
+    def penalised(self) -> bool:
+        """Whether it needs a slot of the sampling state."""
+        return self.counted or self.request.repetition_penalty != 1
+
+    @cached_property
     def logprobs_asked(self) -> int | None:
         """`Request.logprobs`, asked for in every iteration."""
         return self.request.logprobs

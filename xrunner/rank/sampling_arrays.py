@@ -21,7 +21,8 @@ def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) ->
     temperature, top_k, top_p, penalty, seed, min_p, edited = zip(*(r.sampling for r in receivers), strict=True)
     entries = _Entries()
     for receiver in receivers:
-        entries.enter(receiver)
+        if receiver.penalised:
+            entries.enter(receiver)
     made = [len(r.output) + (r.sequence.index in sampled) for r in receivers]
     penalties = np.array(penalty, dtype=np.float32)
     edits = edit_arrays(receivers, made, penalties, entries) if any(edited) else None
@@ -66,7 +67,7 @@ def edit_arrays(
         if mask is not None:
             mask_of[row] = len(masks)
             masks.append(mask)
-        elif not request.counted and not request.logit_bias:
+        elif not receiver.counted and not request.logit_bias:
             continue
         rows.append(row)
         biases += [(row, token, bias) for token, bias in request.logit_bias]
@@ -107,22 +108,24 @@ class _Entries:
         """Tokens of outputs that are counted, with their slots."""
 
     def enter(self, receiver: Running) -> None:
-        """Add what the state lacks of a sequence."""
-        request, slot = receiver.request, receiver.slot
+        """Add what the state lacks of a sequence with a penalty."""
+        slot = receiver.slot
         if slot is None:
-            penalised = request.repetition_penalty != 1 or request.counted
-            assert receiver.ended or not penalised, "a sequence with a penalty has a slot"
+            assert receiver.ended, "a sequence with a penalty has a slot"
             return
         begins = not receiver.entered
         prompt, output = receiver.enter()
-        if request.repetition_penalty != 1:
-            self.cleared += [slot] * begins
-            self.slots += [slot] * (len(prompt) + len(output))
-            self.tokens += [*prompt, *output]
-        if request.counted:
-            self.uncounted += [slot] * begins
+        if receiver.request.repetition_penalty != 1:
+            tokens = [*prompt, *output] if prompt else output
+            self.slots += [slot] * len(tokens)
+            self.tokens += tokens
+            if begins:
+                self.cleared.append(slot)
+        if receiver.counted:
             self.counted_slots += [slot] * len(output)
             self.counted += output
+            if begins:
+                self.uncounted.append(slot)
 
 
 def _log(shares: Sequence[float]) -> Array:
