@@ -46,8 +46,8 @@ class Request(Noun):
     """Report each output token's log-probability, and so many of the likeliest tokens, 0 to 20; None: no. They are the
     model's own: of its logits before any edit, and without the temperature."""
     grammar: str | None = None
-    """What the output must follow, as llguidance takes it: a Lark grammar, or JSON like {"grammars": [{"json_schema":
-    ...}]}. EOS comes only where it may end, and the output ends where nothing can follow; None: anything."""
+    """What the output must follow, by llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}. EOS
+    comes only where it may end, and the output ends where nothing can follow; None: anything."""
 
     @property
     def greedy(self) -> bool:

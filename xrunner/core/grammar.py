@@ -4,6 +4,7 @@ A sequence has a matcher on its driver, which gets every token of the output and
 matcher survives a preemption, and a step that samples such a sequence's token waits for the one before.
 """
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +78,10 @@ class Grammars:
             from llguidance import LLMatcher
         except ImportError:
             raise InputError("the package llguidance is not installed: pip install llguidance.") from None
-        matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0)
+        tokenizer = self._read_tokenizer()
+        if _is_schema(grammar):
+            grammar = LLMatcher.grammar_from_json_schema(grammar)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
         return matcher
@@ -94,6 +98,15 @@ class Grammars:
             except Exception as error:  # the library raises nothing narrower
                 raise InputError(f"llguidance can't use '{self._path}': {_first_line(str(error))}.") from None
         return self._tokenizer
+
+
+def _is_schema(grammar: str) -> bool:
+    """Whether a grammar is a JSON schema alone, without llguidance's own document around it."""
+    try:
+        document = json.loads(grammar)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "grammars" not in document
 
 
 def _first_line(message: str) -> str:

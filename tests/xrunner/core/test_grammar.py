@@ -26,7 +26,7 @@ SCHEMA = {
     "required": ["name", "many", "n"],
     "additionalProperties": False,
 }
-GRAMMAR = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
+GRAMMARS = {"schema": json.dumps(SCHEMA), "document": json.dumps({"grammars": [{"json_schema": SCHEMA}]})}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,9 @@ def text_of(tokenizer, ids):
     return Tokenizer.from_file(str(tokenizer)).decode(list(ids))
 
 
-def test_outputs_follow_a_json_schema(model, tokenizer):
-    todo = requests([(5 + i, 60) for i in range(8)], temperature=1.5, grammar=GRAMMAR)
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_outputs_follow_a_json_schema(model, tokenizer, grammar):
+    todo = requests([(5 + i, 60) for i in range(8)], temperature=1.5, grammar=grammar)
     found = Engine(model, cells.schedule(model.spec, "orca", kv_blocks=100), tokenizer=tokenizer).run(todo).results
     answers = [json.loads(text_of(tokenizer, result.output_ids)) for result in found]
     for answer in answers:
@@ -90,7 +91,9 @@ def test_a_grammar_that_becomes_too_complex_ends_its_request_with_an_error(model
     [
         ("start: bad(", r"^Request '0' has a grammar, and llguidance refuses it: .*Expected token"),
         ("", r"^Request '0' has a grammar, and llguidance refuses it: Empty grammar\.$"),
-        ('{"type": "object"}', "missing field `grammars`"),
+        ('{"type": "nonsense"}', "Invalid type: nonsense"),
+        ('{"type": "object"', "llguidance refuses it"),
+        ('{"grammars": {}}', "llguidance refuses it"),
         ('{"grammars": [{"json_schema": {"type": "nonsense"}}]}', "Invalid type: nonsense"),
     ],
 )
