@@ -49,6 +49,10 @@ class Request(Noun):
     """What the output must follow, by llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}. EOS
     comes only where it may end, and the output ends where nothing can follow; None: anything."""
 
+    prompt_logprobs: bool = False
+    """Report the prompt's log-probabilities too, with as many likeliest tokens as `logprobs` asks for. Not of an
+    encoder-decoder; its prefix isn't taken from the cache."""
+
     @property
     def greedy(self) -> bool:
         """Whether every token is the likeliest one by the model's own logits."""
@@ -93,3 +97,7 @@ class Result(Noun):
     """Of each output token, where the request asks for them."""
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     """For each output token the likeliest tokens in its place with their log-probabilities."""
+    prompt_logprobs: tuple[float | None, ...] | None = None
+    """Of each token of the prompt, where the request asks for them; None of the first."""
+    prompt_likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """For each token of the prompt as `likeliest`; none for the first."""

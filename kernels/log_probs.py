@@ -32,3 +32,15 @@ def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> to
     keys = (ordered.long() << 32) | places
     best = keys.topk(asked.most, dim=1).indices
     return torch.cat([column.double() for column in (own, x.gather(1, best), best)], dim=1)
+
+
+@dataclass(frozen=True)
+class PromptLogProbs:
+    """Tokens of prompts whose log-probabilities are asked for."""
+
+    rows: torch.Tensor
+    """int64 [n]: rows of the batch's states, after each of which a token follows"""
+    tokens: torch.Tensor
+    """int64 [n]: these tokens"""
+    most: int
+    """As in `LogProbs`."""

@@ -7,7 +7,7 @@ import torch
 
 from exegpt.kernels.attention import attention
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from exegpt.kernels.log_probs import LogProbs
+from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 
@@ -62,6 +62,8 @@ class Batch:
     """How these tokens are chosen; None: greedily."""
     logprobs: LogProbs | None = None
     """Of which of these tokens log-probabilities are asked for; None: of none."""
+    prompt_logprobs: PromptLogProbs | None = None
+    """The same of tokens of prompts."""
 
 
 def attend(

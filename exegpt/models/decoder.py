@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from exegpt.kernels.argmax import argmax
-from exegpt.kernels.log_probs import LogProbs, log_probs
+from exegpt.kernels.log_probs import LogProbs, PromptLogProbs, log_probs
 from exegpt.kernels.sampling import Sampling, sample
 from exegpt.model import ModelSpec
 from exegpt.models.batch import Batch, attend
@@ -17,6 +17,9 @@ from exegpt.models.shard import WHOLE, Shard
 
 Between = Callable[[], object]
 """What a rank does between two layers."""
+
+_LOGITS_ROWS = 64
+"""Rows whose logits are held at a time, for prompts' log-probabilities: a row of all tokens can take a megabyte."""
 
 
 class Layer(Protocol):
@@ -114,11 +117,24 @@ class Model:
 
     @torch.inference_mode()
     def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The next token of every row that needs one, of the states [rows, hidden] of all: as `sample`."""
+        """The next token of every row that needs one, of the states [rows, hidden] of all, as `sample`; then, where
+        asked for, the bits of prompts' `log_probs`.
+        """
+        prompts = [] if batch.prompt_logprobs is None else [self._prompt_log_probs(x, batch.prompt_logprobs)]
         x = x if batch.rows is None else x[batch.rows]
-        if not len(x):
-            return torch.empty(0, dtype=torch.int64, device=x.device)
-        return self.sample(x, batch.sampling, batch.logprobs)
+        if len(x):
+            tokens = self.sample(x, batch.sampling, batch.logprobs)
+        else:
+            tokens = torch.empty(0, dtype=torch.int64, device=x.device)
+        return torch.cat([tokens, *prompts]) if prompts else tokens
+
+    def _prompt_log_probs(self, x: torch.Tensor, asked: PromptLogProbs) -> torch.Tensor:
+        """The bits of `log_probs` of prompts' tokens, of the states [rows, hidden] of all: int64, flat."""
+        made = []
+        for rows, tokens in zip(asked.rows.split(_LOGITS_ROWS), asked.tokens.split(_LOGITS_ROWS), strict=True):
+            every = LogProbs(torch.arange(len(rows), device=x.device), asked.most)
+            made.append(log_probs(self.ends.logits(x[rows]), tokens, every))
+        return torch.cat(made).view(torch.int64).flatten()
 
     @torch.inference_mode()
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:

@@ -62,4 +62,4 @@ class AheadLane(OwnLane):
         flight = self._flying.popleft()
         result = self._worker.complete(flight.on_device)
         if result is not None:
-            self._outputs.give(flight.receivers, result)
+            self._outputs.give(flight.receivers, result, flight.on_device.batch.prompt_logprobs)

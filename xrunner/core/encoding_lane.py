@@ -23,6 +23,7 @@ from xrunner.comm.transport import NOTICE, TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import Running
+from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.worker import END, FREE, Worker
 
 Array = np.ndarray
@@ -35,6 +36,7 @@ class _Batch:
     number: int
     sequences: list[Sequence]
     receivers: list[Running]
+    prompts: PromptRows | None
     result: torch.Tensor
     pending: Any
     """Its tokens."""
@@ -89,7 +91,7 @@ class EncodingLane:
             if not batch.out and self._transport.arrived(batch.pending):
                 came = batch.out = True
                 self._outs += 1
-                self._outputs.give(batch.receivers, batch.result)
+                self._outputs.give(batch.receivers, batch.result, batch.prompts)
         while self._batches and self._batches[0].out and not self._batches[0].missing:
             self._ledger.arrived(self._batches.popleft().sequences, self._worker.now())
         return came
@@ -109,7 +111,9 @@ class EncodingLane:
         pending = self._transport.expect(result, self._encoder.sampler, TOKENS)
         missing = 0 if places is None else 1 + len(self._worker.place.followers)
         sequences = [request.sequence for request in running]
-        self._batches.append(_Batch(self._ordered, sequences, receivers, result, pending, missing))
+        self._batches.append(
+            _Batch(self._ordered, sequences, receivers, batch.prompt_logprobs, result, pending, missing)
+        )
         if places is not None:
             arrival = Arrival(self._ordered, places)
             self._transport.post(arrival, *self._worker.place.followers)

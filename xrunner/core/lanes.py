@@ -20,6 +20,7 @@ from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler, DeviceBatch
 from xrunner.rank.running import Running
+from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.worker import END, Worker
 
 
@@ -51,6 +52,7 @@ class _Flight:
     """A micro-batch that is still on the stages."""
 
     receivers: list[Running]
+    prompts: PromptRows | None
     result: torch.Tensor
     pending: Any
 
@@ -94,7 +96,7 @@ class OwnLane:
         count, transport = len(self._flying), self._worker.transport
         while self._flying and transport and transport.arrived(self._flying[0].pending):
             flight = self._flying.popleft()
-            self._outputs.give(flight.receivers, flight.result)
+            self._outputs.give(flight.receivers, flight.result, flight.prompts)
         return len(self._flying) < count
 
     def close(self) -> None:
@@ -127,8 +129,9 @@ class OwnLane:
             transport.post(batch, *place.followers)
         result = self._worker.run(batch, start)
         if result is not None:
-            self._outputs.give(receivers, result)
-        elif receivers:
+            self._outputs.give(receivers, result, batch.prompt_logprobs)
+        elif batch.result_size > 1:
             assert transport
             result = torch.empty(batch.result_size, dtype=torch.int64)
-            self._flying.append(_Flight(receivers, result, transport.expect(result, place.sampler, TOKENS)))
+            pending = transport.expect(result, place.sampler, TOKENS)
+            self._flying.append(_Flight(receivers, batch.prompt_logprobs, result, pending))

@@ -19,6 +19,7 @@ from xrunner.core.drift import Drift
 from xrunner.core.events import Event, Token
 from xrunner.core.grammar import Grammars
 from xrunner.rank.running import Running
+from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.sampling_state import Slots
 from xrunner.rank.token_mask import mask_without
 from xrunner.rank.worker import read_result
@@ -62,7 +63,7 @@ class Outputs:
         running.constraint = self._grammars.start(request)
         if request.min_tokens:
             running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
-        if self._keyed:
+        if self._keyed and not request.prompt_logprobs:  # of a prefix from the cache there are no logits
             sequence.keys = running.keys
             running.extend_keys(self._keyed)
         return sequence
@@ -80,9 +81,13 @@ class Outputs:
             if self.drift:
                 self.drift.begin(request.sequence.index)
 
-    def give(self, receivers: list[Running], result: torch.Tensor) -> None:
-        """The tokens of a micro-batch to their requests; those that end by theirs are reported."""
+    def give(self, receivers: list[Running], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
+        """The tokens of a micro-batch to their requests, and log-probabilities of their `prompts`; those that end by
+        their tokens are reported.
+        """
         moment, tokens, logprobs = read_result(result, len(receivers))
+        if prompts is not None:
+            logprobs = self._enter_prompts(prompts, logprobs)
         if len(logprobs):
             _enter_logprobs(receivers, logprobs)
         for receiver, token in zip(receivers, tokens, strict=True):
@@ -122,6 +127,21 @@ class Outputs:
         for index in [index for index in self.running if index not in kept]:
             del self.running[index]
 
+    def _enter_prompts(self, prompts: PromptRows, values: np.ndarray) -> np.ndarray:
+        """Append prompts' log-probabilities, the last of the values, to their requests; the values before them."""
+        *_, (indices, places), most = prompts
+        begin = len(values) - len(indices) * (1 + 2 * most)
+        rows = values[begin:].reshape(len(indices), -1).tolist()
+        for index, place, row in zip(indices.tolist(), places.tolist(), rows, strict=True):
+            running = self.running.get(index)
+            if running is None or running.ended:
+                continue
+            assert place == len(running.prompt_logprobs), "log-probabilities of a prompt come in order"
+            own, likeliest = _read_logprobs(row, running.logprobs_asked or 0)
+            running.prompt_logprobs.append(own)
+            running.prompt_likeliest.append(likeliest)
+        return values[:begin]
+
     def _stops(self, receiver: Running, token: int) -> bool:
         """Whether a token ends an output, whose grammar gets it."""
         request, constraint = receiver.request, receiver.constraint
@@ -153,15 +173,24 @@ class Outputs:
         result = Result(request.id, len(request.prompt_ids), tokens, reason, *times)
         if request.logprobs is not None:
             result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
+        if request.prompt_logprobs:
+            values, likeliest = tuple(running.prompt_logprobs), tuple(running.prompt_likeliest)
+            result = replace(result, prompt_logprobs=values, prompt_likeliest=likeliest)
         self._emit(result)
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
     """Append what `log_probs` made, flat, to the requests that asked for it and have not ended."""
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
-    for receiver, (own, *best) in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
+    for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
         if not receiver.ended:
-            most = len(best) // 2
-            likeliest = zip(map(int, best[most:]), best[:most], strict=True)
+            own, likeliest = _read_logprobs(row, receiver.logprobs_asked or 0)
             receiver.logprobs.append(own)
-            receiver.likeliest.append(tuple(itertools.islice(likeliest, receiver.logprobs_asked)))
+            receiver.likeliest.append(likeliest)
+
+
+def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """A token's log-probability, and up to `most` likeliest tokens with theirs, of a row of `log_probs`."""
+    own, *best = row
+    count = len(best) // 2
+    return own, tuple(itertools.islice(zip(map(int, best[count:]), best[:count], strict=True), most))

@@ -44,7 +44,7 @@ _CHOICE = {
 """How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
 _MOST_BIAS = 100.0
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
-_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar")
+_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs")
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def check_request(request: Request, model: ModelSpec) -> None:
     if outside is not None:
         raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
     _check_choice(request, model.vocab)
+    if request.prompt_logprobs and model.encoder_layers:
+        raise InputError(f"{name} asks for prompt_logprobs, which an encoder-decoder's prompts don't have.")
     tokens = len(request.prompt_ids) + request.max_tokens
     if tokens > model.context:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
@@ -254,10 +256,17 @@ def _grammar(value: Any, name: str) -> str:
     return value
 
 
+def _prompt_logprobs(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} has prompt_logprobs = {value!r}: it must be true or false.")
+    return value
+
+
 _OTHERS: dict[str, Callable[[Any, str], Any]] = {
     "logit_bias": _logit_bias,
     "stop_token_ids": _stop_token_ids,
     "grammar": _grammar,
+    "prompt_logprobs": _prompt_logprobs,
 }
 """Keys whose values aren't numbers, and how they are read."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from exegpt.batching import MicroBatch, Sequence
-from exegpt.kernels.log_probs import LogProbs
+from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
@@ -18,7 +18,7 @@ from exegpt.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
 from xrunner.rank.running import Running
-from xrunner.rank.sampling_arrays import logprob_rows, sampling_arrays
+from xrunner.rank.sampling_arrays import PromptRows, logprob_rows, prompt_logprob_rows, sampling_arrays
 from xrunner.rank.sampling_state import SamplingState
 
 Array = np.ndarray
@@ -94,6 +94,8 @@ class DeviceBatch:
     """See `edit_arrays`; None: no row's logits are edited."""
     logprobs: tuple[Array, int] | None = None
     """See `logprob_rows`; None: nobody asks for log-probabilities."""
+    prompt_logprobs: PromptRows | None = None
+    """See `prompt_logprob_rows`."""
     fed: tuple[Array, Array] | None = None
     """Rows whose tokens aren't known here, and their places among those that this rank has sampled last: int64 [n]
     each."""
@@ -123,13 +125,15 @@ class DeviceBatch:
     def sampling_arrays(self) -> list[Array]:
         """Those of `arrays` that only the rank that samples needs."""
         logprobs = [] if self.logprobs is None else [self.logprobs[0]]
-        return [*(self.sampling or ()), *(self.edits or ()), *logprobs]
+        prompts = [] if self.prompt_logprobs is None else self.prompt_logprobs[:2]
+        return [*(self.sampling or ()), *(self.edits or ()), *logprobs, *prompts]
 
     @property
     def result_size(self) -> int:
         """Elements of what `Worker.run` returns on the rank that samples."""
         rows, most = self.logprobs or ((), 0)
-        return 1 + self.new_tokens + len(rows) * (1 + 2 * most)
+        prompt_rows, *_, prompt_most = self.prompt_logprobs or ((), 0)
+        return 1 + self.new_tokens + len(rows) * (1 + 2 * most) + len(prompt_rows) * (1 + 2 * prompt_most)
 
     @property
     def _parts(self) -> Iterator[tuple[Any, tuple[Array, ...]]]:
@@ -165,6 +169,7 @@ class DeviceBatch:
             rows=None if self.rows is None else next(remaining),
             sampling=self.sampling_of(remaining, state) if state else None,
             logprobs=self.logprobs_of(remaining) if state else None,
+            prompt_logprobs=self.prompt_logprobs_of(remaining) if state else None,
         )
 
     def sampling_of(self, tensors: Iterator[torch.Tensor], state: SamplingState) -> Sampling | None:
@@ -177,6 +182,11 @@ class DeviceBatch:
     def logprobs_of(self, tensors: Iterator[torch.Tensor]) -> LogProbs | None:
         """The `LogProbs` of the rows' tensor, which is taken."""
         return None if self.logprobs is None else LogProbs(next(tensors), self.logprobs[1])
+
+    def prompt_logprobs_of(self, tensors: Iterator[torch.Tensor]) -> PromptLogProbs | None:
+        """The `PromptLogProbs` of the rows' and the tokens' tensors, which are taken."""
+        asked = self.prompt_logprobs
+        return None if asked is None else PromptLogProbs(next(tensors), next(tensors), asked[-1])
 
     def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "DeviceBatch":
         """A copy of a decoding batch, padded to `sequences` sequences, which write to block `scratch` alone, and to
@@ -247,6 +257,7 @@ class Assembler:
             sampling=sampling,
             edits=edits,
             logprobs=logprob_rows(receivers),
+            prompt_logprobs=prompt_logprob_rows([(self._running[s.index], n) for s, n in micro_batch.encode]),
             fed=_fed(micro_batch, begins[-1], sampled) if sampled else None,
         )
         return batch, receivers

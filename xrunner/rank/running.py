@@ -45,6 +45,12 @@ class Running:
     """Of its output's tokens, where it asks for them."""
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     """As `Result.likeliest`."""
+    prompt_logprobs: list[float | None] = field(default_factory=lambda: [None])
+    """Of the prompt's tokens, where it asks for them."""
+    prompt_likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=lambda: [()])
+    """As `Result.prompt_likeliest`."""
+    prompt_ordered: int = 1
+    """Tokens of the prompt whose log-probabilities have been ordered: the first has none."""
     keys: list[bytes] = field(default_factory=list)
     """Its sequence's: see `extend_keys`."""
 

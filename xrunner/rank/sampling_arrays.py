@@ -8,6 +8,9 @@ from xrunner.rank.running import Running
 
 Array = np.ndarray
 Arrays = tuple[Array, ...]
+PromptRows = tuple[Array, Array, Array, int]
+"""Rows of a batch, the tokens after them, these tokens' sequences (by index) and places, int64 [n], [n] and [2, n]; and
+how many likeliest tokens each gets."""
 
 
 def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) -> tuple[Arrays | None, Arrays | None]:
@@ -46,6 +49,27 @@ def logprob_rows(receivers: Sequence[Running]) -> tuple[Array, int] | None:
     """
     asked = [(row, r.logprobs_asked) for row, r in enumerate(receivers) if r.logprobs_asked is not None]
     return (np.array([row for row, _ in asked], dtype=np.int64), max(most for _, most in asked)) if asked else None
+
+
+def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | None:
+    """Tokens of prompts whose log-probabilities a micro-batch gives, of its prompts and how many tokens each computes;
+    None where none asks. Marks them as ordered: a preempted prompt is computed again, and they aren't.
+    """
+    places: list[tuple[int, int, int, int]] = []
+    offset, most = 0, 0
+    for running, count in encode:
+        if running.request.prompt_logprobs:
+            begin, last = running.sequence.cached, len(running.prompt) - 1
+            asked = range(max(running.prompt_ordered, begin + 1), min(begin + count, last) + 1)
+            tokens = running.request.prompt_ids
+            places += [(offset + at - 1 - begin, tokens[at], running.sequence.index, at) for at in asked]
+            running.prompt_ordered = max(running.prompt_ordered, asked.stop)
+            most = max(most, running.logprobs_asked or 0)
+        offset += count
+    if not places:
+        return None
+    rows, tokens, *where = np.array(places, dtype=np.int64).T.copy()
+    return rows, tokens, np.array(where), most
 
 
 def edit_arrays(

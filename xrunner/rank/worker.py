@@ -124,7 +124,7 @@ class Worker:
                 self.receiving.expect(order)
                 continue
             result = self.run(order)
-            if result is not None and (order.new_tokens or encodes):
+            if result is not None and (order.result_size > 1 or encodes):
                 transport.send(result, place.driver, TOKENS)
             if encodes and place.first and place.part == 0:
                 transport.post(FREE, place.driver, tag=NOTICE)  # ordered while this batch is in transfer
@@ -196,7 +196,7 @@ class Worker:
 
 
 def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
-    """The time of a batch's end, its `count` tokens and the bits of their `log_probs`, flat, from the tensor that
+    """The time of a batch's end, its `count` tokens, and `log_probs` of them and of prompts, flat, from the tensor that
     `Worker.run` returned.
     """
     array = result.numpy()

@@ -20,6 +20,7 @@ from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.stand_in import StandIn
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token
+from xrunner.core.requests import check_request
 from xrunner.rank.warm_up import Extent
 
 EOS = 7
@@ -29,12 +30,12 @@ LETTERS = range(64, 70)
 GRAMMAR = "start: /[a-f]{4,12}/"
 WAYS = [
     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 0.7},
-    {"logprobs": 3},
-    {"frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    {"logprobs": 3, "prompt_logprobs": True},
+    {"frequency_penalty": 0.4, "repetition_penalty": 1.3, "prompt_logprobs": True},
     {"temperature": 1.2, "min_p": 0.02, "top_p": 0.9},
     STOPS | {"temperature": 1.0, "logprobs": 20},
     {"logit_bias": ((3, 4.0), (299, 3.5), (17, -100.0)), "presence_penalty": 2.0, "seed": 5, "logprobs": 2},
-    {"temperature": 0.8, "logprobs": 0},
+    {"temperature": 0.8, "logprobs": 0, "prompt_logprobs": True},
     STOPS | {"logit_bias": ((8, 1.0),), "ignore_eos": False},
     {"grammar": GRAMMAR, "temperature": 1.0, "frequency_penalty": 0.5, "logprobs": 1, "logit_bias": ((EOS, 0.5),)},
     {"grammar": GRAMMAR, "min_tokens": 6, "logit_bias": ((EOS, 50.0),), "ignore_eos": False},
@@ -87,6 +88,8 @@ class Answer:
     reason: str = "length"
     logits: list = field(default_factory=list)
     """transformers', at each token"""
+    prompt_logits: torch.Tensor | None = None
+    """The same of the prompt: [tokens - 1, vocab]"""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +103,10 @@ def want(directories):
     for request in TODO:
         answer = answers[request.id] = Answer()
         while len(answer.output) < request.max_tokens and answer.reason == "length":
-            answer.logits.append(theirs(torch.tensor([[*request.prompt_ids, *answer.output]])).logits[0, -1])
+            *prompt, last = theirs(torch.tensor([[*request.prompt_ids, *answer.output]])).logits[0]
+            answer.logits.append(last)
+            if not answer.output and len(request.prompt_ids) > 1:
+                answer.prompt_logits = torch.stack(prompt)
             token = chosen(request, answer.output, answer.logits[-1].numpy())
             answer.output.append(token)
             complete = request.grammar and (token == EOS or len(answer.output) == 12)
@@ -119,18 +125,32 @@ def check(results, want):
         name: (answer.output, answer.reason) for name, answer in want.items()
     }
     for result in results:
-        (most,) = (request.logprobs for request in TODO if request.id == result.id)
-        if most is None:
+        (request,) = (request for request in TODO if request.id == result.id)
+        answer = want[result.id]
+        if request.logprobs is None:
             assert result.logprobs is None and result.likeliest is None
+        else:
+            logits = torch.stack(answer.logits)
+            check_logprobs(logits, result.output_ids, result.logprobs, result.likeliest, request.logprobs)
+        if not request.prompt_logprobs:
+            assert result.prompt_logprobs is None and result.prompt_likeliest is None
             continue
-        theirs = torch.stack(want[result.id].logits).log_softmax(1)
-        own = theirs.gather(1, torch.tensor(result.output_ids).unsqueeze(1))[:, 0]
-        torch.testing.assert_close(torch.tensor(result.logprobs), own, rtol=1e-5, atol=1e-4)
-        best = theirs.topk(most, dim=1)
-        values = torch.tensor([[value for _, value in row] for row in result.likeliest])
-        torch.testing.assert_close(values, best.values, rtol=1e-5, atol=1e-4)
-        tokens = torch.tensor([[token for token, _ in row] for row in result.likeliest], dtype=torch.int64)
-        torch.testing.assert_close(theirs.gather(1, tokens), best.values, rtol=1e-5, atol=1e-4)
+        (first, *values), (nothing, *likeliest) = result.prompt_logprobs, result.prompt_likeliest
+        assert first is None and nothing == () and len(values) == len(likeliest) == len(request.prompt_ids) - 1
+        if values:
+            check_logprobs(answer.prompt_logits, request.prompt_ids[1:], values, likeliest, request.logprobs or 0)
+
+
+def check_logprobs(logits, tokens, values, likeliest, most):
+    """The log-probabilities of tokens, and of so many likeliest ones, are those of logits [tokens, vocab]."""
+    close = {"rtol": 1e-5, "atol": 1e-4}
+    theirs = logits.log_softmax(1)
+    own = theirs.gather(1, torch.tensor(tokens).unsqueeze(1))[:, 0]
+    torch.testing.assert_close(torch.tensor(values), own, **close)
+    best = theirs.topk(most, dim=1).values
+    torch.testing.assert_close(torch.tensor([[value for _, value in row] for row in likeliest]), best, **close)
+    ids = torch.tensor([[token for token, _ in row] for row in likeliest], dtype=torch.int64)
+    torch.testing.assert_close(theirs.gather(1, ids), best, **close)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +195,17 @@ def test_over_two_ranks(job, tmp_path, directories, want):
         check([from_dict(Result, result, "result") for result in came["results"]], want)
 
 
+def test_prompts_with_log_probabilities_take_no_prefix_from_the_cache(model, tokenizer, want):
+    """Each request twice: the second finds the first one's blocks, unless its prompt's logits are needed."""
+    plan = cells.schedule(model.spec, "orca", kv_blocks=100, max_num_seqs=1, prefix_caching=True)
+    again = [replace(request, id=f"{request.id} again", seed=request.own_seed) for request in TODO]
+    report = Engine(model, plan, tokenizer=tokenizer).run([*TODO, *again])
+    assert report.reused > 0
+    first, second = ([r for r in report.results if r.id.endswith("again") == late] for late in (False, True))
+    check(first, want)
+    check([replace(result, id=result.id.split()[0]) for result in second], want)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -214,3 +245,9 @@ def test_tokens_are_streamed_with_their_log_probabilities(model, tokenizer, want
         else:
             assert tuple(token.logprob for token in tokens) == result.logprobs
             assert tuple(token.likeliest for token in tokens) == result.likeliest
+
+
+def test_an_encoder_decoders_prompt_has_no_log_probabilities(model):
+    (request,) = requests([(3, 3)], prompt_logprobs=True)
+    with pytest.raises(InputError, match="prompt_logprobs, which an encoder-decoder's prompts don't have"):
+        check_request(request, replace(model.spec, encoder_layers=2))

@@ -38,7 +38,14 @@ def test_requests_are_read_with_text_and_ids(tmp_path):
 
 
 def test_how_tokens_are_chosen_is_read(tmp_path):
-    asked = {"frequency_penalty": 1, "presence_penalty": -0.5, "min_p": 0.1, "min_tokens": 2, "logprobs": 0}
+    asked = {
+        "frequency_penalty": 1,
+        "presence_penalty": -0.5,
+        "min_p": 0.1,
+        "min_tokens": 2,
+        "logprobs": 0,
+        "prompt_logprobs": True,
+    }
     lists = {"logit_bias": {"50256": -100, "7": 1.5}, "stop_token_ids": [3, 4], "grammar": "start: /a/"}
     ((request,), _) = read_requests(write(tmp_path / "r.jsonl", GOOD | asked | lists), GPT2, encode)
     rest = {"logit_bias": ((50256, -100.0), (7, 1.5)), "stop_token_ids": (3, 4), "grammar": "start: /a/"}
@@ -114,6 +121,7 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         (GOOD | {"presence_penalty": True}, "'a' has presence_penalty = True"),
         (GOOD | {"min_p": 1.5}, "'a' has min_p = 1.5"),
         (GOOD | {"grammar": {"type": "object"}}, "'a' has a grammar that is not text"),
+        (GOOD | {"prompt_logprobs": 1}, "'a' has prompt_logprobs = 1: it must be true or false"),
         (GOOD | {"logprobs": True}, "'a' has logprobs = True: it must be a whole number from 0 to 20"),
         (GOOD | {"min_tokens": 3}, "'a' has min_tokens = 3: it must be at most max_tokens"),
         (GOOD | {"logit_bias": [[5, 1]]}, "'a' has a logit_bias that is not token ids with numbers"),
