@@ -94,7 +94,7 @@ class Result(Noun):
     finish_s: float
     text: str | None = None
     logprobs: tuple[float, ...] | None = None
-    """Of each output token, where the request asks for them."""
+    """Of each output token, where the request asks for them; -9999.0 for minus infinity."""
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     """For each output token the likeliest tokens in its place with their log-probabilities."""
     prompt_logprobs: tuple[float | None, ...] | None = None

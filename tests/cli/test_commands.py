@@ -142,6 +142,9 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
         {"id": "ids", "prompt_ids": [5, 9, 7], "max_tokens": 8, "ignore_eos": True},
         {"id": "one", "prompt_ids": [1], "max_tokens": 1},
     ]
+    grammar = {"logprobs": 2, "prompt_logprobs": True, "grammar": "start: /a{3}/", "temperature": 1, "min_p": 0.1}
+    asking = {"id": "asking", "prompt_ids": [1, 2], "max_tokens": 9, "stop_token_ids": [3], **grammar}
+    lines.append(asking | {"logit_bias": {"70": 5}, "frequency_penalty": 1, "presence_penalty": 1, "min_tokens": 2})
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out, report = tmp_path / "out.jsonl", tmp_path / "report.html"
     command = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "-s", tiny_schedule, "-p", tiny_profile, "--out", out)
@@ -149,12 +152,17 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
     assert done.code == 0, done.err
     answer = done.json
     assert answer.keys() >= {*ESTIMATE_KEYS, "requests", "tokens", "seconds", "predicted", "predicted_steady", "error"}
-    assert answer["requests"] == 3
+    assert answer["requests"] == 4
     assert answer["predicted"].keys() >= ESTIMATE_KEYS and answer["error"].keys() == {*KEYS}
     measured, predicted = answer["throughput_tok_s"], answer["predicted"]["throughput_tok_s"]
     assert answer["error"]["throughput_tok_s"] == pytest.approx((measured - predicted) / measured)
     rows = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert rows.keys() == {"text", "ids", "one"}
+    assert rows.keys() == {"text", "ids", "one", "asking"}
+    asked = {key: rows["asking"].pop(key) for key in ("logprobs", "likeliest", "prompt_logprobs", "prompt_likeliest")}
+    assert rows["asking"]["text"] == "aaa" and rows["asking"]["finish_reason"] == "stop"
+    assert {key: len(value) for key, value in asked.items()} == dict(zip(asked, (3, 3, 2, 2), strict=True))
+    assert asked["prompt_logprobs"][0] is None and asked["prompt_likeliest"][0] == []
+    assert all(value < 0 for value in asked["logprobs"]) and {len(row) for row in asked["likeliest"]} == {2}
     assert len(rows["ids"]["output_ids"]) == 8 and len(rows["one"]["output_ids"]) == 1
     assert rows["text"]["prompt_tokens"] == 5 and isinstance(rows["text"]["text"], str)
     for row in rows.values():
@@ -164,7 +172,7 @@ def test_requests_are_run_and_measured(exegpt, tiny, tiny_schedule, tiny_profile
         assert 0 <= row["start_s"] <= row["first_token_s"] <= row["finish_s"]
     assert answer["tokens"] == sum(len(row["output_ids"]) for row in rows.values())
     assert "<svg" in report.read_text()
-    assert exegpt("show", out, "--json").json["results"]["requests"] == 3
+    assert exegpt("show", out, "--json").json["results"]["requests"] == 4
     assert "time to first token" in exegpt("show", out).out
 
 

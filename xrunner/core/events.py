@@ -16,7 +16,7 @@ class Token:
     made_s: float
     """When it was made: seconds since the run began."""
     logprob: float | None = None
-    """Its log-probability, where the request asks for it."""
+    """Its log-probability, where the request asks for it; -9999.0 for minus infinity."""
     likeliest: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens in its place, as many as the request asks for, with their log-probabilities."""
 

@@ -27,6 +27,9 @@ from xrunner.rank.worker import read_result
 _KEPT = 256
 """Ended requests that are remembered at least: forgetting goes over all."""
 
+_LEAST_LOGPROB = -9999.0
+"""For minus infinity, which JSON lacks; as in vLLM."""
+
 
 class Outputs:
     """`eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests. `emit`
@@ -190,7 +193,9 @@ def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
 
 
 def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """A token's log-probability, and up to `most` likeliest tokens with theirs, of a row of `log_probs`."""
-    own, *best = row
+    """A token's log-probability, and up to `most` likeliest tokens with theirs, of a row of `log_probs`; of tokens that
+    are ruled out `_LEAST_LOGPROB`.
+    """
+    own, *best = (max(value, _LEAST_LOGPROB) for value in row)
     count = len(best) // 2
     return own, tuple(itertools.islice(zip(map(int, best[count:]), best[:count], strict=True), most))

@@ -9,6 +9,9 @@ from exegpt.document import dumps, from_dict, parse_json, to_dict, write_text
 from exegpt.errors import InputError
 from exegpt.request import Result
 
+_WHERE_ASKED = {"logprobs", "likeliest", "prompt_logprobs", "prompt_likeliest"}
+"""Keys that only results of requests that ask for them have."""
+
 
 class ResultFile:
     """One JSON line per result, flushed to `FILE.partial` and renamed to `FILE` at the end.
@@ -51,7 +54,8 @@ class ResultFile:
 
     def append(self, result: Result) -> None:
         """Write one result so that it is there whatever becomes of this process."""
-        self._file.write(dumps(to_dict(result), indent=None) + "\n")
+        row = to_dict(result)
+        self._file.write(dumps({k: v for k, v in row.items() if v is not None or k not in _WHERE_ASKED}, None) + "\n")
         self._file.flush()
 
     def leave(self) -> None:

@@ -20,6 +20,7 @@ from tests.xrunner.cells import requests
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.compute import Compute
 from xrunner.rank.running import Running
+from xrunner.rank.token_mask import mask_without
 
 META = torch.device("meta")
 
@@ -88,13 +89,17 @@ def device_batch(model, encode, decode, **options):
     """A device batch that encodes prompts of these lengths, and decodes after others."""
     lengths = [(n, 9) for n in [*encode, *decode]]
     running = {}
+    if model.start:
+        options = options | {"prompt_logprobs": False}
     for index, request in enumerate(requests(lengths, **options)):
         sequence = Sequence(index, len(request.prompt_ids), 9, 0.0)
         sequence.blocks = list(range(6 * index, 6 * index + 6))
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         running[index] = Running(request, sequence, prompt, start=model.start)
-        if request.repetition_penalty != 1:
+        if running[index].penalised:
             running[index].slot = index
+        if request.min_tokens:
+            running[index].without_stops = mask_without([0], 300)
     ordered, assemble = [request.sequence for request in running.values()], Assembler(running, 16)
     begun = ordered[len(encode) :]
     if begun:
@@ -106,12 +111,14 @@ def device_batch(model, encode, decode, **options):
     return assemble(batch)[0]
 
 
-HOW = ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3})
+EDITS = {"frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": ((7, 1.0),), "min_tokens": 4}
+EDITED = EDITS | {"temperature": 0.8, "min_p": 0.1, "logprobs": 3, "prompt_logprobs": True}
+HOW = ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}, EDITED)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize(("encode", "decode"), [((7, 40), ()), ((), (3, 9, 30)), ((90,), (12,))])
-@pytest.mark.parametrize("how", HOW, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("how", HOW, ids=["greedy", "sampled", "edited"])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decode, how, graphs):
     model, gpu = models[arch], Nowhere()
@@ -123,12 +130,14 @@ def test_a_step_waits_for_its_tokens_alone(models, launched, arch, encode, decod
     launched.clear()
     with Watching():
         _, tokens = compute(batch, None)
-    assert gpu.waited == 1 and tokens.shape == (batch.new_tokens,) and tokens.dtype == torch.int64
+    assert gpu.waited == 1 and tokens.shape == (batch.result_size - 1,) and tokens.dtype == torch.int64
+    assert (batch.result_size > 1 + batch.new_tokens) == (how is EDITED and batch.new_tokens > 0)
     replayed = graphs and batch.phase == "decode"
-    assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == bool(batch.new_tokens)
+    assert len(gpu.there) == 1 + (replayed and bool(how)) and len(gpu.back) == (batch.result_size > 1)
     attended = {name for phase, name in ((encode, "_attend_prefill"), (decode, "_attend_decode")) if phase}
     assert attended | {"_norm"} <= set(launched) and {"_rotate", "_write"} & set(launched)
     assert ("_sample" in launched) == bool(how and batch.new_tokens)
+    assert ("_edit" in launched) == (how is EDITED and batch.new_tokens > 0)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
