@@ -114,14 +114,14 @@ class Answer(ABC):
         body: Sampled = self.body
         self.prompt_tokens += len(ids)
         for request in requests_of(body, ids, max_tokens, frontend.model.spec.vocab, logprobs, place):
-            text = OutputText(frontend.model.tokenizer, ids)
+            text = OutputText(frontend.model.token_bytes, ids)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
-            self.choices.append(Choice(len(self.choices), request, text, stops))
+            self.choices.append(Choice(len(self.choices), request, text, stops, _silent(body, frontend.model)))
 
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
-        made = sum(choice.completion_tokens for choice in self.choices)
+        made = sum(choice.taken for choice in self.choices)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
@@ -204,6 +204,12 @@ async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, s
     finally:
         working.cancel()
         leaving.cancel()
+
+
+def _silent(body: Sampled, model: ServedModel) -> frozenset[int]:
+    """Tokens that end an output without text: EOS and stop tokens."""
+    eos = () if body.ignore_eos else model.eos
+    return frozenset() if body.include_stop_str_in_output else frozenset((*eos, *(body.stop_token_ids or ())))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:

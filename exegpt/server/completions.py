@@ -48,7 +48,9 @@ class Completion(Answer):
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
         """A whole choice."""
-        return self._choice(choice, self._echo(choice) + text, choice.finish_reason, choice.output.tokens)
+        return self._choice(
+            choice, self._echo(choice) + text, choice.finish_reason, choice.output.tokens[: choice.taken]
+        )
 
     def _echo(self, choice: Choice) -> str:
         return self.prompt_texts[choice.index] if self.body.echo else ""

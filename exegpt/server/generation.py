@@ -19,15 +19,27 @@ class Choice:
     request: Request
     text: OutputText
     stops: StopTexts
+    silent: frozenset[int] = frozenset()
+    """Tokens whose text is left out where they end the output."""
     output: Output = field(init=False)
     finish_reason: str | None = None
     taken: int = 0
-    """Tokens whose text has been given or is held back."""
+    """Tokens whose text has been given or is held back: those that count as sampled for it."""
 
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens that were sampled for it."""
-        return self.taken
+    def take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
+        """The text that more tokens complete, and whether a stop text ended it: what comes after that is not taken."""
+        text, stopped = "", False
+        for token in tokens:
+            self.taken += 1
+            last = ended and self.taken == len(self.output.tokens)
+            more, stopped = self.stops.push("" if last and token in self.silent else self.text.push([token]))
+            text += more
+            if stopped:
+                return text, True
+        if ended:
+            more, stopped = self.stops.push(self.text.finish())
+            text += more if stopped else more + self.stops.finish()
+        return text, stopped
 
 
 @dataclass(frozen=True)
@@ -84,12 +96,11 @@ class Generation:
             raise ApiError(500, "The request was ended by an internal error.", "internal_error", None, SERVER)
         if not tokens and not ended:
             return None
-        choice.taken += len(tokens)
-        text, stopped = choice.stops.push(choice.text.push(tokens) + (choice.text.finish() if ended else ""))
+        begun = choice.taken
+        text, stopped = choice.take(tokens, ended is not None)
         if stopped:
             choice.finish_reason = "stop"
             self._link.abort([output])
         elif ended:
-            text += choice.stops.finish()
             choice.finish_reason = ended.reason
-        return Piece(choice, text, tokens, choice.finish_reason)
+        return Piece(choice, text, output.tokens[begun : choice.taken], choice.finish_reason)

@@ -11,6 +11,7 @@ from exegpt.app.request_lists import load_tokenizer
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.server.errors import invalid
+from exegpt.server.text.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,17 @@ class ServedModel:
             "owned_by": "exegpt",
             "max_model_len": self.spec.context,
         }
+
+    @cached_property
+    def eos(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        ids = self.config("config.json").get("eos_token_id")
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Its tokens' bytes."""
+        return TokenBytes(self.tokenizer)
 
     @cached_property
     def longest_token(self) -> int:

@@ -111,3 +111,17 @@ def test_a_stop_text_ends_the_output_and_is_left_out(server):
     assert choice["finish_reason"] == "stop" and choice["text"] == text[: text.index(stop)]
     streamed = events(server.post("/v1/completions", body | {"stop": stop, "stream": True})[2])
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == choice["text"]
+
+
+def test_a_stop_token_ends_the_output_without_text_unless_asked_for(server):
+    body = {"prompt": "Hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    whole = json.loads(server.post("/v1/completions", body)[2])["choices"][0]
+    stop = next(i for i in whole["token_ids"] if i < 256)
+    end = whole["token_ids"].index(stop) + 1
+    answer = json.loads(server.post("/v1/completions", body | {"stop_token_ids": [stop]})[2])
+    choice = answer["choices"][0]
+    assert choice["token_ids"] == whole["token_ids"][:end] and choice["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == end
+    included = body | {"stop_token_ids": [stop], "include_stop_str_in_output": True}
+    with_text = json.loads(server.post("/v1/completions", included)[2])["choices"][0]["text"]
+    assert len(with_text) == len(choice["text"]) + 1 and with_text.startswith(choice["text"].rstrip("\ufffd"))

@@ -1,37 +1,91 @@
 """Output text: what tokens add to the text of a prompt, as they come."""
 
+import codecs
 from collections.abc import Sequence
-from typing import Any
+from itertools import groupby
 
-_BEFORE = 6
-"""Tokens of the prompt that the output is decoded with: a first token may lose its space when decoded alone."""
-_INCOMPLETE = "\ufffd"
+from exegpt.server.text.token_bytes import TokenBytes
+
+_CONTEXT = 4
+"""Tokens that others are decoded behind: a first token may lose its space when decoded alone. Each has a byte or more,
+and a character four at most.
+"""
+
+
+def _replace_bytes(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("replace-bytes", _replace_bytes)
 
 
 class OutputText:
-    """The text of one sequence's output: `push` returns what is certain, `finish` the rest."""
+    """The text of one sequence's output: the text of prompt and output less the prompt's. `push` returns what is
+    certain, `finish` the rest: at most three bytes of a character whose end hasn't come.
 
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int]):
-        self._tokenizer = tokenizer
-        self._ids = list(prompt_ids[-_BEFORE:])
-        self._begin, self._end = 0, len(self._ids)
-        """The window: text up to `_end` has been given, and is decoded again from `_begin` on."""
+    A prompt that ends inside a character is followed by that character where the output completes it. Bytes that aren't
+    UTF-8 become U+FFFD as in tokenizers: once for a cut character of byte-level ones, once per byte with byte fallback.
+    There the tokenizers library replaces valid characters beside such bytes, too; here they stay, since they may have
+    been sent.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int]):
+        self._bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace" if token_bytes.byte_level else "replace-bytes")
+        self._before, ending = self._end_of(prompt_ids)
+        self._utf8.decode(ending)
+        cut = self._utf8.getstate()[0]
+        self._shown = cut.decode("utf-8", self._utf8.errors)
+        """What the prompt's text has in place of a character that it ends in."""
+        self._strips = token_bytes.strips_space and not self._before
 
     def push(self, tokens: Sequence[int]) -> str:
         """Text that these tokens complete."""
-        self._ids += tokens
-        known, text = self._decode(self._end), self._decode(len(self._ids))
-        if len(text) <= len(known) or text.endswith(_INCOMPLETE):
-            return ""
-        self._begin, self._end = self._end, len(self._ids)
-        return text[len(known) :]
+        text = ""
+        visible = [token for token in tokens if self._bytes.get(token) != b""]
+        for plain, group in groupby(visible, lambda token: self._bytes.get(token) is None):
+            run = list(group)
+            text += self.finish() + self._in_context(run) if plain else self._decode(run)
+            self._before = (self._before + run[-_CONTEXT:])[-_CONTEXT:]
+        return text
 
     def finish(self) -> str:
         """What was held back, an incomplete character replaced."""
-        known, text = self._decode(self._end), self._decode(len(self._ids))
-        self._begin = self._end = len(self._ids)
-        return text[len(known) :]
+        return self._less_shown(self._utf8.decode(b"", final=True))
 
-    def _decode(self, end: int) -> str:
-        text: str = self._tokenizer.decode(self._ids[self._begin : end], skip_special_tokens=True)
+    def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
+        """The prompt's last tokens with text, and the bytes of those at its end that are bytes."""
+        before: list[int] = []
+        ending, are_bytes = b"", True
+        for token in reversed(prompt_ids):
+            data = self._bytes.get(token)
+            if data == b"":
+                continue
+            before.insert(0, token)
+            are_bytes = are_bytes and data is not None
+            if are_bytes and data:
+                ending = data + ending
+            if len(before) == _CONTEXT:
+                break
+        return before, ending
+
+    def _decode(self, run: list[int]) -> str:
+        text = self._less_shown(self._utf8.decode(b"".join(self._bytes.get(token) or b"" for token in run)))
+        if text and self._strips:
+            self._strips = False
+            return text.removeprefix(" ")
         return text
+
+    def _in_context(self, run: list[int]) -> str:
+        self._strips = False  # the decoder does
+        known = self._bytes.decode(self._before)
+        return self._bytes.decode(self._before + run)[len(known) :]
+
+    def _less_shown(self, text: str) -> str:
+        if not text:
+            return text
+        shown, self._shown = self._shown, ""
+        while shown and not text.startswith(shown):
+            shown = shown[:-1]
+        return text[len(shown) :]

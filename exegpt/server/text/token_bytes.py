@@ -1,0 +1,57 @@
+"""Token bytes: the bytes that tokens stand for, where a tokenizer has such tokens."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+_BYTE_TOKEN = len("<0x00>")
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))}
+"""GPT-2's letters → the bytes that they stand for: printable ones of Latin-1 for themselves, then the others."""
+
+
+class TokenBytes:
+    """Which bytes a token stands for, by its tokenizer's decoder: all tokens of a byte-level one do, and `<0xE4>` of one
+    with byte fallback.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        decoder = tokenizer.decoder
+        state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": ""}
+        kinds = [part["type"] for part in state.get("decoders", [state])]
+        self.byte_level = "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}
+        """Whether all tokens are bytes."""
+        self._fallback = "ByteFallback" in kinds
+        self._special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        self._known: dict[int, bytes | None] = {}
+        space = tokenizer.token_to_id("<0x20>")
+        self.strips_space = self._fallback and space is not None and not self.decode([space])
+        """Whether the decoder removes a space that begins the whole text."""
+
+    def get(self, token: int) -> bytes | None:
+        """The token's bytes: none for special tokens and ids beyond the tokenizer; None where its text depends on the
+        tokens before it.
+        """
+        if token not in self._known:
+            self._known[token] = self._bytes_of(self.tokenizer.id_to_token(token))
+        return self._known[token]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The tokenizer's own text of tokens."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def _bytes_of(self, name: str | None) -> bytes | None:
+        if name is None or name in self._special:
+            return b""
+        if self.byte_level:
+            letters = [_BYTES.get(letter) for letter in name]
+            return bytes(byte for byte in letters if byte is not None) if None not in letters else name.encode()
+        if self._fallback and len(name) == _BYTE_TOKEN and name.startswith("<0x") and name.endswith(">"):
+            try:
+                return bytes([int(name[3:5], 16)])
+            except ValueError:
+                return None
+        return None
