@@ -53,6 +53,9 @@ class Request(Noun):
     """Report the prompt's log-probabilities too, with as many likeliest tokens as `logprobs` asks for. Not of an
     encoder-decoder; its prefix isn't taken from the cache."""
 
+    output_ids: tuple[int, ...] = ()
+    """Output that another engine has made of it: computed again with the prompt, and not given again."""
+
     @property
     def greedy(self) -> bool:
         """Whether every token is the likeliest one by the model's own logits."""

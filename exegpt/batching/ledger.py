@@ -187,13 +187,7 @@ class Ledger:
         a static batch remain that have finished, that ends.
         """
         self._release([sequence])
-        sequence.status, sequence.cached, sequence.recomputed = PREEMPTED, 0, sequence.generated
-        sequence.to_prefill = sequence.input_tokens
-        if self.encoder_decoder:
-            sequence.behind = sequence.recomputed
-        else:
-            sequence.to_prefill += sequence.recomputed
-        sequence.published = 0
+        sequence.recompute(self.encoder_decoder)
         self._finish([])
         self.waiting.push(sequence)
         self.preempted.append(sequence)

@@ -71,6 +71,14 @@ class Sequence:
         self.ends = self.ends or self.max_output
         self.to_prefill = self.input_tokens
 
+    def recompute(self, encoder_decoder: bool) -> None:
+        """Wait again without a cache: prompt and output are prefilled, the output by a decoder alone where there is an
+        encoder.
+        """
+        self.status, self.cached, self.recomputed, self.published = PREEMPTED, 0, self.generated, 0
+        self.behind = self.recomputed if encoder_decoder else 0
+        self.to_prefill = self.input_tokens + self.recomputed - self.behind
+
     @property
     def finished(self) -> bool:
         """Whether its last token is made, or booked."""

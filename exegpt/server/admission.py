@@ -125,6 +125,11 @@ class Admission:
         per_token = median((c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran) / tokens
         return per_token, per_token
 
+    @property
+    def cycle_s(self) -> float:
+        """The predicted time between two messages of a loaded engine, at most: a prefill, or an iteration."""
+        return self._first_s + self._token_s
+
     # ---- deciding ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:

@@ -24,6 +24,8 @@ from exegpt.server.served_model import ServedModel
 from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts
 
+STALL_S, STALL_CYCLES = 5.0, 10
+"""An engine has stalled that does no step for so long: seconds, and predicted cycles, whichever is longer."""
 _RETRY_S = 5
 """After which clients ask again whether the engine has loaded."""
 
@@ -44,6 +46,8 @@ class Frontend:
     """Sequences that may wait for the engine."""
     admission: Admission | None = None
     """While there is an engine."""
+    restarting: bool = False
+    """Whether an engine was lost."""
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
@@ -52,13 +56,24 @@ class Frontend:
         """ApiError while no request can be taken."""
         if self.draining:
             raise unavailable("The server is being shut down.", "draining", _RETRY_S)
-        if self.link.opened is None:
+        if self.admission is None:
+            if self.restarting:
+                raise unavailable("The engine is started again.", "engine_restarting", _RETRY_S)
             raise unavailable("The engine is starting.", "loading", _RETRY_S)
 
     def opened(self, opened: Opened) -> None:
         """Take requests: there is an engine."""
         self.fingerprint = fingerprint(self.model, opened)
         self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
+
+    def lost(self) -> None:
+        """Take no requests until there is another engine, which goes on with those that were accepted."""
+        self.admission, self.restarting = None, True
+
+    @property
+    def stall_limit_s(self) -> float:
+        """For how long a running engine may be silent."""
+        return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
 
     def limited(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
         """The most output tokens of a prompt; ApiError where they don't fit."""

@@ -49,14 +49,24 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
         self._next = 0
+        self._busy_s = 0.0
+        """Since when there are sequences."""
 
     async def listen(self, path: Path) -> None:
         """Let engines connect to this socket, which is in a directory of this user's alone."""
         self._server = await asyncio.start_unix_server(self._serve, path)
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the engine has sent nothing though it has sequences; 0 without any."""
+        if not self.outputs or self.opened is None:
+            return 0.0
+        return time.monotonic() - max(self.heard_s, self._busy_s)
+
     def add(self, request: Request, news: Callable[[], object]) -> Output:
         """Give a sequence to the engine, under a number of its own."""
         number, self._next = str(self._next), self._next + 1
+        self._busy_s = self._busy_s if self.outputs else time.monotonic()
         output = Output(replace(request, id=number), news, added_s=time.monotonic())
         self.outputs[number] = output
         self._send(output.request)
@@ -104,6 +114,8 @@ class EngineLink:
         if isinstance(message, Opened):
             self.opened = message
             self.on_opened(message)
+            for output in self.outputs.values():  # which another engine has begun
+                self._send(replace(output.request, output_ids=tuple(output.tokens)))
             return
         assert isinstance(message, Stepped)
         self.last = message
@@ -111,16 +123,16 @@ class EngineLink:
         for number, token, made_s in zip(
             message.ids.tolist(), message.tokens.tolist(), message.made_s.tolist(), strict=True
         ):
-            output = self.outputs.get(str(number))
-            if output is not None:  # else it was aborted
-                output.tokens.append(token)
-                output.made_s.append(made_s)
-                touched[output.request.id] = output
+            receiver = self.outputs.get(str(number))
+            if receiver:  # else it was aborted
+                receiver.tokens.append(token)
+                receiver.made_s.append(made_s)
+                touched[receiver.request.id] = receiver
         for ended in message.ended:
-            output = self.outputs.pop(ended.id, None)
-            if output is not None:
-                output.ended = ended
-                touched[ended.id] = output
+            receiver = self.outputs.pop(ended.id, None)
+            if receiver:
+                receiver.ended = ended
+                touched[ended.id] = receiver
         for output in touched.values():
             output.news()
         self.on_stepped(message)

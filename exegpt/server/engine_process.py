@@ -1,14 +1,16 @@
 """The engine as a child of the frontend: started in a session of its own, watched, ended with it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_KILL_AFTER_S = 10.0
+_KILL_AFTER_S = 3.0
 _ENGINE = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
 """The child finds its modules where its parent does."""
 
@@ -43,17 +45,31 @@ class EngineProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it and its ranks: politely, then at once."""
+        """End it and its ranks."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:
-                return
-            try:
+            if not _signal(process.pid, number):
+                break
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
-                return
-            except (TimeoutError, asyncio.TimeoutError):
-                continue
+        self.kill()  # ranks that their launcher has left
+
+    def kill(self) -> None:
+        """End it and its ranks at once, stopped ones too."""
+        if self._process:
+            while _signal(self._process.pid, signal.SIGKILL):
+                time.sleep(0.01)
+
+
+def _signal(session: int, number: int) -> bool:
+    """Send a signal to all living processes of a session; whether there was one."""
+    sent = False
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, *_, in_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(in_session) == session and state not in "ZX":
+                os.kill(int(entry.name), number)
+                sent = True
+    return sent

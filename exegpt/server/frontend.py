@@ -72,6 +72,7 @@ class Supervisor:
         self.code = 0
         frontend.link.on_opened = self._opened
         frontend.link.on_stepped = self._stepped
+        frontend.link.on_lost = frontend.lost
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
@@ -125,11 +126,24 @@ class Supervisor:
         if self._frontend.admission:
             self._updating = asyncio.ensure_future(self._frontend.admission.update())
 
+    async def _watch(self) -> None:
+        """Kill an engine that has stalled: `_supervise` starts another."""
+        link = self._frontend.link
+        while link.silent_s < self._frontend.stall_limit_s:
+            await asyncio.sleep(_LOOK_S)
+        output.note(f"the engine has done nothing for {link.silent_s:.1f} s: it is killed")
+        self._frontend.lost()
+        self._engine.kill()
+
     async def _supervise(self) -> None:
         """Run engines, one after the other; returns when the first can't be started."""
         while True:
             await self._engine.start()
+            watching = asyncio.ensure_future(self._watch())
             code = await self._engine.wait()
+            watching.cancel()
+            self._engine.kill()
+            self._frontend.lost()
             if self._frontend.draining:
                 return
             self._failures += 1

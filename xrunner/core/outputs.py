@@ -64,12 +64,23 @@ class Outputs:
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
         running = self.running[index] = Running(request, sequence, prompt, start=start)
         running.constraint = self._grammars.start(request)
+        if request.output_ids:
+            self._resume(running)
         if request.min_tokens:
             running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
         if self._keyed and not request.prompt_logprobs:  # of a prefix from the cache there are no logits
             sequence.keys = running.keys
             running.extend_keys(self._keyed)
         return sequence
+
+    def _resume(self, running: Running) -> None:
+        """Let a request go on where another engine left it, as after a preemption."""
+        running.output = list(running.request.output_ids)
+        running.sequence.generated = len(running.output)
+        running.sequence.recompute(bool(running.start))
+        if running.constraint:
+            for token in running.output:
+                running.constraint.consume(token)
 
     def of(self, sequences: Iterable[Sequence]) -> list[Running]:
         """The requests of these sequences."""

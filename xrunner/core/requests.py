@@ -123,7 +123,11 @@ def check_request(request: Request, model: ModelSpec) -> None:
         raise InputError(f"{name} has an empty prompt: it needs at least one token.")
     if request.max_tokens < 1:
         raise InputError(f"{name} has max_tokens = {request.max_tokens}: it must be at least 1.")
-    outside = next((i for i in request.prompt_ids if not 0 <= i < model.vocab), None)
+    if len(request.output_ids) >= request.max_tokens:
+        raise InputError(
+            f"{name} has {len(request.output_ids)} tokens of output already, and max_tokens = {request.max_tokens}."
+        )
+    outside = next((i for i in (*request.prompt_ids, *request.output_ids) if not 0 <= i < model.vocab), None)
     if outside is not None:
         raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
     _check_choice(request, model.vocab)

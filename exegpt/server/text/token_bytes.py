@@ -12,8 +12,8 @@ _BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - 
 
 
 class TokenBytes:
-    """Which bytes a token stands for, by its tokenizer's decoder: all tokens of a byte-level one do, and `<0xE4>` of one
-    with byte fallback.
+    """Which bytes a token stands for, by its tokenizer's decoder: all tokens of a byte-level one do, and `<0xE4>` where
+    there is a byte fallback.
     """
 
     def __init__(self, tokenizer: Any):
