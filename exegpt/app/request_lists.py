@@ -14,10 +14,12 @@ from exegpt.workload import RequestLengths, Workload
 if TYPE_CHECKING:
     from xrunner.core.requests import Rejected
 
+TOKENIZER = "tokenizer.json"
+
 
 def load_tokenizer(directory: Path) -> Any:
     """The model's tokenizer, None where it has none."""
-    path = directory / "tokenizer.json"
+    path = directory / TOKENIZER
     if not path.is_file():
         return None
     from tokenizers import Tokenizer
@@ -38,12 +40,16 @@ def read_for_model(
     skip_invalid: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
     """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`."""
+    from xrunner.core.grammar import Grammars
     from xrunner.core.requests import read_requests
 
     tokenizer = load_tokenizer(directory)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     named = parse_columns(columns) if columns else None
-    return read_requests(source, spec, encode, seed=seed, columns=named, note=note, skip_invalid=skip_invalid)
+    check = Grammars(directory / TOKENIZER, frozenset(), spec.vocab).check
+    return read_requests(
+        source, spec, encode, seed=seed, columns=named, note=note, skip_invalid=skip_invalid, check=check
+    )
 
 
 def draw(workload: Workload, num: int, seed: int, context: int) -> tuple[RequestLengths, ...]:

@@ -73,11 +73,13 @@ def read_requests(
     columns: dict[str, str] | None = None,
     skip_invalid: bool = False,
     note: Note = silent,
+    check: Callable[[Request], object] = lambda request: None,
 ) -> tuple[list[Request], list[Rejected]]:
     """Requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
 
     `encode` is the model's tokenizer, None where it has none. InputError names the first request that is wrong; with
     `skip_invalid` those are returned beside the others instead. `note` as in `exegpt.trace.read_trace`.
+    `check` raises InputError for what else can't be run: a grammar, by `Grammars.check`.
     """
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
@@ -97,6 +99,7 @@ def read_requests(
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")
             check_request(request, model)
+            check(request)
         except InputError as error:
             if not skip_invalid:
                 raise

@@ -12,6 +12,7 @@ from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xrunner.core.engine import Engine
 from xrunner.core.grammar import Grammars
+from xrunner.core.requests import read_requests
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install -e '.[serve]'")
 END = 256
@@ -122,3 +123,16 @@ def test_the_package_is_imported_for_a_grammar_alone(model, tokenizer, monkeypat
     assert len(engine.run([request]).results) == 1
     with pytest.raises(InputError, match="the package llguidance is not installed: pip install llguidance"):
         engine.run([replace(request, grammar="start: /a/")])
+
+
+def test_a_bad_grammar_in_a_list_is_skipped_or_named(model, tokenizer, tmp_path):
+    lines = [
+        {"id": name, "prompt_ids": [1], "max_tokens": 4, "grammar": name} for name in ("start: /a/", "start: bad(")
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = (str(tmp_path / "r.jsonl"), model.spec, None)
+    check = Grammars(tokenizer, frozenset(), model.spec.vocab).check
+    with pytest.raises(InputError, match=r"^Request 'start: bad\(' has a grammar, and llguidance refuses it"):
+        read_requests(*given, check=check)
+    requests, rejected = read_requests(*given, check=check, skip_invalid=True)
+    assert [r.id for r in requests] == ["start: /a/"] and [r.result.id for r in rejected] == ["start: bad("]
