@@ -23,6 +23,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     served_model_name: Annotated[str | None, typer.Option(help="Default: the directory's name.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file in place of the model's own chat template.")
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A key per line. Default: EXEGPT_API_KEY, if it is set.")
     ] = None,
@@ -79,6 +82,7 @@ def serve(
         max_waiting=max_waiting,
         drain_timeout_s=parse_duration(drain_timeout) or float("inf"),
         stall_timeout_s=parse_duration(stall_timeout) or float("inf"),
+        chat_template=chat_template,
     )
     return frontend.run(
         asked, [text for name, value in given.items() if value is not None for text in (name, str(value))]

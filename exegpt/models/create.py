@@ -15,6 +15,15 @@ from exegpt.models.weights import RandomWeights, torch_dtype
 _BYTES = 256
 _END = "<|endoftext|>"
 """The token that ends a text; its id follows the bytes'."""
+_CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- message['role'] + ': ' + message['content'] + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'assistant: ' }}
+{%- endif %}
+"""
+"""A line per message: random weights know no better."""
 
 _LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Architectures with a Llama's config → transformers' names of their classes."""
@@ -192,7 +201,7 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
 
 
 def _write_tokenizer(directory: Path, context: int) -> None:
-    """Every byte is a token; ids from 257 on have no text."""
+    """Every byte is a token; ids from 257 on have no text. A chat template, too."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -209,3 +218,4 @@ def _write_tokenizer(directory: Path, context: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(dumps(settings) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(_CHAT_TEMPLATE, encoding="utf-8")

@@ -48,6 +48,8 @@ class ServerOptions:
     max_waiting: int
     drain_timeout_s: float
     stall_timeout_s: float
+    chat_template: Path | None = None
+    """A file to use in place of the model's own."""
 
 
 class Server(uvicorn.Server):
@@ -174,7 +176,7 @@ def run(options: ServerOptions, engine_arguments: list[str]) -> int:
 
 
 async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
-    model = ServedModel.read(options.model, options.name)
+    model = ServedModel.read(options.model, options.name, options.chat_template)
     frontend = Frontend(model, EngineLink(), "", options.max_output, options.stall_timeout_s, options.max_waiting)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)

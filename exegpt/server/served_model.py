@@ -11,6 +11,7 @@ from exegpt.app.request_lists import load_tokenizer
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.server.errors import invalid
+from exegpt.server.text.chat_template import ChatTemplate
 from exegpt.server.text.token_bytes import TokenBytes
 
 
@@ -24,15 +25,17 @@ class ServedModel:
     tokenizer: Any
     """None where the directory has none: prompts are then token ids, and outputs have no text."""
     created: int
+    chat_template: ChatTemplate | None = None
 
     @staticmethod
-    def read(directory: Path, name: str | None) -> "ServedModel":
-        """The model of a directory. InputError where there is none."""
+    def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
+        """The model of a directory, with another chat template where one is given. InputError where it can't be read."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:
             raise InputError(f"'{directory}' has no tokenizer.json: a server needs one.")
-        return ServedModel(name or directory.name, directory, spec, tokenizer, int(time.time()))
+        template = ChatTemplate.read(directory, chat_template)
+        return ServedModel(name or directory.resolve().name, directory, spec, tokenizer, int(time.time()), template)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -61,12 +64,17 @@ class ServedModel:
         """Characters of the longest token."""
         return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    @property
+    def longest_text(self) -> int:
+        """Characters beyond which no text fits the context."""
+        return self.spec.context * self.longest_token
+
+    def encode(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
         """The token ids of a text; ApiError where it can't fit the context, before it is tokenized."""
-        if len(text) > self.spec.context * self.longest_token:
+        if len(text) > self.longest_text:
             raise invalid(
-                f"The prompt is longer than the context of {self.spec.context:,} tokens.",
-                "prompt",
+                f"The text is longer than the context of {self.spec.context:,} tokens.",
+                param,
                 "context_length_exceeded",
             )
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids

@@ -7,8 +7,9 @@ from typing import Any
 _BYTE_TOKEN = len("<0x00>")
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))}
-"""GPT-2's letters → the bytes that they stand for: printable ones of Latin-1 for themselves, then the others."""
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""Letters of byte-level vocabularies and their bytes: printable ones of Latin-1 are their own, others follow."""
 
 
 class TokenBytes:
@@ -28,7 +29,7 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
         space = tokenizer.token_to_id("<0x20>")
         self.strips_space = self._fallback and space is not None and not self.decode([space])
-        """Whether the decoder removes a space that begins the whole text."""
+        """Whether a space that begins the whole text is removed."""
 
     def get(self, token: int) -> bytes | None:
         """The token's bytes: none for special tokens and ids beyond the tokenizer; None where its text depends on the
