@@ -40,8 +40,8 @@ class EngineOptions:
     """What the engine of a server is asked for."""
 
     model: str
-    socket: Path
-    """Where the frontend listens."""
+    socket: Path | None
+    """Where the frontend listens, as rank 0 knows."""
     schedule: Path | None
     """None: searched."""
     workload: str | None
@@ -66,6 +66,7 @@ class EnginePlan:
 
 def serve(options: EngineOptions, ranks: Ranks) -> None:
     """Plan, load and serve until the frontend drains or has gone; all ranks call it."""
+    path = ranks.share(lambda: str(options.socket))
     ranks.agree(lambda: {"model": options.model, "schedule": str(options.schedule), "admission": options.admission})
     set_threads(ranks.threads(options.threads))
     device = find_device(options.device, ranks.local)
@@ -79,7 +80,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         engine.serve()
         return
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(options.socket))
+        connection.connect(path)
         try:
             inbox.serve(engine, connection, plan.opened)
         except inbox.Gone:

@@ -1,11 +1,15 @@
 """`exegpt engine`: the engine of a server, which `exegpt serve` starts. Not for people."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exegpt.cli import options
+
+if TYPE_CHECKING:
+    from exegpt.app.serving_engine import EngineOptions
 
 
 def engine(
@@ -23,22 +27,25 @@ def engine(
 ) -> None:
     """Run the requests that come over a socket."""
     from exegpt.app import serving_engine
-    from exegpt.app.choices import policy_names
-    from exegpt.duration import parse_duration
     from xrunner.comm.ranks import job
 
-    asked = serving_engine.EngineOptions(
-        model=model,
-        socket=socket,
-        schedule=schedule,
-        workload=workload,
-        latency_bound_s=parse_duration(latency_bound) if latency_bound else None,
-        policies=policy_names(policy) if policy else None,
-        admission=admission or "grow",
-        device=device,
-        attention=attention,
-        dtype=dtype,
-        threads=threads,
-    )
+    typed = locals()
     with job() as ranks:
-        serving_engine.serve(asked, ranks)
+        serving_engine.serve(ranks.attempt(lambda: read_options(typed)), ranks)
+
+
+def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "EngineOptions":
+    """The options object of this command's parameters, or of `exegpt serve`'s, whose frontend listens at `socket`."""
+    from exegpt.app.choices import policy_names
+    from exegpt.app.serving_engine import EngineOptions
+    from exegpt.duration import parse_duration
+
+    bound, policy = typed["latency_bound"], typed["policy"]
+    read = {
+        "model": str(typed["model"]),
+        "socket": socket or typed.get("socket"),
+        "latency_bound_s": parse_duration(bound) if bound else None,
+        "policies": policy_names(policy) if policy else None,
+        "admission": typed["admission"] or "grow",
+    }
+    return options.build(EngineOptions, {**typed, **read})

@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from exegpt.cli import options
 from exegpt.errors import InputError
+
+_ENGINES = "model schedule latency_bound workload policy admission device attention dtype threads".split()
+"""Options that the engine gets."""
 
 
 def serve(
@@ -41,52 +44,61 @@ def serve(
     attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
+    engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
     """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
     """
-    from exegpt.app.choices import admission_rule, policy_names
+    from xrunner.comm.ranks import ranks_started
+
+    typed = locals()
+    if ranks_started() > 1:
+        return _serve_as_rank(typed)
+    return _serve(typed)
+
+
+def _serve(typed: dict[str, Any]) -> int:
+    """Run the frontend, and the engine under it unless a launcher has started one."""
+    from exegpt.app.choices import admission_rule
     from exegpt.app.files import model_directory, read_schedule
+    from exegpt.cli.engine import read_options
     from exegpt.duration import parse_duration
     from exegpt.server import frontend
 
-    model_directory(str(model))
-    if latency_bound:
-        parse_duration(latency_bound)
-    if policy:
-        policy_names(policy)
-    admission_rule(admission, read_schedule(schedule).policy if schedule else None)
-    given = {
-        "--model": model,
-        "--schedule": schedule,
-        "--latency-bound": latency_bound,
-        "--workload": workload,
-        "--policy": policy,
-        "--admission": admission,
-        "--device": device,
-        "--attention": attention,
-        "--dtype": dtype,
-        "--threads": threads,
+    directory, schedule = model_directory(str(typed["model"])), typed["schedule"]
+    read_options(typed)  # what the engine would refuse is refused at once
+    admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
+    read = {
+        "model": directory,
+        "name": typed["served_model_name"],
+        "api_keys": _keys(typed["api_key_file"]),
+        "hosts": tuple(typed["allowed_host"] or ()),
+        "origins": tuple(typed["cors"] or ()),
+        "drain_timeout_s": parse_duration(typed["drain_timeout"]) or float("inf"),
+        "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }
-    asked = frontend.ServerOptions(
-        model=model,
-        name=served_model_name,
-        host=host,
-        port=port,
-        ranks=ranks,
-        api_keys=_keys(api_key_file),
-        hosts=tuple(allowed_host or ()),
-        origins=tuple(cors or ()),
-        max_output=max_output,
-        max_waiting=max_waiting,
-        drain_timeout_s=parse_duration(drain_timeout) or float("inf"),
-        stall_timeout_s=parse_duration(stall_timeout) or float("inf"),
-        chat_template=chat_template,
-    )
-    return frontend.run(
-        asked, [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    )
+    given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
+    asked = options.build(frontend.ServerOptions, typed | read)
+    return frontend.run(asked, [text for name, value in given.items() for text in (name, str(value))])
+
+
+def _serve_as_rank(typed: dict[str, Any]) -> int:
+    """Be a rank of the engine; the first one starts the frontend before MPI is there to see it."""
+    import signal
+    import sys
+
+    from exegpt.app import serving_engine
+    from exegpt.app.frontend_process import FrontendProcess
+    from exegpt.cli.engine import read_options
+    from xrunner.comm.ranks import job, rank_started
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher passes it on to all: rank 0 drains for them
+    frontend = FrontendProcess(sys.argv[1:]) if rank_started() == 0 else None
+    with job() as ranks:
+        asked = ranks.attempt(lambda: read_options(typed, frontend.socket if frontend else None))
+        serving_engine.serve(asked, ranks)
+    return frontend.wait() if frontend else 0
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -82,6 +82,18 @@ class EngineLink:
         """Tell the engine that no more sequences come."""
         self._send(DRAIN)
 
+    def disconnect(self) -> None:
+        """Give up the engine that is connected."""
+        if self._writer:
+            self._writer.close()
+
+    def fail(self) -> None:
+        """End all sequences with an error: there will be no engine any more."""
+        failed, self.outputs = list(self.outputs.values()), {}
+        for output in failed:
+            output.ended = Ended(output.request.id, "error")
+            output.news()
+
     async def close(self) -> None:
         """Close the socket."""
         if self._writer:

@@ -21,6 +21,8 @@ class EngineProcess:
 
     arguments: Sequence[str]
     ranks: int = 1
+    restarts = True
+    """Whether it can be started again."""
     _process: asyncio.subprocess.Process | None = None
 
     @property
@@ -35,8 +37,11 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start it."""
+        environment = dict(os.environ)
+        if self.ranks > 1 and os.geteuid() == 0:  # who has started the server as root has decided so
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self._process = await asyncio.create_subprocess_exec(
-            *self.command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *self.command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
 
     async def wait(self) -> int:

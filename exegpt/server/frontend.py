@@ -23,6 +23,7 @@ from exegpt.server.api import make_api
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.engine_process import EngineProcess
 from exegpt.server.gate import Gate
+from exegpt.server.joined_engine import JoinedEngine
 from exegpt.server.served_model import ServedModel
 
 _MOST_RESTARTS = 5
@@ -40,6 +41,8 @@ class ServerOptions:
     host: str
     port: int
     ranks: int
+    engine_socket: Path | None
+    """Where ranks connect that a launcher has started; None: the server starts its engine."""
     api_keys: tuple[str, ...]
     hosts: tuple[str, ...]
     """Names beside loopback's by which the server may be called without keys."""
@@ -66,8 +69,11 @@ class Supervisor:
 
     def __init__(self, frontend: Frontend, options: ServerOptions, engine_arguments: list[str], directory: Path):
         self._frontend, self._options, self._directory = frontend, options, directory
-        self._arguments = [*engine_arguments, "--socket", str(directory / "engine")]
-        self._engine = EngineProcess(self._arguments, options.ranks)
+        self._socket = options.engine_socket or directory / "engine"
+        self._arguments = [*engine_arguments, "--socket", str(self._socket)]
+        self._engine: EngineProcess | JoinedEngine = EngineProcess(self._arguments, options.ranks)
+        if options.engine_socket:
+            self._engine = JoinedEngine(frontend.link)
         self._ended = asyncio.Event()
         self._signals = 0
         self._failures = 0
@@ -78,7 +84,7 @@ class Supervisor:
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
-        await self._frontend.link.listen(self._directory / "engine")
+        await self._frontend.link.listen(self._socket)
         serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
         supervising = asyncio.ensure_future(self._supervise())
         ended = asyncio.ensure_future(self._ended.wait())
@@ -113,7 +119,6 @@ class Supervisor:
             await asyncio.sleep(_LOOK_S)
 
     def _opened(self, opened: Opened) -> None:
-        self._failures = 0
         kept = self._directory / "schedule.json"
         document.write(kept, opened.schedule)
         if "--schedule" not in self._arguments:  # found once: another engine follows the same
@@ -125,6 +130,8 @@ class Supervisor:
         output.note(f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}")
 
     def _stepped(self, stepped: Stepped) -> None:
+        if stepped.ended:
+            self._failures = 0
         if self._frontend.admission:
             self._updating = asyncio.ensure_future(self._frontend.admission.update())
 
@@ -146,11 +153,14 @@ class Supervisor:
             watching.cancel()
             self._engine.kill()
             self._frontend.lost()
-            if self._frontend.draining:
+            if self._frontend.draining and not self._frontend.active:
                 return
             self._failures += 1
-            if "--schedule" not in self._arguments or self._failures >= _MOST_RESTARTS:
+            known = self._engine.restarts and "--schedule" in self._arguments
+            if not known or self._failures >= _MOST_RESTARTS:
                 self.code = code or 1  # it has said why
+                self._frontend.link.fail()
+                await self._answered()
                 return
             output.note(f"the engine has ended (exit code {code}): it is started again")
 

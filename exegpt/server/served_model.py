@@ -29,7 +29,7 @@ class ServedModel:
 
     @staticmethod
     def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
-        """The model of a directory, with another chat template where one is given. InputError where it can't be read."""
+        """The model of a directory, with its own chat template unless another is given. InputError for a bad file."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:

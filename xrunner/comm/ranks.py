@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Environment variables in which launchers give the number of started ranks."""
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""And those in which they give a process its own."""
 _NAPS_S = 1e-4, 2e-3
 """The first sleep of a waiting rank and the longest; each is twice as long as the one before."""
 _BARRIERS = 9
@@ -232,6 +234,11 @@ def _values(received: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> l
 def ranks_started() -> int:
     """How many ranks the launcher started, this process being one of them; 1 without a launcher."""
     return next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+
+
+def rank_started() -> int:
+    """This process's rank, as the launcher says before MPI is initialised; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), 0)
 
 
 @contextmanager

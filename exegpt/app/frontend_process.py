@@ -1,0 +1,42 @@
+"""The frontend of a server whose ranks a launcher has started: a child of rank 0, in a session of its own, so that it
+can still answer when the launcher has ended the ranks.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+_LAUNCHERS = "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP", "SLURM_PROCID"
+"""Beginnings of the variables by which a process takes itself for a rank."""
+_COMMAND = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
+"""The child finds its modules where its parent does."""
+_ENDS_S = 60.0
+
+
+class FrontendProcess:
+    """`exegpt serve` with these arguments, for an engine that connects to `socket`. SIGUSR1 drains it."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self._directory = tempfile.TemporaryDirectory(prefix="exegpt-serve-")  # 0700: this user's alone
+        self.socket = Path(self._directory.name) / "engine"
+        path = ":".join(str(Path(entry).resolve()) for entry in sys.path)
+        command = [sys.executable, "-c", _COMMAND, path, *arguments, "--engine-socket", str(self.socket)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+        self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+        signal.signal(signal.SIGUSR1, self._drain)
+
+    def _drain(self, _: int, frame: FrameType | None) -> None:
+        self._process.terminate()
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        try:
+            return self._process.wait(_ENDS_S)
+        finally:
+            self._process.kill()
+            self._directory.cleanup()

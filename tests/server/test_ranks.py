@@ -1,0 +1,94 @@
+"""Several ranks: under the server's own mpirun, and started by a launcher."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from exegpt import document
+from exegpt.schedule import Stage
+from tests.server.conftest import STARTS_S, Server, free_port, schedule_for, serving
+from tests.server.test_faults import ask, check_all, prompts, under_load
+
+pytest.importorskip("mpi4py")
+LAUNCHER = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@pytest.fixture(scope="module")
+def want(server):
+    """The tokens of a server of one rank."""
+    return [ask(server, prompt)[1]["choices"][0]["token_ids"] for prompt in prompts(12)]
+
+
+@pytest.fixture(scope="module")
+def two_stages(model, tmp_path_factory):
+    """A schedule of a pipeline of two ranks."""
+    schedule = schedule_for(model)
+    stages = (Stage((0,), 1, "both", None, (0, 1)), Stage((1,), 1, "both", None, (1, 2)))
+    path = tmp_path_factory.mktemp("two") / "schedule.json"
+    cluster = replace(schedule.cluster, devices_per_node=2)
+    document.write(path, replace(schedule, stages=stages, cluster=cluster))
+    return path
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_rank_loses_no_request(model, two_stages, tmp_path, want):
+    with serving(model, two_stages, tmp_path, "--ranks", "2") as server:
+
+        def kill():
+            ranks = subprocess.run(["pgrep", "-f", f"engine .*{model}.*--socket"], capture_output=True, text=True)
+            os.kill(max(map(int, ranks.stdout.split())), signal.SIGKILL)
+
+        check_all(under_load(server, kill), want)
+        assert "started again" in server.log.read_text()
+
+
+@contextmanager
+def launched(model, schedule, directory):
+    """`mpirun exegpt serve`, when it is ready."""
+    port, log = free_port(), directory / "log"
+    mpirun = [f"{os.path.dirname(sys.executable)}/mpirun", "-n", "2", "--bind-to", "none"]
+    command = [sys.executable, "-m", "exegpt", "serve", "-m", str(model), "-s", str(schedule), "--port", str(port)]
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [*mpirun, *command, "--threads", "1"], stdout=written, stderr=written, env=os.environ | LAUNCHER
+        )
+    server, until = Server(process, port, log), time.monotonic() + STARTS_S
+    try:
+        while not server.ready():
+            assert process.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+
+
+@pytest.mark.timeout(180)
+def test_launched_ranks_serve_and_drain(model, two_stages, tmp_path, want):
+    with launched(model, two_stages, tmp_path) as server:
+        check_all([ask(server, prompt) for prompt in prompts(3)], want[:3])
+        check_all(under_load(server, lambda: server.process.send_signal(signal.SIGUSR1)), want)
+        assert server.process.wait(30) == 0, server.log.read_text()
+
+
+@pytest.mark.timeout(180)
+def test_a_terminated_job_ends_its_responses(model, two_stages, tmp_path):
+    with launched(model, two_stages, tmp_path) as server:
+        answers = under_load(server, server.process.terminate, count=6)
+        assert {status for status, _ in answers} <= {200, 500}
+        assert all(status == 200 or answer["error"]["code"] == "internal_error" for status, answer in answers)
+        server.process.wait(20)
+        until = time.monotonic() + 10
+        with pytest.raises(OSError):
+            while time.monotonic() < until:
+                server.get("/health")
+                time.sleep(0.1)
