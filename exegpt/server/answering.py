@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from exegpt.server.admission import Admission, Promise
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import ApiError, invalid, unavailable
 from exegpt.server.event_stream import EventStream, disconnected
-from exegpt.server.generation import Choice, Generation
+from exegpt.server.generation import Choice, Generation, Piece
 from exegpt.server.sampling import requests_of, stop_texts
 from exegpt.server.schemas import Sampled
 from exegpt.server.served_model import ServedModel
@@ -75,23 +75,34 @@ class Frontend:
         """For how long a running engine may be silent."""
         return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
 
-    def limited(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
-        """The most output tokens of a prompt; ApiError where they don't fit."""
+    def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
+        """The most output tokens of a prompt; ApiError where they don't fit, for the limit's key or the prompt's."""
         context = self.model.spec.context
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
             asked = f" and {max_tokens:,} of output" if max_tokens is not None else ""
             raise invalid(
                 f"{prompt_tokens:,} tokens of prompt{asked} don't fit the context of {context:,} tokens.",
-                param if left >= 1 else "prompt",
+                param if left >= 1 else prompt,
                 "context_length_exceeded",
             )
-        most = left if max_tokens is None else max_tokens
+        most = min(left, self._usual(prompt_tokens)) if max_tokens is None else max_tokens
         return most if self.max_output is None else min(most, self.max_output)
+
+    def _usual(self, prompt_tokens: int) -> int:
+        """The most output tokens where a client sets no limit: those for which there are KV blocks. Where all are
+        reserved beforehand, the longest output that the schedule was found for.
+        """
+        if self.link.opened is None:
+            return self.model.spec.context
+        schedule = self.link.opened.schedule
+        if schedule.admission == "reserve":
+            return schedule.workload.output.max
+        return max(1, schedule.kv_blocks * schedule.block_size - prompt_tokens)
 
 
 class Answer(ABC):
-    """One API request: `prepare` makes its choices, `chunks` and `choice` its documents."""
+    """One API request: `prepare` makes its choices, `deltas` and `choice` what documents have of them."""
 
     prefix: ClassVar[str]
     """Of its id."""
@@ -119,8 +130,23 @@ class Answer(ABC):
         """A whole choice."""
 
     @abstractmethod
-    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+        """A stream's choices for what has come of one; `first` of it."""
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The stream's documents."""
+        begun: set[int] = set()
+        async for piece in self.generation.pieces():
+            for delta in self.deltas(piece, piece.choice.index not in begun):
+                yield self.document([delta], stream=True)
+            begun.add(piece.choice.index)
+        if self.wants_usage:
+            yield self.document([], stream=True, usage=self.usage)
+
+    def check_stream(self) -> None:
+        """ApiError for options of a stream without one."""
+        if self.body.stream_options is not None and not self.body.stream:
+            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
 
     def add_choices(
         self, frontend: Frontend, ids: Sequence[int], max_tokens: int, logprobs: int | None, place: int = 0

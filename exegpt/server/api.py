@@ -1,6 +1,6 @@
 """The HTTP surface: routes and the shape of every error."""
 
-import time
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -11,10 +11,20 @@ from exegpt import __version__
 from exegpt.document import to_dict
 from exegpt.server.answering import Answer, Frontend, answer, check_model
 from exegpt.server.body import read_json
+from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
 from exegpt.server.errors import SERVER, ApiError, unavailable
-from exegpt.server.schemas import CompletionRequest, Document, parsed
+from exegpt.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Document,
+    TokenizeChat,
+    TokenizePrompt,
+    parsed,
+)
 from exegpt.server.served_model import ServedModel
+from exegpt.server.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
 """Bytes of a request's body."""
@@ -58,6 +68,7 @@ def make_api(frontend: Frontend) -> FastAPI:
     _add_state(api, frontend)
     _add_models(api, frontend.model)
     _add_answers(api, frontend)
+    _add_tokens(api, frontend.model)
     return api
 
 
@@ -143,8 +154,19 @@ def _add_answers(api: FastAPI, frontend: Frontend) -> None:
         api.add_api_route(path, endpoint, methods=["POST"], summary=summary, openapi_extra=extra, response_model=None)
 
     route("/v1/completions", CompletionRequest, Completion, "Continue prompts.")
+    route("/v1/chat/completions", ChatRequest, Chat, "Answer conversations.")
 
 
-def now() -> int:
-    """Seconds since 1970."""
-    return int(time.time())
+def _add_tokens(api: FastAPI, model: ServedModel) -> None:
+    @api.post("/tokenize", summary="The tokens of a text or of a conversation.")
+    async def tokens(request: Request) -> Response:
+        data = await read_json(request, MAX_BODY)
+        body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
+        check_model(body.model, model)
+        return JSONResponse(await asyncio.to_thread(tokenize, body, model))
+
+    @api.post("/detokenize", summary="The text of tokens.")
+    async def text(request: Request) -> Response:
+        body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
+        check_model(body.model, model)
+        return JSONResponse(await asyncio.to_thread(detokenize, body, model))

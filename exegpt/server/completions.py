@@ -1,11 +1,11 @@
 """`POST /v1/completions`: prompts continued, whole or as a stream."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from exegpt.server.answering import Answer, Frontend
 from exegpt.server.errors import invalid
-from exegpt.server.generation import Choice
+from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import CompletionRequest
 
 MAX_PROMPTS = 256
@@ -21,8 +21,7 @@ class Completion(Answer):
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the prompts and make a choice for each of their `n` outputs."""
         body, model = self.body, frontend.model
-        if body.stream_options is not None and not body.stream:
-            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
+        self.check_stream()
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if most == 0:
             raise invalid("'max_tokens' is 0: it must be at least 1.", "max_tokens")
@@ -61,13 +60,8 @@ class Completion(Answer):
             document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
         return document
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The stream's documents."""
-        begun: set[int] = set()
-        async for piece in self.generation.pieces():
-            text = piece.text if piece.choice.index in begun else self._echo(piece.choice) + piece.text
-            begun.add(piece.choice.index)
-            if text or piece.finish_reason or self.body.return_token_ids:
-                yield self.document([self._choice(piece.choice, text, piece.finish_reason, piece.tokens)], stream=True)
-        if self.wants_usage:
-            yield self.document([], stream=True, usage=self.usage)
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+        """One with the text, if there is any."""
+        text = self._echo(piece.choice) + piece.text if first else piece.text
+        if text or piece.finish_reason or self.body.return_token_ids:
+            yield self._choice(piece.choice, text, piece.finish_reason, piece.tokens)

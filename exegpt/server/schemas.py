@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from exegpt.server.errors import ApiError, invalid
 
@@ -106,20 +106,58 @@ class Message(Document):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    refusal: str | None = None
+    refusal: str | None = Field(None, description="Has no effect.")
     tool_call_id: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, data: Any) -> Any:
+        """Clients send messages back as they got them, with nulls for what this server doesn't have."""
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
-class ChatRequest(Sampled):
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+
+
+class Conversation(Document):
+    """What makes a prompt of messages."""
+
+    messages: Messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(Sampled, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=0, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizePrompt(Document):
+    """The body of `POST /tokenize` for a text."""
+
+    model: str | None = Field(None, max_length=1024)
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(Conversation):
+    """The body of `POST /tokenize` for a conversation."""
+
+    model: str | None = Field(None, max_length=1024)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Document):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = Field(None, max_length=1024)
+    tokens: list[Token]
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:

@@ -29,7 +29,7 @@ class ServedModel:
 
     @staticmethod
     def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
-        """The model of a directory, with its own chat template unless another is given. InputError for a bad file."""
+        """The model of a directory, with a chat template of one's own. InputError where they can't be read."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:

@@ -9,7 +9,7 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTES |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-"""Letters of byte-level vocabularies and their bytes: printable ones of Latin-1 are their own, others follow."""
+"""Letters of byte-level vocabularies and their bytes: printable Latin-1 stands for itself, then the others."""
 
 
 class TokenBytes:
