@@ -36,6 +36,10 @@ def serve(
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may use this server.")] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="The most output tokens of a request.")] = None,
     max_waiting: Annotated[int, typer.Option(min=1, help="The most sequences that wait for the engine.")] = 1000,
+    journal: Annotated[
+        Path | None, typer.Option(help="A folder that keeps requests with an Idempotency-Key over restarts.")
+    ] = None,
+    answer_ttl: Annotated[str, typer.Option(help="How long such a request's answer is kept.")] = "10m",
     drain_timeout: Annotated[str, typer.Option(help="How long a drain may take.")] = "1m",
     stall_timeout: Annotated[str, typer.Option(help="How long a client may read nothing.")] = "1m",
     policy: options.POLICY = None,
@@ -75,6 +79,7 @@ def _serve(typed: dict[str, Any]) -> int:
         "api_keys": _keys(typed["api_key_file"]),
         "hosts": tuple(typed["allowed_host"] or ()),
         "origins": tuple(typed["cors"] or ()),
+        "answer_ttl_s": parse_duration(typed["answer_ttl"]) or float("inf"),
         "drain_timeout_s": parse_duration(typed["drain_timeout"]) or float("inf"),
         "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from starlette.requests import Request as HttpRequest
@@ -18,6 +19,7 @@ from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import ApiError, invalid, unavailable
 from exegpt.server.event_stream import EventStream, disconnected
 from exegpt.server.generation import Choice, Generation, Piece
+from exegpt.server.journal import Entry, Journal
 from exegpt.server.sampling import requests_of, stop_texts
 from exegpt.server.schemas import Sampled
 from exegpt.server.served_model import ServedModel
@@ -46,6 +48,7 @@ class Frontend:
     """Sequences that may wait for the engine."""
     admission: Admission | None = None
     """While there is an engine."""
+    journal: Journal | None = None
     restarting: bool = False
     """Whether an engine was lost."""
     draining: bool = False
@@ -194,16 +197,23 @@ class Answer(ABC):
         return document
 
 
-async def answer(http: HttpRequest, make: Callable[[], Answer], frontend: Frontend) -> Any:
-    """The response to one API request: a stream, or a document once all is there."""
-    arrived_s = time.monotonic()
-    work = make()
+async def answer(
+    http: HttpRequest, make: Callable[[], Answer], frontend: Frontend, entry: Entry | None = None
+) -> Response:
+    """The response to one API request: a stream, or a document once all is there. An `entry` of the journal is joined
+    where it runs already.
+    """
+    arrived_s, work = time.monotonic(), make()
     await asyncio.to_thread(work.prepare, frontend)
-    frontend.check_ready()
-    assert frontend.admission, "an engine that has opened"
-    lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
-    work.promise = frontend.admission.admit(lengths, arrived_s)
-    work.generation = Generation(frontend.link, work.choices)
+    if entry is None:
+        _admit(work, frontend, arrived_s)
+        work.generation = Generation(frontend.link, work.choices)
+    else:
+        async with entry.admitting:
+            if entry.outputs is None:
+                await _accept(entry, work, frontend, arrived_s)
+                run_entry(entry, make, work, frontend)
+        work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
     if work.body.stream:
         return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
@@ -217,9 +227,52 @@ async def answer(http: HttpRequest, make: Callable[[], Answer], frontend: Fronte
     return JSONResponse(work.document(whole, usage=work.usage))
 
 
+def _admit(work: Answer, frontend: Frontend, arrived_s: float) -> None:
+    """Accept a request, or raise ApiError."""
+    frontend.check_ready()
+    assert frontend.admission, "an engine that has opened"
+    lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
+    work.promise = frontend.admission.admit(lengths, arrived_s)
+
+
+async def _accept(entry: Entry, work: Answer, frontend: Frontend, arrived_s: float) -> None:
+    """Accept a journalled request, or forget it and raise ApiError."""
+    assert frontend.journal
+    try:
+        _admit(work, frontend, arrived_s)
+        await frontend.journal.accept(entry)
+    except ApiError:
+        frontend.journal.refuse(entry)
+        raise
+
+
+def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
+    """Give a journalled request to the engine, and read it to its end, whoever else does."""
+    entry.outputs = [frontend.link.add(choice.request) for choice in work.choices]
+    entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
+
+
+async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Frontend) -> None:
+    assert frontend.journal
+    work = make()
+    frontend.active += 1
+    try:
+        await asyncio.to_thread(work.prepare, frontend)
+        generation = Generation(frontend.link, work.choices, entry.outputs)
+        await generation.finished()
+        generation.abort()  # what a stop text has ended
+        generation.close()
+        await frontend.journal.finish(entry)
+    except ApiError as error:
+        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # else the server gives up, and the next one runs it
+            frontend.journal.refuse(entry)
+    finally:
+        frontend.active -= 1
+
+
 def _close(work: Answer, frontend: Frontend) -> None:
     """Count a request that has been answered, or whose client has gone."""
-    work.generation.abort()
+    work.generation.close()
     frontend.active -= 1
     for choice in work.choices:
         ended = choice.output.ended

@@ -1,6 +1,7 @@
 """The HTTP surface: routes and the shape of every error."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -9,11 +10,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
 from exegpt.document import to_dict
-from exegpt.server.answering import Answer, Frontend, answer, check_model
+from exegpt.server.answering import Answer, Frontend, answer, check_model, run_entry
 from exegpt.server.body import read_json
 from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
 from exegpt.server.errors import SERVER, ApiError, unavailable
+from exegpt.server.journal import Entry
+from exegpt.server.sampling import random_seed
 from exegpt.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -138,23 +141,57 @@ def _add_models(api: FastAPI, model: ServedModel) -> None:
         return JSONResponse(model.card)
 
 
+KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
+    "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
+    "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
+}
+"""What is answered at each path."""
+
+
 def _add_answers(api: FastAPI, frontend: Frontend) -> None:
-    def route(path: str, kind: type[Document], make: type[Answer], summary: str) -> None:
+    def route(path: str) -> None:
+        kind, _, summary = KINDS[path]
+
         async def endpoint(request: Request) -> Any:
-            frontend.check_ready()
             data = await read_json(request, MAX_BODY)
             body = parsed(kind, data)
             check_model(body.model, frontend.model)
-            made = make(body, frontend, request.state.request_id)
-            return await answer(request, lambda: made, frontend)
+            entry, request_id = _entry(request, path, data, frontend), request.state.request_id
+            data = entry.body if entry else data
+            return await answer(request, lambda: make_answer(path, data, frontend, request_id), frontend, entry)
 
         schema = {"schema": kind.model_json_schema(ref_template="#/components/schemas/{model}")}
         schema["schema"].pop("$defs", None)
         extra = {"requestBody": {"required": True, "content": {"application/json": schema}}}
         api.add_api_route(path, endpoint, methods=["POST"], summary=summary, openapi_extra=extra, response_model=None)
 
-    route("/v1/completions", CompletionRequest, Completion, "Continue prompts.")
-    route("/v1/chat/completions", ChatRequest, Chat, "Answer conversations.")
+    for path in KINDS:
+        route(path)
+
+
+def make_answer(path: str, data: dict[str, Any], frontend: Frontend, request_id: str) -> Answer:
+    """The answer to a body that is valid."""
+    kind, answer_kind, _ = KINDS[path]
+    return answer_kind(parsed(kind, data), frontend, request_id)
+
+
+def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
+    """The journal's entry of a request that has a key."""
+    key = request.headers.get("idempotency-key")
+    if key is None or frontend.journal is None:
+        return None
+    return frontend.journal.entry(request.headers.get("authorization", ""), key, path, data, random_seed)
+
+
+async def resume_entries(frontend: Frontend) -> None:
+    """Run the journalled requests that another process has left unanswered."""
+    for entry in frontend.journal.unfinished if frontend.journal else ():
+        async with entry.admitting:
+            if entry.outputs is None:
+                make = partial(make_answer, entry.path, entry.body, frontend, entry.name[:24])
+                work = make()
+                await asyncio.to_thread(work.prepare, frontend)
+                run_entry(entry, make, work, frontend)
 
 
 def _add_tokens(api: FastAPI, model: ServedModel) -> None:

@@ -18,7 +18,7 @@ class Output:
 
     request: Request
     """Its id is the engine's number of it."""
-    news: Callable[[], object] = lambda: None
+    listeners: list[Callable[[], object]] = field(default_factory=list)
     """Called when something has come."""
     tokens: list[int] = field(default_factory=list)
     made_s: list[float] = field(default_factory=list)
@@ -26,6 +26,11 @@ class Output:
     ended: Ended | None = None
     added_s: float = 0.0
     """When it was given to the engine, by this process's monotonic clock."""
+
+    def announce(self) -> None:
+        """Tell those who read it that something has come."""
+        for listener in self.listeners:
+            listener()
 
 
 class EngineLink:
@@ -63,11 +68,11 @@ class EngineLink:
             return 0.0
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
-    def add(self, request: Request, news: Callable[[], object]) -> Output:
+    def add(self, request: Request) -> Output:
         """Give a sequence to the engine, under a number of its own."""
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
-        output = Output(replace(request, id=number), news, added_s=time.monotonic())
+        output = Output(replace(request, id=number), added_s=time.monotonic())
         self.outputs[number] = output
         self._send(output.request)
         return output
@@ -92,7 +97,7 @@ class EngineLink:
         failed, self.outputs = list(self.outputs.values()), {}
         for output in failed:
             output.ended = Ended(output.request.id, "error")
-            output.news()
+            output.announce()
 
     async def close(self) -> None:
         """Close the socket."""
@@ -146,5 +151,5 @@ class EngineLink:
                 receiver.ended = ended
                 touched[ended.id] = receiver
         for output in touched.values():
-            output.news()
+            output.announce()
         self.on_stepped(message)

@@ -19,11 +19,12 @@ from exegpt.errors import InputError
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.server.answering import Frontend
-from exegpt.server.api import make_api
+from exegpt.server.api import make_api, resume_entries
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.engine_process import EngineProcess
 from exegpt.server.gate import Gate
 from exegpt.server.joined_engine import JoinedEngine
+from exegpt.server.journal import Journal
 from exegpt.server.served_model import ServedModel
 
 _MOST_RESTARTS = 5
@@ -49,6 +50,9 @@ class ServerOptions:
     origins: tuple[str, ...]
     max_output: int | None
     max_waiting: int
+    journal: Path | None
+    """The folder of requests with an Idempotency-Key; None: keys have no effect."""
+    answer_ttl_s: float
     drain_timeout_s: float
     stall_timeout_s: float
     chat_template: Path | None = None
@@ -124,6 +128,7 @@ class Supervisor:
         if "--schedule" not in self._arguments:  # found once: another engine follows the same
             self._arguments += ["--schedule", str(kept)]
         self._frontend.opened(opened)
+        self._resuming = asyncio.ensure_future(resume_entries(self._frontend))
         bound = opened.schedule.latency_bound_s
         under = f" under {format_duration(bound)}" if bound else ""
         where = f"http://{self._options.host}:{self._options.port}"
@@ -188,6 +193,8 @@ def run(options: ServerOptions, engine_arguments: list[str]) -> int:
 async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     model = ServedModel.read(options.model, options.name, options.chat_template)
     frontend = Frontend(model, EngineLink(), "", options.max_output, options.stall_timeout_s, options.max_waiting)
+    if options.journal:
+        frontend.journal = Journal(options.journal, options.answer_ttl_s)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)
     application = Gate(make_api(frontend), options.api_keys, options.hosts, options.origins)

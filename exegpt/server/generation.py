@@ -1,6 +1,7 @@
 """Generation: the sequences of one API request, from their admission to their last text."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -53,14 +54,18 @@ class Piece:
 
 
 class Generation:
-    """Gives all sequences to the engine at once; `pieces` are what comes of them."""
+    """Gives all sequences to the engine at once, or joins the `outputs` of some that it has already; `pieces` are what
+    comes of them.
+    """
 
-    def __init__(self, link: EngineLink, choices: Sequence[Choice]):
+    def __init__(self, link: EngineLink, choices: Sequence[Choice], outputs: Sequence[Output] | None = None):
         self.choices = choices
-        self._link = link
+        self._link, self._joined = link, outputs is not None
         self._news = asyncio.Event()
-        for choice in choices:
-            choice.output = link.add(choice.request, self._news.set)
+        for choice, output in zip(choices, outputs or [link.add(c.request) for c in choices], strict=True):
+            choice.output = output
+            output.listeners.append(self._news.set)
+        self._news.set()
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Every choice's pieces until all have ended. ApiError where the engine refuses or fails."""
@@ -81,6 +86,14 @@ class Generation:
         async for piece in self.pieces():
             texts[piece.choice.index] += piece.text
         return texts
+
+    def close(self) -> None:
+        """Read no more, and end what hasn't ended, unless others read it too."""
+        for choice in self.choices:
+            with contextlib.suppress(ValueError):
+                choice.output.listeners.remove(self._news.set)
+        if not self._joined:
+            self.abort()
 
     def abort(self) -> None:
         """End what hasn't ended."""

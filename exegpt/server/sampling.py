@@ -16,13 +16,18 @@ LEAST_TOP_P = 1e-6
 _SEEDS = 2**63
 
 
+def random_seed() -> int:
+    """A seed where a client gives none."""
+    return secrets.randbelow(_SEEDS)
+
+
 def requests_of(
     body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, logprobs: int | None, place: int = 0
 ) -> list[Request]:
     """A request for each of a prompt's `n` choices, which draw from seeds of their own; `place` is the prompt's among
     several. The ids are given by the engine link.
     """
-    seed = body.seed if body.seed is not None else secrets.randbelow(_SEEDS)
+    seed = random_seed() if body.seed is None else body.seed
     n, temperature = body.n or 1, 1.0 if body.temperature is None else body.temperature
     common = Request(
         id="",

@@ -1,0 +1,153 @@
+"""Journal: requests with an `Idempotency-Key`, which are answered though their client, or this process, goes away.
+
+Each is a file of a private directory: the body, with the seed that it is sampled by, from before its admission on, and
+its tokens from its end on, until they have been kept for long enough.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exegpt.engine_protocol import Ended
+from exegpt.report import output
+from exegpt.request import Request
+from exegpt.server.engine_link import Output
+from exegpt.server.errors import SERVER, ApiError
+
+MAX_KEY = 256
+"""Characters of a key."""
+MAX_ENTRIES = 10_000
+_RETRY_S = 10
+
+
+@dataclass(eq=False)
+class Entry:
+    """One such request. Its sequences go on whoever reads them."""
+
+    name: str
+    """Of caller and key: the file's."""
+    path: str
+    """Of the request: which API it is for."""
+    asked: str
+    """A hash of the body as it came."""
+    body: dict[str, Any]
+    outputs: list[Output] | None = None
+    """Once it has been accepted."""
+    ended_s: float | None = None
+    """By the clock of the wall."""
+    admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    reading: "asyncio.Future[None] | None" = None
+    """What reads it to its end."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What its file has."""
+        tokens = None if self.ended_s is None else [o.tokens for o in self.outputs or ()]
+        return {
+            "path": self.path,
+            "asked": self.asked,
+            "body": self.body,
+            "ended_s": self.ended_s,
+            "tokens": tokens,
+            "reasons": None if tokens is None else [o.ended.reason if o.ended else "stop" for o in self.outputs or ()],
+        }
+
+
+class Journal:
+    """The entries of one server. `ttl_s`: how long an answer is kept after its end, in seconds."""
+
+    def __init__(self, directory: Path, ttl_s: float):
+        self._directory, self._ttl_s = directory, ttl_s
+        self.entries: dict[str, Entry] = {}
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in directory.glob("*.json"):
+            self._read(path)
+
+    @property
+    def unfinished(self) -> list[Entry]:
+        """Those whose answers another process has not ended."""
+        return [entry for entry in self.entries.values() if entry.ended_s is None]
+
+    def entry(self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int]) -> Entry:
+        """The entry of a request: the one that it joins, or a new one. ApiError for a key that had another body."""
+        if not 1 <= len(key) <= MAX_KEY:
+            raise ApiError(400, f"An Idempotency-Key has 1 to {MAX_KEY} characters.", "invalid_value")
+        name = hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest()
+        asked = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
+        known = self.entries.get(name)
+        if known:
+            if known.asked != asked:
+                raise ApiError(422, "This Idempotency-Key came with another body before.", "idempotency_key_reused")
+            return known
+        if len(self.entries) >= MAX_ENTRIES:
+            raise self._unavailable("is full")
+        seeded = body if body.get("seed") is not None else {**body, "seed": seed()}
+        entry = self.entries[name] = Entry(name, path, asked, seeded)
+        return entry
+
+    async def accept(self, entry: Entry) -> None:
+        """Keep an entry, before its sequences are given to the engine. ApiError where it can't be written."""
+        try:
+            await asyncio.to_thread(self._write, entry)
+        except OSError as error:
+            raise self._unavailable((error.strerror or str(error)).lower()) from None
+
+    def refuse(self, entry: Entry) -> None:
+        """Forget an entry that was not accepted."""
+        self.entries.pop(entry.name, None)
+        with contextlib.suppress(OSError):
+            self._path(entry).unlink(missing_ok=True)
+
+    async def finish(self, entry: Entry) -> None:
+        """Keep the tokens of an entry whose sequences have ended, for a while."""
+        entry.ended_s = time.time()
+        try:
+            await asyncio.to_thread(self._write, entry)
+        except OSError as error:  # it is answered all the same, by this process
+            output.note(f"an answer can't be journalled ({(error.strerror or str(error)).lower()})")
+        asyncio.get_running_loop().call_later(self._ttl_s, self.refuse, entry)
+
+    def _unavailable(self, why: str) -> ApiError:
+        what = f"The journal can't be written ({why}): send the request without an Idempotency-Key, or later."
+        return ApiError(503, what, "journal_unavailable", None, SERVER, {"Retry-After": str(_RETRY_S)})
+
+    def _path(self, entry: Entry) -> Path:
+        return self._directory / f"{entry.name}.json"
+
+    def _write(self, entry: Entry) -> None:
+        """Write an entry's file, whole or not at all, and wait until the disk has it."""
+        path = self._path(entry)
+        temporary = path.with_suffix(".partial")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(entry.document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    def _read(self, path: Path) -> None:
+        """Take an entry that another process has left; one that is torn or too old is deleted."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            entry = Entry(path.stem, document["path"], document["asked"], document["body"])
+            entry.ended_s = document["ended_s"]
+            if entry.ended_s is not None:
+                entry.outputs = [_ended(*pair) for pair in zip(document["tokens"], document["reasons"], strict=True)]
+        except (OSError, ValueError, KeyError, TypeError):
+            path.unlink(missing_ok=True)
+            return
+        if entry.ended_s is not None and time.time() - entry.ended_s > self._ttl_s:
+            path.unlink(missing_ok=True)
+            return
+        self.entries[entry.name] = entry
+
+
+def _ended(tokens: list[int], reason: Any) -> Output:
+    """An output that ended before this process began."""
+    return Output(Request("", (0,), max(1, len(tokens))), tokens=tokens, ended=Ended("", reason))

@@ -1,0 +1,146 @@
+"""Requests with an Idempotency-Key: answered once, though clients and the frontend go away."""
+
+import asyncio
+import json
+import signal
+import socket
+import stat
+import threading
+import time
+
+import pytest
+
+from exegpt.server.errors import ApiError
+from exegpt.server.journal import Journal
+from tests.server.conftest import serving
+from tests.server.test_faults import LONG, ask, prompts
+
+
+@pytest.fixture(scope="module")
+def kept(model, schedule, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("kept")
+    with serving(model, schedule, directory, "--journal", str(directory / "journal")) as server:
+        yield server, directory / "journal"
+
+
+def asked(server, key, **options):
+    body = {"prompt": [3, 4, 5], "max_tokens": 60, "ignore_eos": True, "return_token_ids": True} | options
+    status, _, data = server.post("/v1/completions", body, Idempotency_Key=key)
+    return status, json.loads(data)
+
+
+def tokens(answer):
+    return answer["choices"][0]["token_ids"]
+
+
+def test_a_key_is_answered_once(kept):
+    server, journal = kept
+    first, second = asked(server, "once"), asked(server, "once")
+    assert first[0] == second[0] == 200
+    assert tokens(first[1]) == tokens(second[1])  # sampled, without a seed of the client's
+    assert tokens(asked(server, "another")[1]) != tokens(first[1])
+    (path,) = [p for p in journal.glob("*.json") if json.loads(p.read_text())["tokens"] == [tokens(first[1])]]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(journal.stat().st_mode) == 0o700
+
+
+def test_requests_of_one_key_at_once_are_one(kept):
+    server, _ = kept
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(asked(server, "together"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _ in answers} == {200} and len({tuple(tokens(a)) for _, a in answers}) == 1
+
+
+def test_a_key_with_another_body_is_refused(kept):
+    server, _ = kept
+    assert asked(server, "reused")[0] == 200
+    status, answer = asked(server, "reused", max_tokens=5)
+    assert status == 422 and answer["error"]["code"] == "idempotency_key_reused"
+    assert asked(server, "x" * 300)[0] == 400
+
+
+def test_a_client_that_leaves_does_not_cancel(kept):
+    server, journal = kept
+    body = json.dumps(LONG | {"prompt": [9, 8, 7], "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head.encode() + b"Idempotency-Key: left\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.recv(100)
+    until = time.monotonic() + 20
+    want = ask(server, [9, 8, 7])[1]["choices"][0]["token_ids"]
+    while time.monotonic() < until and not any(
+        json.loads(path.read_text())["tokens"] == [want] for path in journal.glob("*.json")
+    ):
+        time.sleep(0.1)
+    status, _, data = server.post("/v1/completions", json.loads(body), Idempotency_Key="left")
+    chunks = [line for line in data.decode().split("\n\n") if line.startswith("data: {")]
+    assert status == 200
+    assert [t for chunk in chunks for t in json.loads(chunk[6:])["choices"][0]["token_ids"]] == want
+
+
+def test_a_killed_frontend_answers_after_its_restart(model, schedule, tmp_path):
+    journal, answers = ("--journal", str(tmp_path / "journal")), []
+    body = {"max_tokens": 110, "ignore_eos": True, "return_token_ids": True}
+    with serving(model, schedule, tmp_path, *journal) as server:
+
+        def ask_in_vain(number):
+            try:
+                server.post("/v1/completions", body | {"prompt": prompts(8)[number]}, Idempotency_Key=f"key{number}")
+            except OSError as error:
+                answers.append(error)
+
+        threads = [threading.Thread(target=ask_in_vain, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        while len(list((tmp_path / "journal").glob("*.json"))) < 8:
+            time.sleep(0.001)
+        server.process.send_signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    left = [json.loads(path.read_text()) for path in (tmp_path / "journal").glob("*.json")]
+    assert answers and len(left) == 8 and any(entry["tokens"] is None for entry in left)
+    with serving(model, schedule, tmp_path, *journal) as server:
+        for number in range(8):
+            sent = body | {"prompt": prompts(8)[number]}
+            status, _, data = server.post("/v1/completions", sent, Idempotency_Key=f"key{number}")
+            entry = next(e for e in left if e["body"]["prompt"] == sent["prompt"])
+            again = server.post("/v1/completions", sent | {"seed": entry["body"]["seed"]})[2]
+            assert status == 200 and tokens(json.loads(data)) == tokens(json.loads(again))
+
+
+def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
+
+    journal = Journal(tmp_path / "journal", 60.0)
+
+    async def run():
+        accepted = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        await journal.accept(accepted)
+        monkeypatch.setattr("os.fsync", _full)
+        refused = journal.entry("", "b", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        with pytest.raises(ApiError) as error:
+            await journal.accept(refused)
+        assert error.value.status == 503 and "No space left".lower() in error.value.message.lower()
+        accepted.outputs = []
+        await journal.finish(accepted)  # answered all the same
+        assert accepted.ended_s is not None
+
+    asyncio.run(run())
+    assert Journal(tmp_path / "journal", 60.0).unfinished[0].body == {"prompt": "x", "seed": 7}
+
+
+def test_old_and_torn_entries_are_deleted(tmp_path):
+
+    journal = Journal(tmp_path, 60.0)
+    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+    entry.outputs = []
+    asyncio.run(journal.finish(entry))
+    (tmp_path / "torn.json").write_text('{"path": "/v1/')
+    assert len(Journal(tmp_path, 60.0).entries) == 1 and not (tmp_path / "torn.json").exists()
+    assert not Journal(tmp_path, -1.0).entries and not list(tmp_path.glob("*.json"))
+
+
+def _full(_):
+    raise OSError(28, "No space left on device")
