@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from exegpt.kernels import device
+from exegpt.kernels.log_probs_cpu import log_probs_rows
+from exegpt.kernels.threads import follow_torch
+
 
 @dataclass(frozen=True)
 class LogProbs:
@@ -18,17 +22,24 @@ class LogProbs:
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> torch.Tensor:
     """Of logits [rows, vocab] and the token of each row, int64 [rows]: float64 [n, 1 + 2·most], of each row asked for
     its token's log-probability, the greatest log-probabilities, and their tokens; of equals the lower token first.
-
-    In plain PyTorch on every device: it is asked for rarely, and reads each row a few times.
     """
-    vocab = logits.shape[1]
+    if device.on_gpu(logits):  # no kernel of its own: it is asked for rarely, and reads each row a few times
+        return log_probs_reference(logits, tokens, asked)
+    out = torch.empty(len(asked.rows), 1 + 2 * asked.most, dtype=torch.float64)
+    follow_torch()
+    log_probs_rows(logits.float().contiguous().numpy(), asked.rows.numpy(), tokens.numpy(), out.numpy())
+    return out
+
+
+def log_probs_reference(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> torch.Tensor:
+    """`log_probs` in plain PyTorch."""
     # Not `logsumexp`: of one large row that may add in another order than of several.
     chosen = logits.index_select(0, asked.rows).float()
     x = torch.log_softmax(chosen, dim=1)
     own = x.gather(1, tokens.index_select(0, asked.rows).unsqueeze(1))
     bits = (chosen + 0.0).view(torch.int32)  # both zeros are one
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-    places = torch.arange(vocab - 1, -1, -1, device=x.device)
+    places = torch.arange(logits.shape[1] - 1, -1, -1, device=x.device)
     keys = (ordered.long() << 32) | places
     best = keys.topk(asked.most, dim=1).indices
     return torch.cat([column.double() for column in (own, x.gather(1, best), best)], dim=1)

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from exegpt.kernels.argmax import place_of_greatest
-from exegpt.kernels.exponential import exp
+from exegpt.kernels.exponential import exp, mass_of
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.philox import MOST, MULTIPLIERS, ROUNDS, SERIES_BELOW, WEYL
 
@@ -19,7 +19,6 @@ _SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32
 _GROUPS = 256
 _CHUNK = 64
 """Logits of which the greatest is kept."""
-_SUMMED = 1024
 _FEW = 8
 """Below this share of the vocabulary tokens are drawn one by one: eight at a time take as long as one."""
 _LOWEST = np.float32(np.finfo(np.float32).min)
@@ -126,7 +125,7 @@ def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
         if not pivot > low:
             pivot = high
         kept = values[values >= pivot]
-        mass = mass_above + _mass(kept, top)
+        mass = mass_above + mass_of(kept, top)
         if above + len(kept) >= k and mass >= wanted:
             values, low = kept, kept.min()
         else:
@@ -140,22 +139,10 @@ def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
     """The greatest value for which it and all above have this share of the mass of those that are at least `least`."""
     top = greatest(tops)
     values = x if least == _LOWEST else x[_places(x, tops, least)]
-    mass = _mass(values, top)
+    mass = mass_of(values, top)
     # All of the values below this have no more mass together than is left out, rounded or not.
     negligible = top + np.float32(np.log(0.99 * (1 - share) * mass / len(values)))
     return _least_kept(x[_places(x, tops, max(least, negligible))], 0, share * mass)
-
-
-@njit(fastmath=True, error_model="numpy")
-def _mass(values, top):  # type: ignore[no-untyped-def]
-    """The sum of e^(value - top), in float32 where few are added."""
-    total = np.float64(0)
-    for begin in range(0, len(values), _SUMMED):
-        part = np.float32(0)
-        for i in range(begin, min(begin + _SUMMED, len(values))):
-            part += exp(values[i] - top)
-        total += part
-    return total
 
 
 @njit(
