@@ -110,7 +110,9 @@ class Running:
         """The tokens of the prompt and of the output that the sampling state lacks; marks them as entered."""
         begin, prompt = self.entered, len(self.prompt)
         self.entered = prompt + len(self.output)
-        return self.request.prompt_ids[begin:], self.output[max(0, begin - prompt) :]
+        if begin >= prompt:
+            return (), self.output[begin - prompt :]
+        return self.request.prompt_ids[begin:], self.output[:]
 
     def mask(self, made: int) -> Array | None:
         """Which tokens may be its output's at place `made`, as `LogitEdits.allowed`; None: all."""
