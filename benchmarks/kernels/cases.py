@@ -13,7 +13,17 @@ import torch
 
 from benchmarks.kernels import peers
 from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
-from exegpt.kernels import attention, attention_flashinfer, kv_blocks, kv_write, norm, rotary, sampling, swiglu
+from exegpt.kernels import (
+    attention,
+    attention_flashinfer,
+    kv_blocks,
+    kv_write,
+    logit_edits,
+    norm,
+    rotary,
+    sampling,
+    swiglu,
+)
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import key_shape
 from exegpt.models.cache import scattered_zeros
@@ -161,7 +171,7 @@ def fitting(sizes: Sizes, memory: int, itemsize: int) -> Sizes:
 
 def all_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     """Every kernel on some shapes."""
-    for make in (row_cases, cache_cases, sampling_cases, attention_cases):
+    for make in (row_cases, cache_cases, sampling_cases, edit_cases, attention_cases):
         yield from make(sizes, dtype, device)
 
 
@@ -464,3 +474,34 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
             exact=True,
             reads=True,
         )
+
+
+def edit_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+    """A mask, a bias and all penalties in every row."""
+    rows, vocab = sizes.rows, sizes.vocab
+    places, logits = torch.arange(rows, device=device), torch.randn(rows, vocab, device=device).to(dtype)
+
+    def fill(value: float) -> torch.Tensor:
+        return torch.full((rows,), value, device=device)
+
+    edits = logit_edits.LogitEdits(
+        rows=places,
+        penalty=fill(1.2),
+        frequency=fill(0.5),
+        presence=fill(-0.7),
+        slot=places.flip(0),
+        mask=places.flip(0),
+        allowed=torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=torch.int32, device=device),
+        biased=torch.stack((places, places % vocab)),
+        bias=fill(5.0),
+        seen=torch.randint(0, 2, (rows, vocab), dtype=torch.uint8, device=device),
+        counts=torch.randint(0, 3, (rows, vocab), dtype=torch.int32, device=device),
+    )
+    yield Case(
+        "logit edits",
+        f"{rows} × {vocab}",
+        str(torch.float32),  # of the result: a token that isn't allowed is at minus infinity, which has no error
+        lambda: logit_edits.edit_logits(logits, edits).clamp(min=-1e4),
+        lambda: logit_edits.edit_logits_reference(logits, edits).clamp(min=-1e4),
+        logits.numel() * (logits.element_size() + 4) + sum(t.nbytes for t in (edits.allowed, edits.seen, edits.counts)),
+    )
