@@ -102,13 +102,16 @@ def want(directories):
     answers = {}
     for request in TODO:
         answer = answers[request.id] = Answer()
+        tokens, past = request.prompt_ids, None
         while len(answer.output) < request.max_tokens and answer.reason == "length":
-            *prompt, last = theirs(torch.tensor([[*request.prompt_ids, *answer.output]])).logits[0]
+            made = theirs(torch.tensor([tokens]), past_key_values=past, use_cache=True)
+            (*prompt, last), past = made.logits[0], made.past_key_values
             answer.logits.append(last)
-            if not answer.output and len(request.prompt_ids) > 1:
+            if prompt:
                 answer.prompt_logits = torch.stack(prompt)
             token = chosen(request, answer.output, answer.logits[-1].numpy())
             answer.output.append(token)
+            tokens = [token]
             complete = request.grammar and (token == EOS or len(answer.output) == 12)
             if complete or token in request.stop_token_ids or (token == EOS and not request.ignore_eos):
                 answer.reason = "stop"
@@ -183,12 +186,13 @@ def test_on_a_gpu_with_the_next_step_queued(model, tokenizer, want):
 
 
 def test_over_two_ranks(job, tmp_path, directories, want):
-    """A pipeline, tensor parallel, and disaggregated, where each side has a sampling state of its own."""
+    """A pipeline, tensor parallel, two replicas, and disaggregated, where each side has a sampling state of its own."""
     spec = load_model(directories["llama"]).spec
     plans = {
         "pipeline": cells.schedule(spec, "orca", (1, 1), kv_blocks=7, admission="grow"),
         "tensor": cells.schedule(spec, "rra", (2,), kv_blocks=100),
-        "apart": disaggregated(spec, (1,), (1,), kv_blocks=100),
+        "replicas": cells.schedule(spec, "orca", kv_blocks=100, replicas=2),
+        "disaggregated": disaggregated(spec, (1,), (1,), kv_blocks=100),
     }
     given = {name: ("llama", plan) for name, plan in plans.items()}
     for came in run_cells(job, tmp_path, directories, 2, given, eos=[EOS], todo=TODO).values():
