@@ -6,6 +6,7 @@
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,53 @@ class Occupancy:
     """So far."""
 
 
+TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]
+"""A token's log-probability, None where there is none, and the likeliest tokens in its place with theirs."""
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probabilities of tokens and of the likeliest ones in their places."""
+
+    own: Array
+    """float64 [tokens]; NaN: none"""
+    counts: Array
+    """int64 [tokens]: how many likeliest each has"""
+    likeliest: Array
+    """int64 [sum of counts]"""
+    values: Array
+    """float64 [sum of counts]"""
+
+    @staticmethod
+    def of(tokens: Iterable[TokenLogProb]) -> "LogProbs":
+        """Packed from each token's."""
+        rows = list(tokens)
+        pairs = [pair for _, likeliest in rows for pair in likeliest]
+        return LogProbs(
+            np.array([np.nan if own is None else own for own, _ in rows], dtype=np.float64),
+            np.array([len(likeliest) for _, likeliest in rows], dtype=np.int64),
+            np.array([token for token, _ in pairs], dtype=np.int64),
+            np.array([value for _, value in pairs], dtype=np.float64),
+        )
+
+    def rows(self) -> list[TokenLogProb]:
+        """Each token's."""
+        pairs = list(zip(self.likeliest.tolist(), self.values.tolist(), strict=True))
+        ends = np.cumsum(self.counts).tolist()
+        return [
+            (None if own != own else own, tuple(pairs[end - count : end]))
+            for own, count, end in zip(self.own.tolist(), self.counts.tolist(), ends, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The log-probabilities of a request's prompt, which asked for them; they come with its first token."""
+
+    id: str
+    logprobs: LogProbs
+
+
 @dataclass(frozen=True)
 class Stepped:
     """What has come of steps of the engine: tokens, in order, then ends."""
@@ -88,6 +136,9 @@ class Stepped:
     occupancy: Occupancy
     spans: tuple[Span, ...] = ()
     """What the leader's device has computed."""
+    logprobs: LogProbs | None = None
+    """Of the tokens; None where no request asked for any."""
+    prompts: tuple[Prompt, ...] = ()
 
 
 FROM_FRONTEND = (Request, Abort)

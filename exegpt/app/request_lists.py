@@ -40,16 +40,22 @@ def read_for_model(
     skip_invalid: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
     """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`."""
-    from xrunner.core.grammar import Grammars
     from xrunner.core.requests import read_requests
 
     tokenizer = load_tokenizer(directory)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     named = parse_columns(columns) if columns else None
-    check = Grammars(directory / TOKENIZER, frozenset(), spec.vocab).check
+    check = grammar_check(directory, spec)
     return read_requests(
         source, spec, encode, seed=seed, columns=named, note=note, skip_invalid=skip_invalid, check=check
     )
+
+
+def grammar_check(directory: Path, spec: ModelSpec) -> Callable[[Request], None]:
+    """What raises InputError, naming the id, for a request whose grammar can't be followed."""
+    from xrunner.core.grammar import Grammars
+
+    return Grammars(directory / TOKENIZER, frozenset(), spec.vocab).check
 
 
 def draw(workload: Workload, num: int, seed: int, context: int) -> tuple[RequestLengths, ...]:

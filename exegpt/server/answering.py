@@ -152,15 +152,18 @@ class Answer(ABC):
             raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
 
     def add_choices(
-        self, frontend: Frontend, ids: Sequence[int], max_tokens: int, logprobs: int | None, place: int = 0
+        self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any
     ) -> None:
-        """The `n` choices of a prompt."""
-        body: Sampled = self.body
+        """The `n` choices of a prompt, the `place`-th of several, with `options` of their requests; 0 tokens: none."""
+        body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
-        for request in requests_of(body, ids, max_tokens, frontend.model.spec.vocab, logprobs, place):
-            text = OutputText(frontend.model.token_bytes, ids)
+        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, place, **options):
+            model.check_grammar(request)
+            text = OutputText(model.token_bytes, ids)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
-            self.choices.append(Choice(len(self.choices), request, text, stops, _silent(body, frontend.model)))
+            self.choices.append(
+                Choice(len(self.choices), request, text, stops, _silent(body, model), dropped=max_tokens == 0)
+            )
 
     @property
     def usage(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: conversations answered, whole or as a stream."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from exegpt.server.answering import Answer, Frontend
@@ -8,6 +8,7 @@ from exegpt.server.errors import invalid
 from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import ChatRequest
 from exegpt.server.text.conversation import prompt_of
+from exegpt.server.text.log_probs import TextLogProb, chat_logprobs
 
 
 class Chat(Answer):
@@ -29,21 +30,22 @@ class Chat(Answer):
         if not ids:
             raise invalid("The chat template makes an empty prompt of 'messages'.", "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), logprobs)
+        self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), logprobs=logprobs)
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
         """A whole choice."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        document = {"index": choice.index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
-        return document | self._ids(choice.output.tokens[: choice.taken])
+        document = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
+        return document | {"finish_reason": choice.finish_reason} | self._ids(choice.output.tokens[: choice.taken])
 
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
         """The text, with the role before the first; then the end, on its own."""
-        if first or piece.text or self.body.return_token_ids:
+        if first or piece.text or piece.logprobs or self.body.return_token_ids:
             role = {"role": "assistant"} if first else {}
-            yield self._delta(piece, {**role, "content": piece.text}, None) | self._ids(piece.tokens)
+            delta = {"index": piece.choice.index, "delta": {**role, "content": piece.text}, "finish_reason": None}
+            yield delta | {"logprobs": self._logprobs(piece.logprobs)} | self._ids(piece.tokens)
         if piece.finish_reason:
-            yield self._delta(piece, {}, piece.finish_reason)
+            yield {"index": piece.choice.index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
 
     def document(
         self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
@@ -60,5 +62,5 @@ class Chat(Answer):
     def _ids(self, tokens: Iterable[int]) -> dict[str, Any]:
         return {"token_ids": list(tokens)} if self.body.return_token_ids else {}
 
-    def _delta(self, piece: Piece, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {"index": piece.choice.index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _logprobs(self, entries: Sequence[TextLogProb]) -> dict[str, Any] | None:
+        return chat_logprobs(entries) if self.body.logprobs else None

@@ -1,12 +1,15 @@
 """`POST /v1/completions`: prompts continued, whole or as a stream."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exegpt.server.answering import Answer, Frontend
 from exegpt.server.errors import invalid
 from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import CompletionRequest
+from exegpt.server.text.log_probs import TextLogProb, completion_logprobs, of_prompt
+from exegpt.server.text.output_text import OutputText
 
 MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16
@@ -22,11 +25,14 @@ class Completion(Answer):
         """Tokenize the prompts and make a choice for each of their `n` outputs."""
         body, model = self.body, frontend.model
         self.check_stream()
+        self._token_bytes = model.token_bytes
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        if most == 0:
-            raise invalid("'max_tokens' is 0: it must be at least 1.", "max_tokens")
+        if most == 0 and not body.echo:
+            raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
+        echoed = bool(body.echo and body.logprobs is not None)
         for place, (text, ids) in enumerate(self._prompts(frontend)):
-            self.add_choices(frontend, ids, frontend.limited(len(ids), most, "max_tokens"), body.logprobs, place)
+            limit = frontend.limited(len(ids), most, "max_tokens")
+            self.add_choices(frontend, ids, limit, place, logprobs=body.logprobs, prompt_logprobs=echoed)
             self.prompt_texts += [text if text is not None else model.tokenizer.decode(ids)] * (body.n or 1)
 
     def _prompts(self, frontend: Frontend) -> list[tuple[str | None, list[int]]]:
@@ -47,21 +53,36 @@ class Completion(Answer):
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
         """A whole choice."""
-        return self._choice(
-            choice, self._echo(choice) + text, choice.finish_reason, choice.output.tokens[: choice.taken]
-        )
+        tokens = choice.output.tokens[: choice.taken]
+        return self._choice(choice, text, choice.finish_reason, tokens, choice.logprobs, first=True)
 
-    def _echo(self, choice: Choice) -> str:
-        return self.prompt_texts[choice.index] if self.body.echo else ""
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+        """One with the text, if there is any."""
+        echoed = first and self.body.echo
+        if echoed or piece.text or piece.finish_reason or piece.logprobs or self.body.return_token_ids:
+            yield self._choice(piece.choice, piece.text, piece.finish_reason, piece.tokens, piece.logprobs, first)
 
-    def _choice(self, choice: Choice, text: str, reason: str | None, tokens: Sequence[int]) -> dict[str, Any]:
-        document: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self,
+        choice: Choice,
+        text: str,
+        reason: str | None,
+        tokens: Sequence[int],
+        logprobs: Sequence[TextLogProb],
+        first: bool,
+    ) -> dict[str, Any]:
+        """What has come of a choice; before the `first` of it is the prompt, where it is wanted."""
+        echo = self.prompt_texts[choice.index] if self.body.echo else ""
+        document: dict[str, Any] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
+        if self.body.logprobs is not None:
+            entries = [replace(entry, offset=entry.offset + len(echo)) for entry in logprobs]
+            prompt = self._prompt_logprobs(choice) if first and self.body.echo else []
+            document["logprobs"] = completion_logprobs([*prompt, *entries])
+        document["finish_reason"] = reason
         if self.body.return_token_ids:
             document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
         return document
 
-    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """One with the text, if there is any."""
-        text = self._echo(piece.choice) + piece.text if first else piece.text
-        if text or piece.finish_reason or self.body.return_token_ids:
-            yield self._choice(piece.choice, text, piece.finish_reason, piece.tokens)
+    def _prompt_logprobs(self, choice: Choice) -> list[TextLogProb]:
+        text = OutputText(self._token_bytes, ())
+        return of_prompt(text, choice.request.prompt_ids, choice.output.prompt_logprobs)

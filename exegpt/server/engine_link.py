@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exegpt.engine_protocol import DRAIN, FROM_ENGINE, Abort, Ended, Frames, Opened, Stepped, framed
+from exegpt.engine_protocol import DRAIN, FROM_ENGINE, Abort, Ended, Frames, Opened, Stepped, TokenLogProb, framed
 from exegpt.request import Request
 
 _CHUNK = 2**18
@@ -23,6 +23,10 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     made_s: list[float] = field(default_factory=list)
     """When each token was made, by the engine's clock."""
+    logprobs: list[TokenLogProb] = field(default_factory=list)
+    """Of each token, where the request asks for them."""
+    prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
+    """Of each token of the prompt, likewise; they come with the first token."""
     ended: Ended | None = None
     added_s: float = 0.0
     """When it was given to the engine, by this process's monotonic clock."""
@@ -137,14 +141,19 @@ class EngineLink:
         assert isinstance(message, Stepped)
         self.last = message
         touched: dict[str, Output] = {}
-        for number, token, made_s in zip(
-            message.ids.tolist(), message.tokens.tolist(), message.made_s.tolist(), strict=True
-        ):
+        ids, tokens, times = message.ids.tolist(), message.tokens.tolist(), message.made_s.tolist()
+        logprobs = message.logprobs.rows() if message.logprobs else [None] * len(ids)
+        for number, token, made_s, logprob in zip(ids, tokens, times, logprobs, strict=True):
             receiver = self.outputs.get(str(number))
             if receiver:  # else it was aborted
                 receiver.tokens.append(token)
                 receiver.made_s.append(made_s)
+                if logprob and receiver.request.logprobs is not None:
+                    receiver.logprobs.append(logprob)
                 touched[receiver.request.id] = receiver
+        for prompt in message.prompts:
+            if receiver := self.outputs.get(prompt.id):
+                receiver.prompt_logprobs = prompt.logprobs.rows()
         for ended in message.ended:
             receiver = self.outputs.pop(ended.id, None)
             if receiver:

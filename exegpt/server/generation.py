@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from exegpt.request import Request
 from exegpt.server.engine_link import EngineLink, Output
 from exegpt.server.errors import SERVER, ApiError
+from exegpt.server.text.log_probs import TextLogProb
 from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts
 
@@ -22,18 +23,30 @@ class Choice:
     stops: StopTexts
     silent: frozenset[int] = frozenset()
     """Tokens whose text is left out where they end the output."""
+    dropped: bool = False
+    """Whether the output is left out altogether: the engine makes a token even where none is wanted."""
     output: Output = field(init=False)
     finish_reason: str | None = None
     taken: int = 0
     """Tokens whose text has been given or is held back: those that count as sampled for it."""
+    logprobs: list[TextLogProb] = field(default_factory=list)
+    """Of the taken tokens, where they are asked for."""
+    _length: int = 0
+    """Code points so far."""
 
     def take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
         """The text that more tokens complete, and whether a stop text ended it: what comes after that is not taken."""
         text, stopped = "", False
-        for token in tokens:
+        for token in () if self.dropped else tokens:
+            asked = self.request.logprobs is not None
+            entry = TextLogProb.of(self.text, token, self.output.logprobs[self.taken]) if asked else None
             self.taken += 1
             last = ended and self.taken == len(self.output.tokens)
-            more, stopped = self.stops.push("" if last and token in self.silent else self.text.push([token]))
+            made = "" if last and token in self.silent else self.text.push([token])
+            if entry:
+                self.logprobs.append(entry.placed(self._length, made))
+            self._length += len(made)
+            more, stopped = self.stops.push(made)
             text += more
             if stopped:
                 return text, True
@@ -50,6 +63,7 @@ class Piece:
     choice: Choice
     text: str
     tokens: Sequence[int]
+    logprobs: Sequence[TextLogProb]
     finish_reason: str | None
 
 
@@ -115,5 +129,6 @@ class Generation:
             choice.finish_reason = "stop"
             self._link.abort([output])
         elif ended:
-            choice.finish_reason = ended.reason
-        return Piece(choice, text, output.tokens[begun : choice.taken], choice.finish_reason)
+            choice.finish_reason = "length" if choice.dropped else ended.reason
+        new = slice(begun, choice.taken)
+        return Piece(choice, text, output.tokens[new], choice.logprobs[new], choice.finish_reason)

@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from exegpt.request import Request
 from exegpt.server.errors import invalid
@@ -22,11 +23,15 @@ def random_seed() -> int:
 
 
 def requests_of(
-    body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, logprobs: int | None, place: int = 0
+    body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, place: int = 0, **options: Any
 ) -> list[Request]:
     """A request for each of a prompt's `n` choices, which draw from seeds of their own; `place` is the prompt's among
-    several. The ids are given by the engine link.
+    several, `options` what else a request has. The ids are given by the engine link.
     """
+    if (body.min_tokens or 0) > max_tokens:
+        raise invalid(f"'min_tokens' is above the {max_tokens} tokens that the output may have.", "min_tokens")
+    if any(token >= vocab for token in body.stop_token_ids or ()):
+        raise invalid(f"'stop_token_ids' has a token id beyond {vocab - 1}.", "stop_token_ids")
     seed = random_seed() if body.seed is None else body.seed
     n, temperature = body.n or 1, 1.0 if body.temperature is None else body.temperature
     common = Request(
@@ -42,8 +47,10 @@ def requests_of(
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         logit_bias=_logit_bias(body, vocab),
-        min_tokens=min(body.min_tokens or 0, max_tokens),
+        min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
+        grammar=grammar(body),
+        **options,
     )
     return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
 
@@ -78,9 +85,9 @@ def grammar(body: Sampled) -> str | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
-    schema = {"type": "object"}
+    schema: dict[str, Any] = {"type": "object"}
     if wanted.type == "json_schema":
         if wanted.json_schema is None or wanted.json_schema.json_schema is None:
             raise invalid("'response_format.json_schema.schema' is missing.", "response_format")
         schema = wanted.json_schema.json_schema
-    return json.dumps(schema)
+    return json.dumps({"grammars": [{"json_schema": schema}]})

@@ -2,17 +2,22 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.request_lists import load_tokenizer
+from exegpt.app.request_lists import grammar_check, load_tokenizer
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.request import Request
 from exegpt.server.errors import invalid
 from exegpt.server.text.chat_template import ChatTemplate
 from exegpt.server.text.token_bytes import TokenBytes
+
+_SHOWN = 300
+"""Characters of another library's error that a client sees."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,20 @@ class ServedModel:
             )
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
+
+    @cached_property
+    def _grammar_check(self) -> Callable[[Request], None]:
+        return grammar_check(self.directory, self.spec)
+
+    def check_grammar(self, request: Request) -> None:
+        """ApiError where outputs can't follow a request's grammar."""
+        if request.grammar is None:
+            return
+        try:
+            self._grammar_check(request)
+        except InputError as error:
+            why = str(error).partition(" has a grammar, and ")[2]
+            raise invalid(f"'response_format' can't be followed: {why[:_SHOWN]}", "response_format") from None
 
     def config(self, file: str) -> dict[str, Any]:
         """A JSON file of the directory; empty where it has none."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from exegpt.engine_protocol import DRAIN, FROM_FRONTEND, Abort, Ended, Frames, Opened, Stepped, framed
+from exegpt.engine_protocol import DRAIN, FROM_FRONTEND, Abort, Ended, Frames, LogProbs, Opened, Prompt, Stepped, framed
 from exegpt.errors import InputError
 from exegpt.request import Request
 from xrunner.core.engine import Engine
@@ -105,6 +105,7 @@ def _add(engine: Engine, request: Request) -> list[Ended]:
 def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) -> Stepped:
     tokens = [event for event in events if isinstance(event, Token)]
     results = [event for event in events if not isinstance(event, Token)]
+    asked = any(token.logprob is not None for token in tokens)
     ended = [Ended(r.id, r.finish_reason, r.start_s, r.first_token_s, r.finish_s) for r in results]
     return Stepped(
         now_s=engine.worker.now(),
@@ -114,4 +115,6 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
         ended=(*refused, *ended),
         occupancy=engine.occupancy,
         spans=engine.take_spans(),
+        logprobs=LogProbs.of((t.logprob, t.likeliest) for t in tokens) if asked else None,
+        prompts=tuple(Prompt(token.request_id, LogProbs.of(token.prompt)) for token in tokens if token.prompt),
     )

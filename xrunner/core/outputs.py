@@ -111,8 +111,7 @@ class Outputs:
             if self._keyed:
                 receiver.extend_keys(self._keyed)
             if self._stream:
-                last = (receiver.logprobs[-1], receiver.likeliest[-1]) if receiver.logprobs else ()
-                self._emit(Token(receiver.request.id, len(receiver.output) - 1, token, moment, *last))
+                self._emit(_token(receiver, token, moment))
             if receiver.first_token_s is None:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
@@ -191,6 +190,16 @@ class Outputs:
             values, likeliest = tuple(running.prompt_logprobs), tuple(running.prompt_likeliest)
             result = replace(result, prompt_logprobs=values, prompt_likeliest=likeliest)
         self._emit(result)
+
+
+def _token(receiver: Running, token: int, moment: float) -> Token:
+    """The latest token as an event."""
+    index, own, likeliest, prompt = len(receiver.output) - 1, None, (), ()
+    if receiver.logprobs:
+        own, likeliest = receiver.logprobs[-1], receiver.likeliest[-1]
+    if receiver.request.prompt_logprobs and index == 0:
+        prompt = tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True))
+    return Token(receiver.request.id, index, token, moment, own, likeliest, prompt)
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:

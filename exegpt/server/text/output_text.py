@@ -54,6 +54,13 @@ class OutputText:
         """What was held back, an incomplete character replaced."""
         return self._less_shown(self._utf8.decode(b"", final=True))
 
+    def shown(self, token: int) -> bytes:
+        """The text that a token would have next, in UTF-8 or a part of it; a special one's is its name."""
+        data = self._bytes.get(token)
+        if data is None:
+            return self._behind([token]).encode()
+        return data or (self._bytes.tokenizer.id_to_token(token) or "").encode()
+
     def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
         """The prompt's last tokens with text, and the bytes of those at its end that are bytes."""
         before: list[int] = []
@@ -79,6 +86,9 @@ class OutputText:
 
     def _in_context(self, run: list[int]) -> str:
         self._strips = False  # the decoder does
+        return self._behind(run)
+
+    def _behind(self, run: list[int]) -> str:
         known = self._bytes.decode(self._before)
         return self._bytes.decode(self._before + run)[len(known) :]
 

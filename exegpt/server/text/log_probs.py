@@ -1,0 +1,82 @@
+"""Log-probabilities as clients get them: with the tokens' texts, in the shapes of both APIs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from exegpt.engine_protocol import TokenLogProb
+from exegpt.server.text.output_text import OutputText
+
+
+@dataclass(frozen=True)
+class TextLogProb:
+    """A token's log-probability, with the bytes of its text behind the tokens before it."""
+
+    data: bytes
+    logprob: float | None
+    """None: that of a first token, which nothing comes before."""
+    likeliest: tuple[tuple[bytes, float], ...]
+    offset: int = 0
+    """Where its text begins in that of the choice, in code points."""
+
+    @staticmethod
+    def of(text: OutputText, token: int, logprob: TokenLogProb) -> "TextLogProb":
+        """Of the token that comes next in a text."""
+        own, likeliest = logprob
+        return TextLogProb(text.shown(token), own, tuple((text.shown(i), value) for i, value in likeliest))
+
+    def placed(self, begin: int, made: str) -> "TextLogProb":
+        """With its place, where the token has completed the text `made`, which begins at `begin`: at its end, or there
+        where the token is a part of a character.
+        """
+        own = _text(self.data)
+        return replace(self, offset=begin + (len(made) - len(own) if made.endswith(own) else 0))
+
+
+def of_prompt(text: OutputText, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]) -> list[TextLogProb]:
+    """Of a prompt's tokens; `text` is that of an output without a prompt."""
+    entries, offset = [], 0
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        entry, made = TextLogProb.of(text, token, logprob), text.push([token])
+        entries.append(entry.placed(offset, made))
+        offset += len(made)
+    return entries
+
+
+def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
+    """`logprobs` of a chat completion's choice."""
+
+    def document(data: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
+
+    content = [
+        document(entry.data, entry.logprob) | {"top_logprobs": [document(*pair) for pair in entry.likeliest]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, Any]:
+    """`logprobs` of a completion's choice. Of tokens with the same text a map has the likelier; it has the sampled one,
+    too.
+    """
+    return {
+        "tokens": [_text(entry.data) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [_map(entry) for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def _map(entry: TextLogProb) -> dict[str, float] | None:
+    if entry.logprob is None:
+        return None
+    values: dict[str, float] = {}
+    for data, logprob in (*entry.likeliest, (entry.data, entry.logprob)):
+        text = _text(data)
+        values[text] = max(logprob, values.get(text, logprob))
+    return values
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
