@@ -38,8 +38,8 @@ COMPILED = [
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]
-# fastapi and uvicorn: the API; httptools: parsing its requests; prometheus-client: its metrics; jinja2: chat templates;
-# llguidance: grammars
+# fastapi and uvicorn: the API; httptools: parsing its requests, and in `bench serve` its
+# answers; prometheus-client: its metrics; jinja2: chat templates; llguidance: grammars
 SERVE = [
     "fastapi>=0.115",
     "uvicorn>=0.30",

@@ -35,28 +35,30 @@ def find_model(text: str) -> ModelSpec:
 
 
 def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
-    """The workload scaled to the model's context where its 99th percentile doesn't fit, and a sentence that says so, as
-    its name does.
+    """`fit_to_context` of a model. T5's positions are relative, so it has no longest sequence."""
+    return (workload, []) if model.architecture == "t5" else fit_to_context(workload, model.context, model.name)
 
-    T5's positions are relative, so it has no longest sequence. InputError for fixed lengths that don't fit: they are
-    what was asked for, not a sample of it.
+
+def fit_to_context(workload: Workload, tokens: int, model: str) -> tuple[Workload, list[str]]:
+    """The workload scaled to a context of so many tokens where its 99th percentile doesn't fit, and a sentence that
+    says so, as its name does.
+
+    InputError for fixed lengths that don't fit: they are what was asked for, not a sample of it.
     """
-    if model.architecture == "t5":
-        return workload, []
     lengths = (workload.input.max, workload.output.max)
     if workload.requests is None and lengths == (workload.input.lengths[0], workload.output.lengths[0]):
-        if sum(lengths) > model.context:
+        if sum(lengths) > tokens:
             raise InputError(
                 f"Requests of {lengths[0]:,} + {lengths[1]:,} = {sum(lengths):,} tokens don't fit the context of "
-                f"'{model.name}', {model.context:,} tokens: shorten them, or take a model with a longer one."
+                f"'{model}', {tokens:,} tokens: shorten them, or take a model with a longer one."
             )
         return workload, []
-    scaled, factor, clipped = workload.scaled_to(model.context)
+    scaled, factor, clipped = workload.scaled_to(tokens)
     if factor == 1.0 and not clipped:
         return workload, []
-    context = f"the context of {model.context:,} tokens"
+    context = f"the context of {tokens:,} tokens"
     if factor == 1.0:
-        named = replace(scaled, name=f"{workload.name} clipped to {model.context:,} tokens")
+        named = replace(scaled, name=f"{workload.name} clipped to {tokens:,} tokens")
         return named, [f"{percent_text(clipped)} of the requests are longer than {context} and are clipped"]
     named = replace(scaled, name=f"{workload.name} × {figure_text(factor)}")
     text = f"lengths of workload {workload.name} times {figure_text(factor)}, to fit {context}"

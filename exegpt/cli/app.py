@@ -4,6 +4,7 @@ import typer
 
 from exegpt.cli import (
     bench,
+    bench_serve,
     demo,
     engine,
     listing,
@@ -32,7 +33,6 @@ for command, about in (  # a line of `exegpt --help` each; their own --help says
     (tune.tune, "Find the schedule with the highest throughput under a bound."),
     (run.run, "Run requests offline, beside what was predicted."),
     (serve.serve, "Serve a model over HTTP, as OpenAI's API does."),
-    (bench.bench, "Run policies, and peers, side by side."),
     (simulate.simulate, "What a schedule, or an engine's settings, will give."),
     (show.show, "What a schedule, profile or result file says."),
 ):
@@ -48,6 +48,11 @@ _profile = typer.Typer(rich_markup_mode=None)
 _profile.callback(invoke_without_command=True)(profile.profile)
 _profile.command("import")(profile_import.import_)
 app.add_typer(_profile, name="profile", short_help="Measure a model's layers, or import measurements.")
+
+_bench = typer.Typer(rich_markup_mode=None, cls=bench.BenchGroup)
+_bench.callback(invoke_without_command=True)(bench.bench)
+_bench.command("serve", short_help="Load an OpenAI-compatible endpoint, and measure.")(bench_serve.serve)
+app.add_typer(_bench, name="bench", short_help="Run policies, and peers, side by side; load an endpoint.")
 
 app.add_typer(reproduce.app, name="reproduce", short_help="The paper's tables and figures, beside its own.")
 

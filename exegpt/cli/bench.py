@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from exegpt.cli import options
 
@@ -12,7 +13,19 @@ if TYPE_CHECKING:
     from exegpt.report.comparison import Comparison
 
 
+class BenchGroup(TyperGroup):
+    """`exegpt bench`, whose own required options a command beneath it doesn't need."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments after the group's own."""
+        if args and args[0] in self.commands:
+            for parameter in self.params:
+                parameter.required = False
+        return super().parse_args(ctx, args)
+
+
 def bench(
+    context: typer.Context,
     schedule: options.REQUIRED_SCHEDULE,
     model: options.MODEL_DIRECTORY,
     requests: Annotated[str | None, typer.Option("--requests", "-r", help="A JSONL or trace file.")] = None,
@@ -38,12 +51,14 @@ def bench(
     """Run requests under a schedule, and under other policies' best ones, beside what was predicted for them.
 
     Peers serve the same requests unbounded, on the same device: --peers transformers is its `generate` in static
-    batches and its continuous batching.
+    batches and its continuous batching. `exegpt bench serve` loads a server instead.
 
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
 
     Example: mpirun -n 2 exegpt bench --schedule two-ranks.json --model my-model --profile ranks.json --policy waa-c
     """
+    if context.invoked_subcommand:
+        return
     from exegpt.app.bench import BenchOptions
     from exegpt.app.bench import bench as compare
     from exegpt.app.reports import write_run_report

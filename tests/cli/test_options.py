@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields
 import pytest
 
 from exegpt.app.bench import BenchOptions
+from exegpt.app.load.options import LoadOptions
 from exegpt.app.offline_run import RunOptions
 from exegpt.app.profiling import ProfileOptions
 from exegpt.cli.bench import bench
+from exegpt.cli.bench_serve import serve
 from exegpt.cli.options import build
 from exegpt.cli.profile import profile
 from exegpt.cli.run import run
@@ -28,12 +30,17 @@ def test_a_field_is_the_parameter_of_its_name():
 
 @pytest.mark.parametrize(
     ("command", "options", "expected"),
-    [(bench, BenchOptions, set()), (profile, ProfileOptions, set()), (run, RunOptions, {"policies", "fixed"})],
+    [
+        (bench, BenchOptions, set()),
+        (profile, ProfileOptions, set()),
+        (run, RunOptions, {"policies", "fixed"}),
+        (serve, LoadOptions, set()),
+    ],
 )
 def test_every_option_reaches_the_object(command, options, expected):
     """But for those of the output, and those that `made` fields stand for."""
     names = {field.name.removesuffix("_s") for field in fields(options)}
-    typed = set(inspect.signature(command).parameters) - {"json", "context"}
+    typed = set(inspect.signature(command).parameters) - {"json", "plot", "context"}
     assert names - expected <= typed
     if not expected:
         assert names == typed

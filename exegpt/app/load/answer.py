@@ -1,0 +1,178 @@
+"""What an endpoint answers: a document, or the stream of a completion, read as its bytes come.
+
+Servers differ in what they leave out. None of `[DONE]`, usage, comments to keep the connection alive, a first chunk
+that only names the role, or keys that OpenAI doesn't have makes an answer wrong.
+"""
+
+import email.utils
+import json
+import time
+from typing import Any
+
+_MOST = 2**20
+"""Bytes that are kept of a body that isn't streamed."""
+_MESSAGE = 200
+"""Characters that are kept of an error's message."""
+_OVERLOADED = (429, 503)
+
+
+class Answer:
+    """A response: status, headers and body."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        """Take the status and the headers."""
+        self.status, self.headers = status, headers
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take a part of the body."""
+        if len(self.body) < _MOST:
+            self.body += data
+
+    def enough(self) -> bool:
+        """Whether the rest isn't wanted."""
+        return False
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def message(self) -> str:
+        """What the body says of an error, in OpenAI's shape, FastAPI's, or any text."""
+        return error_message(self.document) or self.body.decode("utf-8", "replace").strip()[:_MESSAGE]
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long an overloaded server asks to wait; a second where it doesn't say. None: it isn't overloaded."""
+        if self.status not in _OVERLOADED:
+            return None
+        try:
+            if "retry-after-ms" in self.headers:
+                return max(0.0, float(self.headers["retry-after-ms"]) / 1e3)
+            return max(0.0, float(self.headers.get("retry-after", "1")))
+        except ValueError:
+            pass
+        try:
+            until = email.utils.parsedate_to_datetime(self.headers["retry-after"])
+        except (ValueError, KeyError):
+            return 1.0
+        return max(0.0, until.timestamp() - time.time())
+
+
+def error_message(document: Any) -> str:
+    """The message of an error's document; empty where it has none."""
+    if not isinstance(document, dict):
+        return ""
+    error = document.get("error", document.get("detail", document))
+    text = error.get("message", "") if isinstance(error, dict) else error
+    return str(text)[:_MESSAGE] if isinstance(text, str) else ""
+
+
+class Stream(Answer):
+    """The streamed answer to a request for one completion. Times are on the event loop's clock.
+
+    With `cut_at` the answer is enough once it has so many tokens.
+    """
+
+    def __init__(self, cut_at: int | None = None) -> None:
+        super().__init__()
+        self.first_token: float | None = None
+        self.last: float | None = None
+        """When the last event came: a token's, the reason why it finished, the usage or [DONE]."""
+        self.finish_reason: str | None = None
+        self.chunks = 0
+        """Chunks that brought a token."""
+        self.usage: dict[str, Any] = {}
+        self.done = False
+        """Whether [DONE] came."""
+        self.error: tuple[str, str] | None = None
+        """Kind and message of what was wrong in the stream."""
+        self._cut_at, self._streaming, self._rest = cut_at, False, b""
+
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        """Take the status and the headers."""
+        super().begin(status, headers)
+        self._streaming = status == 200 and headers.get("content-type", "").startswith("text/event-stream")
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take a part of the body."""
+        if not self._streaming:
+            return super().feed(data, now)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+
+    def enough(self) -> bool:
+        """Whether it has the tokens that were wanted."""
+        return self._cut_at is not None and self.tokens >= self._cut_at
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens: those of the usage where there is one, else chunks."""
+        counted = self.usage.get("completion_tokens")
+        return counted if isinstance(counted, int) else self.chunks
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Kind and message of why a response that came whole is no completion; None where it is one."""
+        if self.status != 200:
+            return f"http_{self.status}", self.message
+        if not self._streaming:
+            kind = self.headers.get("content-type", "no type")
+            return "not_streamed", f"the answer is {kind}, not a stream: {self.message}"[:_MESSAGE]
+        if self.error:
+            return self.error
+        if self.first_token is None:
+            return "empty", "the stream has no token"
+        return None
+
+    def _event(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self.done, self.last = True, now
+            return
+        try:
+            document = json.loads(data.decode())  # of bytes, json would look for the encoding first
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            self.error = self.error or (
+                "broken_json",
+                f"an event is no JSON object: {data[:80].decode(errors='replace')}",
+            )
+            return
+        if "error" in document:
+            self.error = self.error or ("in_stream", error_message(document) or str(document["error"])[:_MESSAGE])
+            return
+        usage, choices = document.get("usage"), document.get("choices")
+        if isinstance(usage, dict):
+            self.usage, self.last = usage, now
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            self._choice(choices[0], now)
+
+    def _choice(self, choice: dict[str, Any], now: float) -> None:
+        """Take a chunk. One without text is a token whose text is held back or skipped, unless it names the role or the
+        reason of the end.
+        """
+        delta, reason = choice.get("delta"), choice.get("finish_reason")
+        if isinstance(delta, dict):
+            text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+            bare = "role" in delta or "content" not in delta
+        else:
+            text, bare = choice.get("text"), False
+        self.last = now
+        if text or not (bare or reason):
+            self.chunks += 1
+            self.first_token = now if self.first_token is None else self.first_token
+        if isinstance(reason, str):
+            self.finish_reason = reason
+            self.first_token = now if self.first_token is None else self.first_token
