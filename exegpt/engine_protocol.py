@@ -1,7 +1,7 @@
 """What the server's frontend and its engine send each other over a Unix socket, in the ranks' message format.
 
-    frontend ──Request, Abort, DRAIN──► engine
-    frontend ◄──Opened, Stepped────── engine
+    frontend ──Request, Abort, Follow, DRAIN──► engine
+    frontend ◄────Opened, Changed, Stepped───── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -32,6 +32,22 @@ class Abort:
     """Requests to end; other ids are ignored."""
 
     ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A schedule to follow from now on, whatever the lengths are."""
+
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The engine follows another schedule, with the layers and caches that it has. Where it needs others, it opens
+    anew, and gets its sequences again.
+    """
+
+    schedule: Schedule
 
 
 @dataclass(frozen=True)
@@ -141,8 +157,8 @@ class Stepped:
     prompts: tuple[Prompt, ...] = ()
 
 
-FROM_FRONTEND = (Request, Abort)
-FROM_ENGINE = (Opened, Stepped)
+FROM_FRONTEND = (Request, Abort, Follow)
+FROM_ENGINE = (Opened, Changed, Stepped)
 
 
 def framed(message: object) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exegpt import document
 from exegpt.app.settings import Setting
-from exegpt.errors import InputError
+from exegpt.errors import Infeasible, InputError
 from exegpt.policies import TRAITS, traits_of
 from exegpt.quantity import figure_text
 from exegpt.schedule import Schedule
@@ -31,6 +31,8 @@ class SearchInput:
     setting: Setting
     held: Schedule
     most: int | None
+    arrivals: bool = False
+    """Whether requests arrive over time: the highest goodput is searched, not the highest throughput."""
 
 
 class NewSchedule(NamedTuple):
@@ -40,7 +42,7 @@ class NewSchedule(NamedTuple):
     why_not: str = ""
 
 
-def rescheduler(setting: Setting) -> "Reschedule":
+def rescheduler(setting: Setting, arrivals: bool = False) -> "Reschedule":
     """A search like the one for the schedule that runs: the same policy (of WAA's, either), bound, devices and
     replicas. It says on standard error what it looks for, and what comes of it.
     """
@@ -53,7 +55,7 @@ def rescheduler(setting: Setting) -> "Reschedule":
         means = [figure_text(distribution.mean, 4) for distribution in (workload.input, workload.output)]
         note = f"lengths have changed, to {means[0]} input and {means[1]} output tokens on average"
         output.note(f"{note}: searching again")
-        schedule, why_not = in_a_process(SearchInput(replace(setting, workload=workload), held, most))
+        schedule, why_not = in_a_process(SearchInput(replace(setting, workload=workload), held, most, arrivals))
         output.note(f"found: {schedule_text(schedule)}" if schedule else f"the run keeps its schedule: {why_not}")
         return schedule
 
@@ -85,8 +87,11 @@ def main() -> None:
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     os.nice(19)  # where there are no CPUs to spare, the run goes first
     try:
-        result = best(search_input.setting, search_input.held, search_input.most)
-    except InputError as error:
+        if search_input.arrivals and search_input.held.latency_bound_s is not None:
+            result = best_for_arrivals(search_input.setting, search_input.held)
+        else:
+            result = best(search_input.setting, search_input.held, search_input.most)
+    except (InputError, Infeasible) as error:
         result = NewSchedule(None, str(error))
     print(document.dumps(document.to_dict(result), indent=None), flush=True)
 
@@ -134,6 +139,25 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     if need != have:
         return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
     return NewSchedule(free.schedule)
+
+
+def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
+    """The schedule to go on with where requests arrive over time: of one device any policy's, of several a schedule of
+    the same policy and replicas.
+    """
+    from exegpt.app.goodput import highest_goodput
+    from xrunner.comm.place import ranks_needed
+    from xscheduler.policy_spaces import POLICIES
+
+    assert held.latency_bound_s is not None
+    alone = ranks_needed(held) == 1
+    policies = tuple(n for n in POLICIES if not TRAITS[n].disaggregated) if alone else (held.policy,)
+    found = highest_goodput(setting, held.latency_bound_s, policies, {"replicas": held.replicas})
+    schedule = replace(found.schedule, latency_bound_s=held.latency_bound_s, admission=held.admission)
+    if ranks_needed(schedule) != ranks_needed(held):
+        need, have = ranks_needed(schedule), ranks_needed(held)
+        return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
+    return NewSchedule(schedule)
 
 
 def _degrees(held: Schedule) -> dict[str, int]:

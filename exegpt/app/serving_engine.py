@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from exegpt.app.choices import admission_rule, policy_names
 from exegpt.app.files import model_directory, read_schedule
+from exegpt.app.goodput import highest_goodput
 from exegpt.app.profiles import measured_profile, profile_text
+from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
-from exegpt.app.tuning import arrivals_of
 from exegpt.engine_protocol import Opened
 from exegpt.errors import Infeasible, InputError
 from exegpt.model import ModelSpec
@@ -20,7 +21,7 @@ from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.schedule import Schedule
 from exegpt.trace import parse_workload
-from xrunner.comm.ranks import Ranks
+from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from xprofiler.job import Job
-
-MARGIN = 0.1
-"""Share of the bound that the search leaves, since a machine is never as even as its profile."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class EngineOptions:
     attention: str | None
     dtype: str | None
     threads: int | None
+    pinned: bool
+    """Whether the schedule stays, whatever the lengths are."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,47 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
     plan = _plan(options, ranks, device)
     if plan.opened is None:
         raise Infeasible(plan.reason, plan.lowest_latency_s)
-    schedule, context = plan.opened.schedule, plan.opened.schedule.model.spec.context
-    engine = Engine.load(options.model, schedule, ranks, device=device, attention=plan.attention)
-    engine.open(Extent.within(schedule, context - 1, 1), Options(spans=True))
+    engine = Engine.load(options.model, plan.opened.schedule, ranks, device=device, attention=plan.attention)
+    again = None if options.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
+    link = _connected(path) if engine.leads else None
+    moved: Schedule | None = plan.opened.schedule
+    while moved:
+        context = engine.schedule.model.spec.context
+        engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True), again)
+        moved = _serve_until_moved(engine, link, plan.opened)
+        moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
+        if moved:
+            engine = _onward(engine, options.model, moved)
+
+
+def _connected(path: str) -> inbox.Inbox:
+    """The leader's end of the frontend's socket."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return inbox.Inbox(connection)
+
+
+def _serve_until_moved(engine: Engine, link: inbox.Inbox | None, opened: Opened) -> Schedule | None:
+    """Serve until there is nothing left to do, or another schedule needs another engine: the leader returns it."""
     if not engine.leads:
         engine.serve()
-        return
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        try:
-            inbox.serve(engine, connection, plan.opened)
-        except inbox.Gone:
-            raise InputError("The server's frontend has gone: its engine ends.") from None
-        engine.drain()
+        return None
+    assert link, "the same rank leads: the driver's device is in every schedule's first stage"
+    try:
+        moved = inbox.serve(engine, link, opened)
+    except inbox.Gone:
+        raise InputError("The server's frontend has gone: its engine ends.") from None
+    engine.drain()
+    return moved
+
+
+def _onward(engine: Engine, model: str, schedule: Schedule) -> Engine:
+    """The engine of the next schedule, or, where the ranks can't take that, of the one before."""
+    try:
+        return engine.onward(model, schedule)
+    except Agreed as error:
+        output.note(f"the server keeps its schedule: {error}")
+        return engine.onward(model, engine.schedule)
 
 
 def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
@@ -132,6 +160,14 @@ def _setting(options: EngineOptions, measured: "Job") -> Setting:
     return Setting(spec, measured.cluster, workload, profile, profile.dtype, tuple(assumptions))
 
 
+def _setting_of(opened: Opened) -> Setting:
+    """What the schedule that is served was searched for."""
+    schedule = opened.schedule
+    return Setting(
+        schedule.model.spec, schedule.cluster, schedule.workload, opened.profile, schedule.kv_dtype, opened.assumptions
+    )
+
+
 def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float | None]:
     """The schedule with the highest goodput within the bound less a margin, and that goodput in requests/s; without a
     bound, that with the highest throughput. Infeasible where there is none.
@@ -142,16 +178,6 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
         if answer.schedule is None:
             raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
         return answer.schedule, None
-    from xscheduler.goodput import Bounds
-    from xscheduler.open_tune import tune_at
-
-    arrivals = arrivals_of(setting, "poisson", 0)
-    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals)
-    with output.progress("searching the highest goodput") as progress:
-        bounds = Bounds(bound_s * (1 - MARGIN))
-        rated = tune_at(*where, bounds, None, bound="p99-queries", policies=policies, progress=progress)
-    if not rated.sustained:
-        raise Infeasible(infeasible_text(rated.tuned, bound_s), rated.tuned.lowest_latency_s)
-    best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
+    best = highest_goodput(setting, bound_s, policies)
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

@@ -24,6 +24,7 @@ def engine(
     attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
+    pinned: Annotated[bool, typer.Option("--pinned")] = False,
 ) -> None:
     """Run the requests that come over a socket."""
     from exegpt.app import serving_engine

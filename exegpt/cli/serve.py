@@ -32,6 +32,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A key per line. Default: EXEGPT_API_KEY, if it is set.")
     ] = None,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help="A token for POST /schedule and /drain. Default: EXEGPT_ADMIN_TOKEN, if set.")
+    ] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="A further name of this server, without keys.")] = None,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may use this server.")] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="The most output tokens of a request.")] = None,
@@ -48,6 +51,9 @@ def serve(
     attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Keep the schedule, though lengths become others than it is for.")
+    ] = False,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
     """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound.
@@ -76,7 +82,8 @@ def _serve(typed: dict[str, Any]) -> int:
     read = {
         "model": directory,
         "name": typed["served_model_name"],
-        "api_keys": _keys(typed["api_key_file"]),
+        "api_keys": _keys(typed["api_key_file"], "EXEGPT_API_KEY"),
+        "admin_token": next(iter(_keys(typed["admin_token_file"], "EXEGPT_ADMIN_TOKEN")), None),
         "hosts": tuple(typed["allowed_host"] or ()),
         "origins": tuple(typed["cors"] or ()),
         "answer_ttl_s": parse_duration(typed["answer_ttl"]) or float("inf"),
@@ -84,8 +91,9 @@ def _serve(typed: dict[str, Any]) -> int:
         "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }
     given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
+    pinned = ["--pinned"] if typed["pinned"] else []
     asked = options.build(frontend.ServerOptions, typed | read)
-    return frontend.run(asked, [text for name, value in given.items() for text in (name, str(value))])
+    return frontend.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *pinned])
 
 
 def _serve_as_rank(typed: dict[str, Any]) -> int:
@@ -106,13 +114,13 @@ def _serve_as_rank(typed: dict[str, Any]) -> int:
     return frontend.wait() if frontend else 0
 
 
-def _keys(path: Path | None) -> tuple[str, ...]:
-    """The API keys: a file's lines, or the environment's one."""
+def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
+    """A file's keys, one per line, or the environment's one."""
     if path is None:
-        return tuple(filter(None, [os.environ.get("EXEGPT_API_KEY")]))
+        return tuple(filter(None, [os.environ.get(variable)]))
     if not path.is_file():
-        raise InputError(f"There is no file '{path}' of API keys: write one key per line.")
+        raise InputError(f"There is no file '{path}' of keys: write one per line.")
     keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     if not keys:
-        raise InputError(f"'{path}' has no API key: write one per line.")
+        raise InputError(f"'{path}' has no key: write one per line.")
     return keys

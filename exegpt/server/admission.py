@@ -62,7 +62,9 @@ class Table:
 
     made_s: float
     starts_s: tuple[float, ...]
-    """Seconds from `made_s`, by place; those beyond are beyond the horizon."""
+    """Seconds from `made_s`, by place."""
+    gap_s: float | None
+    """Between the starts of places beyond; None where those are beyond the horizon."""
     first: int
     """The place of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
 
@@ -72,7 +74,7 @@ class Lengths:
 
     def __init__(self, outputs: LengthDistribution):
         self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
-        self._mean = outputs.mean
+        self.mean = outputs.mean
 
     def supposed(self, number: int, generated: int, most: int) -> int:
         """A sequence's output tokens: the same quantile each time, spread evenly over sequences, of the lengths beyond
@@ -81,7 +83,7 @@ class Lengths:
         first = int(np.searchsorted(self._s, generated, side="right"))
         left = self._above[first] if first < len(self._s) else 0.0
         if left <= 1e-9:  # longer than any: about half as much again of the mean
-            return min(most, generated + max(1, round(self._mean / 2)))
+            return min(most, generated + max(1, round(self.mean / 2)))
         u = (number * _GOLDEN) % 1.0
         place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
         return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))
@@ -107,7 +109,7 @@ class Admission:
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
         self._input_p99 = self._inputs.quantile(QUANTILE)
         self._first_s, self._token_s = self._steady(opened)
-        self._table = Table(now(), (), 0)
+        self._table = Table(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
         self._next_s = 0.0
@@ -119,9 +121,9 @@ class Admission:
             estimate = xsimulator.estimate(schedule, opened.profile)
             if estimate.tpot_s is not None and estimate.ttft_s is not None:
                 return estimate.ttft_s, estimate.tpot_s
-        standing = [Standing(round(self._inputs.mean), 10**6, max(2, round(self._lengths._mean)))] * 64
+        tokens = max(2, round(self._lengths.mean))
+        standing = [Standing(round(self._inputs.mean), tokens, tokens)] * 64
         ran = [c for c in continue_from(schedule, self._cost, standing, math.inf) if c.start_s is not None]
-        tokens = max(2, round(self._lengths._mean))
         per_token = median((c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran) / tokens
         return per_token, per_token
 
@@ -165,9 +167,11 @@ class Admission:
         table, place = self._table, self._accepted + count - 1 - self._table.first
         if not table.starts_s:
             return self._now()
-        if place >= len(table.starts_s):
+        beyond = place - len(table.starts_s) + 1
+        if beyond > 0 and table.gap_s is None:
             return None
-        return max(self._now(), table.made_s + self.scale * table.starts_s[place])
+        start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
+        return max(self._now(), table.made_s + self.scale * start)
 
     def _service_s(self, most: int) -> float:
         tokens = min(most, self._outputs_p99)
@@ -195,11 +199,11 @@ class Admission:
         self._computing = True
         standing, accepted = self._standing(), self._accepted
         try:
-            starts = await asyncio.to_thread(self._starts, standing)
+            starts, gap = await asyncio.to_thread(self._starts, standing)
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
-        self._table = Table(now, starts, accepted - waiting)
+        self._table = Table(now, starts, gap, accepted - waiting)
         took = self._now() - now
         self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
 
@@ -212,9 +216,9 @@ class Admission:
             rows.append(Standing(len(request.prompt_ids), request.max_tokens, ends, generated))
         return rows
 
-    def _starts(self, standing: list[Standing]) -> tuple[float, ...]:
-        """Seconds from now to the start of each place of the queue, as far as one could still be in time. Replicas take
-        turns: one is followed.
+    def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
+        """Seconds from now to the start of each place of the queue, as far as one could still be in time, and the gap
+        between those beyond. Replicas take turns: one is followed.
         """
         assert self.bound_s is not None
         replicas = self._schedule.replicas
@@ -227,7 +231,9 @@ class Admission:
         after = continue_from(self._schedule, self._cost, [*running, *waiting, *beyond], self.bound_s)
         starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
         ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
-        return tuple(np.repeat(ordered, replicas).tolist())
+        whole = len(starts) == len(waiting) + len(beyond)
+        gap = (ordered[-1] - ordered[len(waiting)]) / (len(beyond) - 1) / replicas if whole else None
+        return tuple(np.repeat(ordered, replicas).tolist()), gap
 
 
 def _rejected(code: str, why: str, after_s: float) -> ApiError:

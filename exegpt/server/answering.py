@@ -49,6 +49,10 @@ class Frontend:
     admission: Admission | None = None
     """While there is an engine."""
     journal: Journal | None = None
+    admin: bytes | None = None
+    """The hash of the administrator's token; None: nothing can be administered."""
+    drain: Callable[[], object] = lambda: None
+    """Ends the server when all is answered."""
     restarting: bool = False
     """Whether an engine was lost."""
     draining: bool = False

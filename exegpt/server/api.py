@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
 from exegpt.document import to_dict
+from exegpt.server.administration import add_administration
 from exegpt.server.answering import Answer, Frontend, answer, check_model, run_entry
 from exegpt.server.body import read_json
 from exegpt.server.chat import Chat
@@ -72,6 +73,7 @@ def make_api(frontend: Frontend) -> FastAPI:
     _add_models(api, frontend.model)
     _add_answers(api, frontend)
     _add_tokens(api, frontend.model)
+    add_administration(api, frontend)
     return api
 
 

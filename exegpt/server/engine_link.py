@@ -6,8 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exegpt.engine_protocol import DRAIN, FROM_ENGINE, Abort, Ended, Frames, Opened, Stepped, TokenLogProb, framed
+from exegpt.engine_protocol import (
+    DRAIN,
+    FROM_ENGINE,
+    Abort,
+    Changed,
+    Ended,
+    Follow,
+    Frames,
+    Opened,
+    Stepped,
+    TokenLogProb,
+    framed,
+)
 from exegpt.request import Request
+from exegpt.schedule import Schedule
 
 _CHUNK = 2**18
 
@@ -53,6 +66,7 @@ class EngineLink:
         self.heard_s = 0.0
         """When it came, by the monotonic clock."""
         self.on_opened: Callable[[Opened], object] = lambda opened: None
+        self.on_changed: Callable[[Opened], object] = lambda opened: None
         self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
         self.on_lost: Callable[[], object] = lambda: None
         self._writer: asyncio.StreamWriter | None = None
@@ -86,6 +100,10 @@ class EngineLink:
         running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
         if running:
             self._send(Abort(tuple(running)))
+
+    def follow(self, schedule: Schedule) -> None:
+        """Let the engine follow another schedule."""
+        self._send(Follow(schedule))
 
     def drain(self) -> None:
         """Tell the engine that no more sequences come."""
@@ -137,6 +155,11 @@ class EngineLink:
             self.on_opened(message)
             for output in self.outputs.values():  # which another engine has begun
                 self._send(replace(output.request, output_ids=tuple(output.tokens)))
+            return
+        if isinstance(message, Changed):
+            assert self.opened, "an engine that has opened"
+            self.opened = replace(self.opened, schedule=message.schedule, goodput_seq_s=None)
+            self.on_changed(self.opened)
             return
         assert isinstance(message, Stepped)
         self.last = message

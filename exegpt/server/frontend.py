@@ -22,7 +22,7 @@ from exegpt.server.answering import Frontend
 from exegpt.server.api import make_api, resume_entries
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.engine_process import EngineProcess
-from exegpt.server.gate import Gate
+from exegpt.server.gate import Gate, hashed
 from exegpt.server.joined_engine import JoinedEngine
 from exegpt.server.journal import Journal
 from exegpt.server.served_model import ServedModel
@@ -48,6 +48,8 @@ class ServerOptions:
     hosts: tuple[str, ...]
     """Names beside loopback's by which the server may be called without keys."""
     origins: tuple[str, ...]
+    admin_token: str | None
+    """With which schedules can be changed and the server drained over HTTP; None: they can't."""
     max_output: int | None
     max_waiting: int
     journal: Path | None
@@ -75,6 +77,7 @@ class Supervisor:
         self._frontend, self._options, self._directory = frontend, options, directory
         self._socket = options.engine_socket or directory / "engine"
         self._arguments = [*engine_arguments, "--socket", str(self._socket)]
+        self._schedule = directory / "schedule.json"
         self._engine: EngineProcess | JoinedEngine = EngineProcess(self._arguments, options.ranks)
         if options.engine_socket:
             self._engine = JoinedEngine(frontend.link)
@@ -83,8 +86,10 @@ class Supervisor:
         self._failures = 0
         self.code = 0
         frontend.link.on_opened = self._opened
+        frontend.link.on_changed = self._changed
         frontend.link.on_stepped = self._stepped
         frontend.link.on_lost = frontend.lost
+        frontend.drain = self.interrupt
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
@@ -123,16 +128,24 @@ class Supervisor:
             await asyncio.sleep(_LOOK_S)
 
     def _opened(self, opened: Opened) -> None:
-        kept = self._directory / "schedule.json"
-        document.write(kept, opened.schedule)
-        if "--schedule" not in self._arguments:  # found once: another engine follows the same
-            self._arguments += ["--schedule", str(kept)]
-        self._frontend.opened(opened)
+        self._keep(opened)
         self._resuming = asyncio.ensure_future(resume_entries(self._frontend))
         bound = opened.schedule.latency_bound_s
         under = f" under {format_duration(bound)}" if bound else ""
         where = f"http://{self._options.host}:{self._options.port}"
         output.note(f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}")
+
+    def _changed(self, opened: Opened) -> None:
+        self._keep(opened)
+        output.note(f"the schedule has changed: {schedule_text(opened.schedule)}")
+
+    def _keep(self, opened: Opened) -> None:
+        """Take requests for this schedule, which another engine would follow too."""
+        document.write(self._schedule, opened.schedule)
+        if "--schedule" not in self._arguments:
+            self._arguments += ["--schedule", ""]
+        self._arguments[self._arguments.index("--schedule") + 1] = str(self._schedule)
+        self._frontend.opened(opened)
 
     def _stepped(self, stepped: Stepped) -> None:
         if stepped.ended:
@@ -193,6 +206,7 @@ def run(options: ServerOptions, engine_arguments: list[str]) -> int:
 async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     model = ServedModel.read(options.model, options.name, options.chat_template)
     frontend = Frontend(model, EngineLink(), "", options.max_output, options.stall_timeout_s, options.max_waiting)
+    frontend.admin = hashed(options.admin_token) if options.admin_token else None
     if options.journal:
         frontend.journal = Journal(options.journal, options.answer_ttl_s)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone

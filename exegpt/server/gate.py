@@ -26,7 +26,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()):
         self._app = app
-        self._keys = [_hash(key) for key in keys]
+        self._keys = [hashed(key) for key in keys]
         self._hosts = _LOOPBACK | set(hosts)
         self._origins = frozenset(origins)
 
@@ -75,11 +75,12 @@ class Gate:
 
     def _has_key(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")
-        known = [hmac.compare_digest(_hash(key), hashed) for hashed in self._keys]  # all: time tells nothing
+        known = [hmac.compare_digest(hashed(key), own) for own in self._keys]  # all: time tells nothing
         return kind.lower() == "bearer" and any(known)
 
 
-def _hash(key: str) -> bytes:
+def hashed(key: str) -> bytes:
+    """What is kept of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

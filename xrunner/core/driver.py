@@ -67,6 +67,8 @@ class Driver:
         self.now = worker.now
         self.look: Callable[[float], Change | None] = lambda now: None
         """The next change of schedule, once there is one."""
+        self.asked: Change | None = None
+        """A change that is made whatever the lengths are."""
         self.elsewhere: Callable[[str], object] = lambda request_id: None
         """Called with the ids of aborted requests that this driver doesn't have."""
         self.changes: list[Change] = []
@@ -148,7 +150,8 @@ class Driver:
 
     def _adapt(self) -> None:
         """Let another schedule take over, where one has been found for lengths that have drifted."""
-        change = None if self.moving else self.look(self.now())
+        change = None if self.moving else self.asked or self.look(self.now())
+        self.asked = None
         if change is None:
             return
         new = change.schedule

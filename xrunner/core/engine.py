@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from exegpt.batching import Order, deal
+from exegpt.change import Change
 from exegpt.engine_protocol import Occupancy
 from exegpt.errors import InputError
 from exegpt.models import Model, Shard, load_model
@@ -252,6 +253,35 @@ class Engine:
             (leader if driver.idle else driver).wait()
         leader.listen()
         return self._taken()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Change to another schedule before the next iteration; on the leader. See `moving` where it can't take over in
+        place.
+        """
+        driver, leader = self._parts()
+        now = driver.now()
+        driver.asked = Change(now, now, now, 0.0, schedule.stages != self.schedule.stages, schedule)
+        leader.broadcast(driver.asked)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do, on the leader."""
+        return not self.idle or self._parts()[0].asked is not None
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids of added requests whose results have not been returned."""
+        return tuple(self._unfinished)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes so far that have taken over in place, on the leader."""
+        return tuple(self._parts()[0].changes)
+
+    @property
+    def moving(self) -> Change | None:
+        """The change that needs another engine (`onward`), on the leader: this one begins no request any more."""
+        return self._parts()[0].moving
 
     def take_spans(self) -> tuple[Span, ...]:
         """What this rank has computed since the last call, where spans are kept."""

@@ -11,9 +11,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from exegpt.engine_protocol import DRAIN, FROM_FRONTEND, Abort, Ended, Frames, LogProbs, Opened, Prompt, Stepped, framed
+from exegpt.engine_protocol import (
+    DRAIN,
+    FROM_FRONTEND,
+    Abort,
+    Changed,
+    Ended,
+    Follow,
+    Frames,
+    LogProbs,
+    Opened,
+    Prompt,
+    Stepped,
+    framed,
+)
 from exegpt.errors import InputError
 from exegpt.request import Request
+from exegpt.schedule import Schedule
 from xrunner.core.engine import Engine
 from xrunner.core.events import Event, Token
 
@@ -70,12 +84,13 @@ class Inbox:
             raise Gone from None
 
 
-def serve(engine: Engine, connection: socket.socket, opened: Opened) -> None:
-    """Run the frontend's requests on an open engine until it drains; on the leader. Raises Gone where the frontend
-    ends without a word. `opened` says what the engine is, but for its clock.
+def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
+    """Run the frontend's requests on an open engine until the frontend drains, or until another schedule needs another
+    engine: that schedule, to which the frontend gives again what hasn't ended. On the leader. Raises Gone where the
+    frontend ends without a word. `opened` says what the engine is, but for its clock.
     """
-    inbox, draining = Inbox(connection), False
-    inbox.send(replace(opened, zero_s=time.monotonic() - engine.worker.now()))
+    draining, changes = False, 0
+    inbox.send(replace(opened, schedule=engine.schedule, zero_s=time.monotonic() - engine.worker.now()))
     while not (draining and engine.idle):
         refused: list[Ended] = []
         for order in inbox.take(_LOOK_S if engine.idle and not draining else 0.0):
@@ -84,13 +99,28 @@ def serve(engine: Engine, connection: socket.socket, opened: Opened) -> None:
             elif isinstance(order, Abort):
                 for request_id in order.ids:
                     engine.abort(request_id)
+            elif isinstance(order, Follow):
+                engine.follow(order.schedule)
             else:
                 assert isinstance(order, Request)
                 refused += _add(engine, order)
-        events = [] if engine.idle else engine.step()
+        events = engine.step() if engine.busy else []
         if events or refused:
             inbox.send(_stepped(engine, events, refused))
+        for change in engine.changes[changes:]:
+            inbox.send(Changed(change.schedule))
+            changes += 1
+        if engine.moving:
+            _leave(engine)
+            return engine.moving.schedule
     inbox.finish()
+    return None
+
+
+def _leave(engine: Engine) -> None:
+    """End all requests, of which the frontend will hear from the next engine."""
+    for request_id in engine.unfinished:
+        engine.abort(request_id)
 
 
 def _add(engine: Engine, request: Request) -> list[Ended]:

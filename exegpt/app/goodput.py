@@ -1,0 +1,42 @@
+"""The schedule that a server follows: the one with the highest goodput, whatever the rate will be."""
+
+from typing import TYPE_CHECKING
+
+from exegpt.app.search import infeasible_text
+from exegpt.app.settings import Setting
+from exegpt.app.tuning import arrivals_of
+from exegpt.errors import Infeasible
+from exegpt.report import output
+
+if TYPE_CHECKING:
+    from xscheduler.open_tune import Sustained
+
+MARGIN = 0.1
+"""Share of the bound that the search leaves, since a machine is never as even as its profile."""
+
+
+def highest_goodput(
+    setting: Setting, bound_s: float, policies: tuple[str, ...], fixed: dict[str, int] | None = None
+) -> "Sustained":
+    """The schedule whose 99th percentile of latency, counted from arrival, stays within the bound less a margin at the
+    highest rate. Infeasible where there is none.
+    """
+    from xscheduler.goodput import Bounds
+    from xscheduler.open_tune import tune_at
+
+    arrivals = arrivals_of(setting, "poisson", 0)
+    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals)
+    with output.progress("searching the highest goodput") as progress:
+        rated = tune_at(
+            *where,
+            Bounds(bound_s * (1 - MARGIN)),
+            None,
+            bound="p99-queries",
+            policies=policies,
+            kv_dtype=setting.kv_dtype,
+            fixed=fixed,
+            progress=progress,
+        )
+    if not rated.sustained:
+        raise Infeasible(infeasible_text(rated.tuned, bound_s), rated.tuned.lowest_latency_s)
+    return max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)

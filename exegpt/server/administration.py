@@ -1,0 +1,67 @@
+"""What an administrator may do over HTTP: change the schedule, and drain the server."""
+
+import hmac
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from exegpt import document
+from exegpt.errors import InputError
+from exegpt.policies import checked
+from exegpt.schedule import Schedule
+from exegpt.server.answering import Frontend
+from exegpt.server.body import read_json
+from exegpt.server.errors import ApiError, invalid
+from exegpt.server.gate import hashed
+
+MAX_BODY = 2**22
+"""Bytes: a schedule has the distributions of the lengths."""
+
+
+def add_administration(api: FastAPI, frontend: Frontend) -> None:
+    """The routes, where there is an administrator's token."""
+    if frontend.admin is None:
+        return
+
+    @api.post("/schedule", summary="Follow another schedule, of as many devices.")
+    async def schedule(request: Request) -> Response:
+        check_token(request, frontend)
+        frontend.check_ready()
+        frontend.link.follow(_schedule(await read_json(request, MAX_BODY), frontend))
+        return JSONResponse({"accepted": True}, 202)
+
+    @api.post("/drain", summary="End the server when all accepted requests are answered.")
+    async def drain(request: Request) -> Response:
+        check_token(request, frontend)
+        frontend.drain()
+        return JSONResponse({"draining": True}, 202)
+
+
+def check_token(request: Request, frontend: Frontend) -> None:
+    """ApiError without the administrator's token, which comes beside an API key: in a header of its own."""
+    given = hashed(request.headers.get("x-admin-token", ""))
+    if frontend.admin is None or not hmac.compare_digest(given, frontend.admin):
+        raise ApiError(401, "The administrator's token is missing or wrong: send X-Admin-Token.", "invalid_api_key")
+
+
+def _schedule(data: Any, frontend: Frontend) -> Schedule:
+    """The schedule of a body, which the engine can follow."""
+    assert frontend.link.opened, "an engine that has opened"
+    held = frontend.link.opened.schedule
+    try:
+        schedule = checked(document.from_dict(Schedule, data, "The schedule"))
+        schedule.check_stages()
+        schedule.check_model(held.model.spec)
+    except InputError as error:
+        raise invalid(str(error)[:500]) from None
+    need, have = _devices(schedule), _devices(held)
+    if need != have or schedule.dtype != held.dtype:
+        raise invalid(
+            f"The schedule is for {need} devices in {schedule.dtype}, and the engine has {have} in {held.dtype}."
+        )
+    return schedule
+
+
+def _devices(schedule: Schedule) -> int:
+    return sum(stage.tp for stage in schedule.stages) * schedule.replicas

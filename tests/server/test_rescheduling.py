@@ -1,0 +1,102 @@
+"""Schedules that change while requests run: nothing is lost, and tokens stay what they were."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from exegpt.document import to_dict
+from tests.server.conftest import schedule_for, serving
+from tests.server.test_faults import ask, check_all, prompts, under_load
+
+
+@pytest.fixture(scope="module")
+def want(server):
+    return [ask(server, prompt)[1]["choices"][0]["token_ids"] for prompt in prompts(12)]
+
+
+@pytest.fixture(scope="module")
+def administered(model, schedule, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("administered")
+    token = directory / "token"
+    token.write_text("secret\n")
+    with serving(model, schedule, directory, "--admin-token-file", str(token)) as server:
+        yield server
+
+
+def enforced(server):
+    return json.loads(server.get("/schedule")[2])["schedule"]
+
+
+def follow(server, schedule, **headers):
+    return server.post("/schedule", to_dict(schedule), **headers)[0]
+
+
+def wait_until(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_without_a_token_nothing_can_be_administered(server, administered, model):
+    assert follow(server, schedule_for(model), X_Admin_Token="secret") == 405  # there is a GET alone
+    assert follow(administered, schedule_for(model)) == 401
+    assert follow(administered, schedule_for(model), X_Admin_Token="wrong") == 401
+    assert administered.post("/drain", {}, X_Admin_Token="wrong")[0] == 401
+
+
+def test_a_schedule_for_other_devices_is_refused(administered, model):
+    two = replace(schedule_for(model), replicas=2)
+    assert follow(administered, two, X_Admin_Token="secret") == 400
+    assert administered.post("/schedule", {"policy": "orca"}, X_Admin_Token="secret")[0] == 400
+
+
+def test_a_schedule_takes_over_in_place_under_load(administered, model, want):
+    new = replace(schedule_for(model), max_num_seqs=3)
+    check_all(under_load(administered, lambda: follow(administered, new, X_Admin_Token="secret")), want)
+    assert enforced(administered)["max_num_seqs"] == 3
+
+
+@pytest.mark.parametrize(
+    "policy", [("rra", {"encode_batch": 2, "decode_batch": 6, "decode_iterations": 4}), ("static", {"encode_batch": 4})]
+)
+def test_another_policy_goes_on_with_what_runs(administered, model, want, policy):
+    name, variables = policy
+    new = replace(schedule_for(model, name, **variables), kv_blocks=80)
+    check_all(under_load(administered, lambda: follow(administered, new, X_Admin_Token="secret")), want)
+    wait_until(lambda: enforced(administered)["policy"] == name)
+    check_all([ask(administered, prompt) for prompt in prompts(3)], want[:3])
+    assert administered.log.read_text().count("serving tiny") >= 2
+
+
+@pytest.mark.slow  # the search has what the engine leaves of the CPUs
+@pytest.mark.timeout(300)
+def test_drifted_lengths_change_the_schedule(model, schedule, tmp_path):
+    """The schedule is for 16 + 16 tokens; requests of 3 + 90 come."""
+    bounded = replace(schedule_for(model), latency_bound_s=20.0)
+    path = tmp_path / "bounded.json"
+    path.write_text(json.dumps(to_dict(bounded)))
+    with serving(model, path, tmp_path) as server:
+        statuses, over = [], threading.Event()
+
+        def load(seed):
+            number = 0
+            while not over.is_set():
+                number += 1
+                prompt = [(seed + number + i) % 250 for i in range(3)]
+                statuses.append(ask(server, prompt, max_tokens=90)[0])
+
+        threads = [threading.Thread(target=load, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: enforced(server)["workload"]["output"]["lengths"][-1] == 90, 240)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert set(statuses) == {200}
+        assert "lengths have changed" in server.log.read_text()
