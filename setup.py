@@ -61,6 +61,7 @@ EXTRAS = {
         *MPI,
         *SERVE,
         "openai>=2",  # the client that the server is tested with
+        "schemathesis>=4.32",  # makes requests of what /openapi.json says
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
         "pytest>=8",
         "pytest-timeout>=2.3",

@@ -17,6 +17,19 @@ from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
 from exegpt.server.errors import SERVER, ApiError, unavailable
 from exegpt.server.journal import Entry
+from exegpt.server.openapi import Description
+from exegpt.server.responses import (
+    ChatChunk,
+    ChatCompletion,
+    DetokenizedText,
+    EnforcedSchedule,
+    ModelCard,
+    ModelList,
+    Returned,
+    TextCompletion,
+    Tokens,
+    Version,
+)
 from exegpt.server.sampling import random_seed
 from exegpt.server.schemas import (
     ChatRequest,
@@ -32,48 +45,27 @@ from exegpt.server.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
 """Bytes of a request's body."""
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, "content": {"application/json": {"schema": _ERROR}}}
-    for status, what in (
-        ("4XX", "A request that can't be answered."),
-        ("5XX", "The server can't answer."),
-    )
-}
 _NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
 
 
 def make_api(frontend: Frontend) -> FastAPI:
     """The application."""
+    described = Description()
     api = FastAPI(
         title="exegpt",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=_ERRORS,
+        responses=described.errors,
     )
     _add_errors(api)
-    _add_state(api, frontend)
-    _add_models(api, frontend.model)
-    _add_answers(api, frontend)
-    _add_tokens(api, frontend.model)
+    _add_state(api, described, frontend)
+    _add_models(api, described, frontend.model)
+    _add_answers(api, described, frontend)
+    _add_tokens(api, described, frontend.model)
     add_administration(api, frontend)
+    described.complete(api)
     return api
 
 
@@ -103,22 +95,22 @@ def _add_errors(api: FastAPI) -> None:
     api.add_exception_handler(Exception, bug)
 
 
-def _add_state(api: FastAPI, frontend: Frontend) -> None:
-    @api.get("/health", summary="Whether the process is alive.")
+def _add_state(api: FastAPI, described: Description, frontend: Frontend) -> None:
+    @api.get("/health", summary="Whether the process is alive.", response_class=PlainTextResponse)
     @api.get("/ping", summary="The same.", include_in_schema=False)
     async def health() -> Response:
         return PlainTextResponse("")
 
-    @api.get("/ready", summary="Whether requests are taken.")
+    @api.get("/ready", summary="Whether requests are taken.", response_class=PlainTextResponse)
     async def ready() -> Response:
         frontend.check_ready()
         return PlainTextResponse("")
 
-    @api.get("/version", summary="The server's version.")
+    @api.get("/version", summary="The server's version.", **described.route(Version))
     async def version() -> Response:
         return JSONResponse({"version": __version__})
 
-    @api.get("/schedule", summary="The schedule that is enforced.")
+    @api.get("/schedule", summary="The schedule that is enforced.", **described.route(EnforcedSchedule))
     async def schedule() -> Response:
         opened = frontend.link.opened
         if opened is None:
@@ -132,12 +124,12 @@ def _add_state(api: FastAPI, frontend: Frontend) -> None:
         )
 
 
-def _add_models(api: FastAPI, model: ServedModel) -> None:
-    @api.get("/v1/models", summary="The models that are served.")
+def _add_models(api: FastAPI, described: Description, model: ServedModel) -> None:
+    @api.get("/v1/models", summary="The models that are served.", **described.route(ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [model.card]})
 
-    @api.get("/v1/models/{name:path}", summary="One of them.")
+    @api.get("/v1/models/{name:path}", summary="One of them.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
         check_model(name, model)
         return JSONResponse(model.card)
@@ -148,9 +140,14 @@ KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
     "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
 }
 """What is answered at each path."""
+RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
+    "/v1/completions": (TextCompletion, TextCompletion),
+    "/v1/chat/completions": (ChatCompletion, ChatChunk),
+}
+"""The documents of its answers, and of streams' events."""
 
 
-def _add_answers(api: FastAPI, frontend: Frontend) -> None:
+def _add_answers(api: FastAPI, described: Description, frontend: Frontend) -> None:
     def route(path: str) -> None:
         kind, _, summary = KINDS[path]
 
@@ -162,10 +159,8 @@ def _add_answers(api: FastAPI, frontend: Frontend) -> None:
             data = entry.body if entry else data
             return await answer(request, lambda: make_answer(path, data, frontend, request_id), frontend, entry)
 
-        schema = {"schema": kind.model_json_schema(ref_template="#/components/schemas/{model}")}
-        schema["schema"].pop("$defs", None)
-        extra = {"requestBody": {"required": True, "content": {"application/json": schema}}}
-        api.add_api_route(path, endpoint, methods=["POST"], summary=summary, openapi_extra=extra, response_model=None)
+        route = described.route(RETURNED[path][0], kind, RETURNED[path][1])
+        api.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, **route)
 
     for path in KINDS:
         route(path)
@@ -196,15 +191,17 @@ async def resume_entries(frontend: Frontend) -> None:
                 run_entry(entry, make, work, frontend)
 
 
-def _add_tokens(api: FastAPI, model: ServedModel) -> None:
-    @api.post("/tokenize", summary="The tokens of a text or of a conversation.")
+def _add_tokens(api: FastAPI, described: Description, model: ServedModel) -> None:
+    kinds = TokenizePrompt, TokenizeChat
+
+    @api.post("/tokenize", summary="The tokens of a text or of a conversation.", **described.route(Tokens, kinds))
     async def tokens(request: Request) -> Response:
         data = await read_json(request, MAX_BODY)
         body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
         check_model(body.model, model)
         return JSONResponse(await asyncio.to_thread(tokenize, body, model))
 
-    @api.post("/detokenize", summary="The text of tokens.")
+    @api.post("/detokenize", summary="The text of tokens.", **described.route(DetokenizedText, DetokenizeRequest))
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
         check_model(body.model, model)

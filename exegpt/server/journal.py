@@ -56,6 +56,7 @@ class Entry:
             "body": self.body,
             "ended_s": self.ended_s,
             "tokens": tokens,
+            "logprobs": None if tokens is None else [[o.logprobs, o.prompt_logprobs] for o in self.outputs or ()],
             "reasons": None if tokens is None else [o.ended.reason if o.ended else "stop" for o in self.outputs or ()],
         }
 
@@ -138,7 +139,8 @@ class Journal:
             entry = Entry(path.stem, document["path"], document["asked"], document["body"])
             entry.ended_s = document["ended_s"]
             if entry.ended_s is not None:
-                entry.outputs = [_ended(*pair) for pair in zip(document["tokens"], document["reasons"], strict=True)]
+                of_outputs = zip(document["tokens"], document["reasons"], document["logprobs"], strict=True)
+                entry.outputs = [_ended(*of_output) for of_output in of_outputs]
         except (OSError, ValueError, KeyError, TypeError):
             path.unlink(missing_ok=True)
             return
@@ -148,6 +150,8 @@ class Journal:
         self.entries[entry.name] = entry
 
 
-def _ended(tokens: list[int], reason: Any) -> Output:
+def _ended(tokens: list[int], reason: Any, logprobs: Any) -> Output:
     """An output that ended before this process began."""
-    return Output(Request("", (0,), max(1, len(tokens))), tokens=tokens, ended=Ended("", reason))
+    own, prompts = logprobs
+    request = Request("", (0,), max(1, len(tokens)))
+    return Output(request, tokens=tokens, logprobs=own, prompt_logprobs=prompts, ended=Ended("", reason))

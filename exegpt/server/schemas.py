@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from exegpt.server.errors import ApiError, invalid
 
@@ -18,7 +18,14 @@ _NAMED = {
     "string_unicode": "is not valid Unicode",
 }
 
-Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+def _whole(value: Any) -> Any:
+    """1.0 is an integer of JSON, too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Token = Annotated[Whole, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -56,27 +63,27 @@ class Sampled(Document):
     """What completions and chat completions share."""
 
     model: str | None = Field(None, max_length=1024)
-    max_tokens: int | None = Field(None, ge=0, lt=2**31)
+    max_tokens: Whole | None = Field(None, ge=0, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    top_k: Whole | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    n: int | None = Field(None, ge=1, le=128)
+    seed: Whole | None = Field(None, ge=-_INT64, lt=_INT64)
+    n: Whole | None = Field(None, ge=1, le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
     include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    min_tokens: Whole | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
-    priority: int | None = Field(None, description="Has no effect.")
+    priority: Whole | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
     metadata: dict[str, Any] | None = Field(None, description="Has no effect.")
     store: bool | None = Field(None, description="Has no effect.")
@@ -89,7 +96,7 @@ class CompletionRequest(Sampled):
     """The body of `POST /v1/completions`."""
 
     prompt: str | list[str] | list[Token] | list[list[Token]]
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Whole | None = Field(None, ge=0, le=20)
     echo: bool | None = None
 
 
@@ -104,7 +111,7 @@ class Message(Document):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart]
     name: str | None = None
     refusal: str | None = Field(None, description="Has no effect.")
     tool_call_id: str | None = None
@@ -131,9 +138,9 @@ class Conversation(Document):
 class ChatRequest(Sampled, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
-    max_completion_tokens: int | None = Field(None, ge=0, lt=2**31)
+    max_completion_tokens: Whole | None = Field(None, ge=0, lt=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
 
 
 class TokenizePrompt(Document):
@@ -175,7 +182,8 @@ def _problem(error: ValidationError) -> ApiError:
     detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
     key, kind = detail["loc"][0] if detail["loc"] else "", detail["type"]
     param = str(key)[:128]
+    where = ".".join(map(str, detail["loc"][:3]))[:128] if key == "messages" else param
     text = detail["msg"].removeprefix("Input ").rstrip(".")
     known = kind not in ("extra_forbidden",)
     why = _NAMED.get(kind, text)
-    return invalid(f"'{param}' {why}.", param or None, "invalid_value" if known else "unsupported_parameter")
+    return invalid(f"'{where}' {why}.", param or None, "invalid_value" if known else "unsupported_parameter")

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from exegpt.request import Request
+from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.server.journal import Journal
 from tests.server.conftest import serving
@@ -140,6 +142,21 @@ def test_old_and_torn_entries_are_deleted(tmp_path):
     (tmp_path / "torn.json").write_text('{"path": "/v1/')
     assert len(Journal(tmp_path, 60.0).entries) == 1 and not (tmp_path / "torn.json").exists()
     assert not Journal(tmp_path, -1.0).entries and not list(tmp_path.glob("*.json"))
+
+
+def test_an_answer_is_kept_with_its_log_probabilities(tmp_path):
+    journal = Journal(tmp_path, 60.0)
+    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+    request = Request("0", (5, 6), 2, logprobs=1, prompt_logprobs=True)
+    made = Output(
+        request, tokens=[8], logprobs=[(-1.5, ((8, -1.5),))], prompt_logprobs=[(None, ()), (-2.0, ((9, -0.5),))]
+    )
+    entry.outputs = [made]
+    asyncio.run(journal.finish(entry))
+    ((kept,),) = (entry.outputs for entry in Journal(tmp_path, 60.0).entries.values())
+    assert kept.tokens == [8] and kept.ended.reason == "stop"
+    for rows, known in ((kept.logprobs, made.logprobs), (kept.prompt_logprobs, made.prompt_logprobs)):
+        assert [(own, [tuple(pair) for pair in pairs]) for own, pairs in rows] == [(o, list(p)) for o, p in known]
 
 
 def _full(_):

@@ -30,8 +30,6 @@ def prompt_of(body: Conversation, model: ServedModel) -> str:
 
 def _rendered(message: Message) -> dict[str, Any]:
     """A message as templates see it: `developer` is a name of `system`, and parts are one text."""
-    if message.content is None:
-        raise invalid(f"'messages' has one of role '{message.role}' without content.", "messages")
     text = message.content if isinstance(message.content, str) else "\n".join(part.text for part in message.content)
     role = "system" if message.role == "developer" else message.role
     named = {"name": message.name, "tool_call_id": message.tool_call_id}

@@ -1,0 +1,61 @@
+"""/openapi.json: what routes take and return. Bodies are read by `exegpt.server.body`, so FastAPI can't tell."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from exegpt.server.responses import ErrorResponse
+
+_COMPONENTS = "#/components/schemas/"
+Models = type[BaseModel] | tuple[type[BaseModel], ...]
+
+
+class Description:
+    """Describes routes, and collects the schemas that they refer to."""
+
+    def __init__(self) -> None:
+        self._models: set[type[BaseModel]] = {ErrorResponse}
+
+    @property
+    def errors(self) -> dict[int | str, dict[str, Any]]:
+        """Every route's errors."""
+        return {
+            "4XX": {"description": "The request can't be answered.", "content": self._json(ErrorResponse)},
+            "5XX": {"description": "The server can't answer.", "content": self._json(ErrorResponse)},
+        }
+
+    def route(
+        self, answer: Models, body: Models | None = None, events: type[BaseModel] | None = None
+    ) -> dict[str, Any]:
+        """Arguments of a route that returns an `answer` for a `body`, or a stream of `events`."""
+        content = self._json(answer)
+        if events is not None:
+            content["text/event-stream"] = {"schema": {"type": "string", "description": "Events of JSON, then [DONE]."}}
+            self._models.add(events)
+        route: dict[str, Any] = {"responses": {200: {"content": content, "description": "The answer."}}}
+        if body is not None:
+            route["openapi_extra"] = {"requestBody": {"required": True, "content": self._json(body)}}
+        return route
+
+    def complete(self, api: FastAPI) -> None:
+        """Let the application's document have all schemas."""
+        made = api.openapi
+
+        def openapi() -> dict[str, Any]:
+            document = made()
+            ordered = sorted(self._models, key=lambda model: model.__name__)
+            _, schemas = models_json_schema(
+                [(model, "validation") for model in ordered], ref_template=_COMPONENTS + "{model}"
+            )
+            document.setdefault("components", {})["schemas"] = schemas["$defs"]
+            return document
+
+        api.openapi = openapi  # type: ignore[method-assign]
+
+    def _json(self, models: Models) -> dict[str, Any]:
+        several = models if isinstance(models, tuple) else (models,)
+        self._models.update(several)
+        refs = [{"$ref": _COMPONENTS + model.__name__} for model in several]
+        return {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
