@@ -124,7 +124,7 @@ def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
         server = subprocess.Popen([*command, "--port", url.rpartition(":")[2]], stdout=log, stderr=log)
         try:
             until = time.monotonic() + STARTS_S
-            while not _ready(url):
+            while not ready(url):
                 if server.poll() is not None or time.monotonic() > until:
                     raise SystemExit(f"The server doesn't start: {(directory / 'server.log').read_text()[-2000:]}")
                 time.sleep(0.2)
@@ -166,7 +166,7 @@ def orca(model: Path, seqs: int) -> Schedule:
     )
 
 
-def _ready(url: str) -> bool:
+def ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
             return bool(answer.status == 200)
