@@ -121,9 +121,7 @@ def main() -> None:
     ):
         goodput = found["goodput_seq_s"]
         print(f"schedule: {found['schedule']['policy']}, predicted goodput {goodput:.2f}/s within {asked.bound}")
-        print(
-            f"{'load':14} {'sent':>6} {'429':>6} {'fail':>5} {'done/s':>8} {'of it':>7} {'in time':>7} {'p99 s':>7} lag ms cpu"
-        )
+        print(HEAD)
         for share in (0.8, 2.0):
             for seed in range(asked.seeds):
                 run = measured(start_load(url, share * goodput, asked.seconds, seed, options))
