@@ -1,7 +1,7 @@
 """What the server's frontend and its engine send each other over a Unix socket, in the ranks' message format.
 
-    frontend ──Request, Abort, Follow, DRAIN──► engine
-    frontend ◄────Opened, Changed, Stepped───── engine
+    frontend ──BEGIN, Request, Abort, Follow, DRAIN──► engine
+    frontend ◄───────Opened, Changed, Stepped───────── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -19,6 +19,8 @@ from exegpt.timeline import Span
 
 DRAIN = "drain"
 """No more requests will come: the engine runs the others to their ends and exits."""
+BEGIN = "begin"
+"""The frontend knows that this engine has opened: what it has sent before was for another."""
 MAX_BYTES = 2**28
 """A longer message is refused."""
 PREFIX = 8

@@ -1,6 +1,7 @@
 """The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
 
 import socket
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     import torch
 
     from xprofiler.job import Job
+
+
+_FRONTEND_S, _LOOK_S = 60.0, 0.1
+"""How long the leader waits for a frontend that starts beside it, and between two looks."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,16 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
 
 def _connected(path: str) -> inbox.Inbox:
     """The leader's end of the frontend's socket."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    return inbox.Inbox(connection)
+    connection, until = socket.socket(socket.AF_UNIX), time.monotonic() + _FRONTEND_S
+    while True:
+        try:
+            connection.connect(path)
+        except OSError as error:
+            if time.monotonic() > until:
+                raise InputError(f"The server's frontend doesn't listen at '{path}' ({error.strerror}).") from None
+            time.sleep(_LOOK_S)
+            continue
+        return inbox.Inbox(connection)
 
 
 def _serve_until_moved(engine: Engine, link: inbox.Inbox | None, opened: Opened) -> Schedule | None:
@@ -100,11 +112,9 @@ def _serve_until_moved(engine: Engine, link: inbox.Inbox | None, opened: Opened)
         return None
     assert link, "the same rank leads: the driver's device is in every schedule's first stage"
     try:
-        moved = inbox.serve(engine, link, opened)
+        return inbox.serve(engine, link, opened)
     except inbox.Gone:
         raise InputError("The server's frontend has gone: its engine ends.") from None
-    engine.drain()
-    return moved
 
 
 def _onward(engine: Engine, model: str, schedule: Schedule) -> Engine:

@@ -1,12 +1,14 @@
 """The frontend's end of the engine's socket: sequences go to the engine, their tokens come back."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exegpt.engine_protocol import (
+    BEGIN,
     DRAIN,
     FROM_ENGINE,
     Abort,
@@ -72,6 +74,7 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
         self._next = 0
+        self._draining = False
         self._busy_s = 0.0
         """Since when there are sequences."""
 
@@ -105,9 +108,11 @@ class EngineLink:
         """Let the engine follow another schedule."""
         self._send(Follow(schedule))
 
-    def drain(self) -> None:
-        """Tell the engine that no more sequences come."""
+    def drain(self) -> bool:
+        """Tell the engine that no more sequences come; whether there is one."""
+        self._draining = True
         self._send(DRAIN)
+        return self._writer is not None
 
     def disconnect(self) -> None:
         """Give up the engine that is connected."""
@@ -123,10 +128,12 @@ class EngineLink:
 
     async def close(self) -> None:
         """Close the socket."""
-        if self._writer:
-            self._writer.close()
         if self._server:
             self._server.close()
+        if self._writer:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
     def _send(self, message: object) -> None:
         if self._writer:
@@ -153,8 +160,11 @@ class EngineLink:
         if isinstance(message, Opened):
             self.opened = message
             self.on_opened(message)
+            self._send(BEGIN)
             for output in self.outputs.values():  # which another engine has begun
                 self._send(replace(output.request, output_ids=tuple(output.tokens)))
+            if self._draining:
+                self._send(DRAIN)
             return
         if isinstance(message, Changed):
             assert self.opened, "an engine that has opened"

@@ -23,6 +23,8 @@ class EngineProcess:
     ranks: int = 1
     restarts = True
     """Whether it can be started again."""
+    told: bool = False
+    """Whether it was told to drain."""
     _process: asyncio.subprocess.Process | None = None
 
     @property
@@ -50,10 +52,13 @@ class EngineProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it and its ranks."""
+        """End it and its ranks; one that was told to drain ends by itself."""
         process = self._process
         if process is None:
             return
+        if self.told:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not _signal(process.pid, number):
                 break

@@ -104,6 +104,7 @@ class Supervisor:
         finally:
             server.should_exit = True
             supervising.cancel()
+            self._engine.told = self._frontend.link.drain()
             await self._engine.stop()
             await serving
             await self._frontend.link.close()

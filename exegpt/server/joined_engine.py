@@ -13,6 +13,7 @@ class JoinedEngine:
     """The same as `EngineProcess`, of ranks that this process neither starts nor ends. Rank 0 is its parent."""
 
     restarts = False
+    told = False
 
     def __init__(self, link: EngineLink):
         self._link, self._parent = link, os.getppid()
@@ -30,8 +31,7 @@ class JoinedEngine:
         return 1
 
     async def stop(self) -> None:
-        """Tell it to end, and wait until it has."""
-        self._link.drain()
+        """Wait until it has ended, as it was told."""
         until = asyncio.get_running_loop().time() + _DRAIN_S
         while self._link.opened is not None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK_S)

@@ -269,11 +269,6 @@ class Engine:
         return not self.idle or self._parts()[0].asked is not None
 
     @property
-    def unfinished(self) -> tuple[str, ...]:
-        """Ids of added requests whose results have not been returned."""
-        return tuple(self._unfinished)
-
-    @property
     def changes(self) -> tuple[Change, ...]:
         """The changes so far that have taken over in place, on the leader."""
         return tuple(self._parts()[0].changes)
@@ -331,6 +326,14 @@ class Engine:
         driver.drain()
         leader.drain()
         return self._taken()
+
+    def surrender(self) -> None:
+        """End all requests without a word, since another engine goes on with them, and let the other ranks go. On the
+        leader.
+        """
+        self._aborted |= self._unfinished
+        self.drain()
+        self._aborted.clear()  # the next engine has the same ids
 
     def _taken(self) -> list[Event]:
         """The events so far, which are taken away: in place, since driver and leader append to the list."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from exegpt.engine_protocol import (
+    BEGIN,
     DRAIN,
     FROM_FRONTEND,
     Abort,
@@ -49,9 +50,16 @@ class Inbox:
         connection.setblocking(False)
         self._frames = Frames(FROM_FRONTEND)
         self._unsent = bytearray()
+        self._taken: list[object] = []
+        """Orders that were read with BEGIN."""
 
     def take(self, wait_s: float = 0.0) -> list[object]:
         """The orders that have come, after waiting up to `wait_s` for the first. Raises Gone."""
+        taken = self._taken or self._read(wait_s)
+        self._taken = []
+        return taken
+
+    def _read(self, wait_s: float) -> list[object]:
         if wait_s:
             select.select([self._connection], [self._connection] if self._unsent else [], [], wait_s)
         self._flush()
@@ -59,9 +67,17 @@ class Inbox:
             data = self._connection.recv(_CHUNK)
         except BlockingIOError:
             return []
+        except ConnectionResetError:
+            raise Gone from None
         if not data:
             raise Gone
         return self._frames.feed(data)
+
+    def begin(self) -> None:
+        """Forget the orders before the frontend's BEGIN: they were for the engine before this one, and come again."""
+        while BEGIN not in self._taken:
+            self._taken += self._read(_LOOK_S)
+        self._taken = self._taken[self._taken.index(BEGIN) + 1 :]
 
     def send(self, message: object) -> None:
         """Send a message, or keep it until there is room. Raises Gone."""
@@ -91,6 +107,7 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
     """
     draining, changes = False, 0
     inbox.send(replace(opened, schedule=engine.schedule, zero_s=time.monotonic() - engine.worker.now()))
+    inbox.begin()
     while not (draining and engine.idle):
         refused: list[Ended] = []
         for order in inbox.take(_LOOK_S if engine.idle and not draining else 0.0):
@@ -111,16 +128,12 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
             inbox.send(Changed(change.schedule))
             changes += 1
         if engine.moving:
-            _leave(engine)
-            return engine.moving.schedule
+            schedule = engine.moving.schedule
+            engine.surrender()
+            return schedule
     inbox.finish()
+    engine.drain()
     return None
-
-
-def _leave(engine: Engine) -> None:
-    """End all requests, of which the frontend will hear from the next engine."""
-    for request_id in engine.unfinished:
-        engine.abort(request_id)
 
 
 def _add(engine: Engine, request: Request) -> list[Ended]:
