@@ -11,6 +11,7 @@ from exegpt.server.errors import ApiError
 from exegpt.server.schemas import Conversation, Message
 from exegpt.server.served_model import ServedModel
 from exegpt.server.text.conversation import prompt_of
+from tests.cli.conftest import run_command
 from tests.server.conftest import schedule_for
 from tests.server.test_completions import events, expected
 
@@ -148,3 +149,11 @@ def test_where_all_is_reserved_the_cap_is_the_longest_output_of_the_schedule(mod
         frontend = Frontend(ServedModel.read(model, None), link, "", None, 1.0, 1)
         assert frontend.limited(10, None, "max_tokens") == most
         assert frontend.limited(10, 60, "max_tokens") == 60
+
+
+def test_a_template_that_is_none_ends_the_command_with_a_sentence(model, tmp_path):
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    for name, why in (("none.jinja", "can't be read"), ("broken.jinja", "is not a Jinja template")):
+        done = run_command("serve", "-m", model, "--chat-template", tmp_path / name)
+        (line,) = done.err.strip().splitlines()
+        assert done.code == 2 and name in line and why in line and line.endswith(".")

@@ -125,3 +125,21 @@ def test_a_stop_token_ends_the_output_without_text_unless_asked_for(server):
     included = body | {"stop_token_ids": [stop], "include_stop_str_in_output": True}
     with_text = json.loads(server.post("/v1/completions", included)[2])["choices"][0]["text"]
     assert len(with_text) == len(choice["text"]) + 1 and with_text.startswith(choice["text"].rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1, "n": 3},
+        {"temperature": 2, "top_p": 0, "top_k": -1, "min_p": 1},
+        {"temperature": 1e-30, "repetition_penalty": 10},
+        {"frequency_penalty": -2, "presence_penalty": 2, "logit_bias": {"299": -100, "0": 100}},
+        {"max_tokens": 3.0, "min_tokens": 3, "stop": ["x" * 1024] * 16, "stop_token_ids": [0, 0]},
+        {"user": "a", "metadata": {}, "tool_choice": "none", "priority": 5, "best_of": None},
+    ],
+)
+def test_extreme_values_are_answered(server, extreme):
+    status, _, data = server.post("/v1/completions", {"prompt": "a", "max_tokens": 4} | extreme)
+    assert status == 200, data
+    assert len(json.loads(data)["choices"]) == extreme.get("n", 1)

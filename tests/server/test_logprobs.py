@@ -132,7 +132,8 @@ def test_a_response_format_is_followed(server):
         else:
             assert kind["type"] == "json_object" and choice["message"]["content"].lstrip().startswith("{")
     bad = wanted | {"json_schema": {"name": "n", "schema": {"type": "nothing"}}}
-    for form in (bad, {"type": "json_schema"}):
+    remote = wanted | {"json_schema": {"name": "n", "schema": {"$ref": "http://example.com/schema"}}}
+    for form in (bad, remote, {"type": "json_schema"}):
         status, _, data = server.post("/v1/chat/completions", {"messages": talk, "response_format": form})
         error = json.loads(data)["error"]
         assert (status, error["param"], error["code"]) == (400, "response_format", "invalid_value")

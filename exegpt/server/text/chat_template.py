@@ -177,4 +177,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"'{path}' can't be read as a chat template's text ({type(error).__name__}).") from None
+        raise InputError(f"'{path}' can't be read as text ({type(error).__name__}).") from None
