@@ -1,0 +1,76 @@
+"""A choice takes the tokens up to its end, however many come at once, and none after it."""
+
+import asyncio
+
+import pytest
+
+from exegpt.engine_protocol import Ended
+from exegpt.request import Request
+from exegpt.server.engine_link import Output
+from exegpt.server.generation import Choice, Generation
+from exegpt.server.text.output_text import OutputText
+from exegpt.server.text.stop_texts import StopTexts
+from tests.server.text.test_output_text import BYTES, TOKENIZERS
+
+TEXT = "one 木 two, three"
+
+
+class Link:
+    """An engine that is a list: `give` lets tokens come."""
+
+    def __init__(self):
+        self.aborted = []
+
+    def add(self, request):
+        self.output = Output(request)
+        return self.output
+
+    def abort(self, outputs):
+        self.aborted += [output for output in outputs if output not in self.aborted]
+
+    def give(self, tokens, reason=None):
+        self.output.tokens += tokens
+        self.output.ended = Ended("0", reason) if reason else None
+        for listener in self.output.listeners:
+            listener()
+
+
+def taken(at_once: int, stops=(), silent=(), reason="length", dropped=False):
+    """The text, the choice and the link, where tokens come so many at once."""
+
+    async def run():
+        ids = TOKENIZERS["byte-level"].encode(TEXT, add_special_tokens=False).ids
+        request, link = Request("", (1,), len(ids)), Link()
+        text = OutputText(BYTES["byte-level"], (1,))
+        choice = Choice(0, request, text, StopTexts(stops), frozenset(ids[i] for i in silent), dropped)
+        generation = Generation(link, [choice])
+        reading = asyncio.ensure_future(generation.finished())
+        for begin in range(0, len(ids), at_once):
+            if choice.finish_reason is None:
+                link.give(ids[begin : begin + at_once], reason if begin + at_once >= len(ids) else None)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        return (await reading)[0], choice, link
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 100])
+def test_tokens_behind_a_stop_text_are_not_counted(at_once):
+    text, choice, link = taken(at_once, stops=["wo", "three"])
+    kept = TOKENIZERS["byte-level"].encode("one 木 two", add_special_tokens=False).ids
+    assert text == "one 木 t" and choice.finish_reason == "stop"
+    assert choice.taken == len(kept) and choice.output.tokens[: choice.taken] == kept
+    assert link.aborted or choice.output.ended
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_a_token_that_ends_the_output_has_no_text(at_once):
+    assert taken(at_once, silent=[-1], reason="stop")[0] == TEXT[:-1]
+    text, choice, _ = taken(at_once, reason="length")
+    assert text == TEXT and choice.taken == len(choice.output.tokens) and choice.finish_reason == "length"
+
+
+def test_a_dropped_output_has_no_tokens():
+    text, choice, _ = taken(1, dropped=True, reason="stop")
+    assert (text, choice.taken, choice.finish_reason) == ("", 0, "length")
