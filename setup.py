@@ -84,7 +84,12 @@ setup(
     ],
     # The kernels stand at the root, without an __init__.py: transformers must not take them for a package it looks for.
     package_dir={"exegpt.kernels": "kernels"},
-    package_data={"exegpt": ["*.pyi"], "xsimulator.cost": ["*.pyi"], "xsimulator.replay": ["*.pyi"]},
+    package_data={
+        "exegpt": ["*.pyi"],
+        "exegpt.server": ["*.html"],
+        "xsimulator.cost": ["*.pyi"],
+        "xsimulator.replay": ["*.pyi"],
+    },
     ext_modules=COMPILED,
     install_requires=REQUIRED,
     extras_require=EXTRAS,

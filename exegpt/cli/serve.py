@@ -8,6 +8,7 @@ import typer
 
 from exegpt.cli import options
 from exegpt.errors import InputError
+from exegpt.report.output import LOG_FORMAT
 
 _ENGINES = "model schedule latency_bound workload policy admission device attention dtype threads".split()
 """Options that the engine gets."""
@@ -45,6 +46,8 @@ def serve(
     answer_ttl: Annotated[str, typer.Option(help="How long such a request's answer is kept.")] = "10m",
     drain_timeout: Annotated[str, typer.Option(help="How long a drain may take.")] = "1m",
     stall_timeout: Annotated[str, typer.Option(help="How long a client may read nothing.")] = "1m",
+    log_format: Annotated[str, typer.Option(help="text, or json: a JSON line per event on standard error.")] = "text",
+    log_requests: Annotated[bool, typer.Option(help="Log a line per request, without any of its text.")] = False,
     policy: options.POLICY = None,
     admission: options.ADMISSION = None,
     device: options.DEVICE = None,
@@ -63,6 +66,9 @@ def serve(
     from xrunner.comm.ranks import ranks_started
 
     typed = locals()
+    if log_format not in ("text", "json"):
+        raise InputError(f"--log-format {log_format} is neither text nor json.")
+    os.environ[LOG_FORMAT] = log_format
     if ranks_started() > 1:
         return _serve_as_rank(typed)
     return _serve(typed)

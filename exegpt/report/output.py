@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from exegpt.profile import Profile
 
 
+LOG_FORMAT = "EXEGPT_LOG_FORMAT"
+"""The environment's variable that makes notes JSON, in this process and in its children: `json`, or else text."""
+
+
 def _forwarded() -> bool:
     """Whether mpirun forwards standard output. Open MPI's ranks write to pseudo-terminals, even where its own standard
     output is a file.
@@ -35,9 +39,16 @@ def stderr() -> "Console":
     return Console(stderr=True, highlight=False)
 
 
-def note(text: str) -> None:
-    """Say something that is not the answer."""
-    stderr().print(text, markup=False, soft_wrap=True)
+def note(text: str, event: str = "note", **facts: Any) -> None:
+    """Say something that is not the answer; a JSON line with further facts where the environment asks for JSON."""
+    if os.environ.get(LOG_FORMAT) != "json":
+        return stderr().print(text, markup=False, soft_wrap=True)
+    import json
+    from datetime import datetime, timezone
+
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": now, "event": event, "message": text, **facts}, default=str)
+    print(line, file=sys.stderr, flush=True)
 
 
 def notes(texts: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from exegpt.server.errors import ApiError, invalid, unavailable
 from exegpt.server.event_stream import EventStream, disconnected
 from exegpt.server.generation import Choice, Generation, Piece
 from exegpt.server.journal import Entry, Journal
+from exegpt.server.monitor import Answering, Monitor
 from exegpt.server.sampling import requests_of, stop_texts
 from exegpt.server.schemas import Sampled
 from exegpt.server.served_model import ServedModel
@@ -58,6 +59,10 @@ class Frontend:
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
+    log_requests: bool = False
+
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(self.link, self.model.name, self.log_requests)
 
     def check_ready(self) -> None:
         """ApiError while no request can be taken."""
@@ -72,10 +77,12 @@ class Frontend:
         """Take requests: there is an engine."""
         self.fingerprint = fingerprint(self.model, opened)
         self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
+        self.monitor.opened(opened)
 
     def lost(self) -> None:
         """Take no requests until there is another engine, which goes on with those that were accepted."""
         self.admission, self.restarting = None, True
+        self.monitor.lost()
 
     @property
     def stall_limit_s(self) -> float:
@@ -125,7 +132,7 @@ class Answer(ABC):
         """By choice."""
         self.prompt_tokens = 0
         self.generation: Generation
-        self.promise: Promise
+        self.promise: Promise | None = None
         self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
 
     @abstractmethod
@@ -210,7 +217,7 @@ async def answer(
     """The response to one API request: a stream, or a document once all is there. An `entry` of the journal is joined
     where it runs already.
     """
-    arrived_s, work = time.monotonic(), make()
+    arrived_s, work = http.state.arrival.at_s, make()
     await asyncio.to_thread(work.prepare, frontend)
     if entry is None:
         _admit(work, frontend, arrived_s)
@@ -222,6 +229,7 @@ async def answer(
                 run_entry(entry, make, work, frontend)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
+    http.state.answering = Answering(tuple(work.choices), work.prompt_tokens, work.promise)
     if work.body.stream:
         return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
     try:

@@ -9,20 +9,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
-from exegpt.document import to_dict
 from exegpt.server.administration import add_administration
 from exegpt.server.answering import Answer, Frontend, answer, check_model, run_entry
 from exegpt.server.body import read_json
 from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
-from exegpt.server.errors import SERVER, ApiError, unavailable
+from exegpt.server.errors import SERVER, ApiError
 from exegpt.server.journal import Entry
 from exegpt.server.openapi import Description
+from exegpt.server.pages import add_pages
 from exegpt.server.responses import (
     ChatChunk,
     ChatCompletion,
     DetokenizedText,
-    EnforcedSchedule,
     ModelCard,
     ModelList,
     Returned,
@@ -61,6 +60,7 @@ def make_api(frontend: Frontend) -> FastAPI:
     )
     _add_errors(api)
     _add_state(api, described, frontend)
+    add_pages(api, described, frontend)
     _add_models(api, described, frontend.model)
     _add_answers(api, described, frontend)
     _add_tokens(api, described, frontend.model)
@@ -70,8 +70,9 @@ def make_api(frontend: Frontend) -> FastAPI:
 
 
 def _add_errors(api: FastAPI) -> None:
-    async def api_error(_: Request, error: Exception) -> Response:
+    async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        request.state.code = error.code
         return error.response
 
     async def http_error(_: Request, error: Exception) -> Response:
@@ -109,19 +110,6 @@ def _add_state(api: FastAPI, described: Description, frontend: Frontend) -> None
     @api.get("/version", summary="The server's version.", **described.route(Version))
     async def version() -> Response:
         return JSONResponse({"version": __version__})
-
-    @api.get("/schedule", summary="The schedule that is enforced.", **described.route(EnforcedSchedule))
-    async def schedule() -> Response:
-        opened = frontend.link.opened
-        if opened is None:
-            raise unavailable("The engine is starting.", "loading", 5)
-        return JSONResponse(
-            {
-                "schedule": to_dict(opened.schedule),
-                "goodput_seq_s": opened.goodput_seq_s,
-                "assumptions": list(opened.assumptions),
-            }
-        )
 
 
 def _add_models(api: FastAPI, described: Description, model: ServedModel) -> None:

@@ -42,6 +42,10 @@ class Output:
     """Of each token, where the request asks for them."""
     prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
     """Of each token of the prompt, likewise; they come with the first token."""
+    first_s: float | None = None
+    """When its first token came, by this process's monotonic clock."""
+    last_s: float = 0.0
+    """And its last one so far."""
     ended: Ended | None = None
     added_s: float = 0.0
     """When it was given to the engine, by this process's monotonic clock."""
@@ -183,6 +187,8 @@ class EngineLink:
                 receiver.made_s.append(made_s)
                 if logprob and receiver.request.logprobs is not None:
                     receiver.logprobs.append(logprob)
+                receiver.last_s = self.heard_s
+                receiver.first_s = receiver.first_s or self.heard_s
                 touched[receiver.request.id] = receiver
         for prompt in message.prompts:
             if receiver := self.outputs.get(prompt.id):

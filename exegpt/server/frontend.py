@@ -19,12 +19,14 @@ from exegpt.errors import InputError
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.server.answering import Frontend
-from exegpt.server.api import make_api, resume_entries
+from exegpt.server.api import KINDS, make_api, resume_entries
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.engine_process import EngineProcess
 from exegpt.server.gate import Gate, hashed
 from exegpt.server.joined_engine import JoinedEngine
 from exegpt.server.journal import Journal
+from exegpt.server.library_log import log_libraries
+from exegpt.server.measured import Measured
 from exegpt.server.served_model import ServedModel
 
 _MOST_RESTARTS = 5
@@ -59,6 +61,8 @@ class ServerOptions:
     stall_timeout_s: float
     chat_template: Path | None = None
     """A file to use in place of the model's own."""
+    log_requests: bool = False
+    """A line of the log per request."""
 
 
 class Server(uvicorn.Server):
@@ -115,7 +119,9 @@ class Supervisor:
         if self._signals > 1:
             self._ended.set()
             return
-        output.note("draining: requests that have been accepted are finished; a second signal ends at once")
+        output.note(
+            "draining: requests that have been accepted are finished; a second signal ends at once", event="drain"
+        )
         self._frontend.draining = True
         self._draining = asyncio.ensure_future(self._drain())
 
@@ -134,11 +140,13 @@ class Supervisor:
         bound = opened.schedule.latency_bound_s
         under = f" under {format_duration(bound)}" if bound else ""
         where = f"http://{self._options.host}:{self._options.port}"
-        output.note(f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}")
+        served = f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}"
+        output.note(served, event="ready")
 
     def _changed(self, opened: Opened) -> None:
         self._keep(opened)
-        output.note(f"the schedule has changed: {schedule_text(opened.schedule)}")
+        self._frontend.monitor.rescheduled()
+        output.note(f"the schedule has changed: {schedule_text(opened.schedule)}", event="schedule_changed")
 
     def _keep(self, opened: Opened) -> None:
         """Take requests for this schedule, which another engine would follow too."""
@@ -149,6 +157,7 @@ class Supervisor:
         self._frontend.opened(opened)
 
     def _stepped(self, stepped: Stepped) -> None:
+        self._frontend.monitor.stepped(stepped)
         if stepped.ended:
             self._failures = 0
         if self._frontend.admission:
@@ -159,7 +168,7 @@ class Supervisor:
         link = self._frontend.link
         while link.silent_s < self._frontend.stall_limit_s:
             await asyncio.sleep(_LOOK_S)
-        output.note(f"the engine has done nothing for {link.silent_s:.1f} s: it is killed")
+        output.note(f"the engine has done nothing for {link.silent_s:.1f} s: it is killed", event="engine_stalled")
         self._frontend.lost()
         self._engine.kill()
 
@@ -181,7 +190,10 @@ class Supervisor:
                 self._frontend.link.fail()
                 await self._answered()
                 return
-            output.note(f"the engine has ended (exit code {code}): it is started again")
+            self._frontend.monitor.restarting()
+            output.note(
+                f"the engine has ended (exit code {code}): it is started again", event="engine_restart", code=code
+            )
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -209,13 +221,22 @@ def run(options: ServerOptions, engine_arguments: list[str]) -> int:
 
 async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     model = ServedModel.read(options.model, options.name, options.chat_template)
-    frontend = Frontend(model, EngineLink(), "", options.max_output, options.stall_timeout_s, options.max_waiting)
+    frontend = Frontend(
+        model,
+        EngineLink(),
+        "",
+        options.max_output,
+        options.stall_timeout_s,
+        options.max_waiting,
+        log_requests=options.log_requests,
+    )
     frontend.admin = hashed(options.admin_token) if options.admin_token else None
     if options.journal:
         frontend.journal = Journal(options.journal, options.answer_ttl_s)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)
-    application = Gate(make_api(frontend), options.api_keys, options.hosts, options.origins)
+    measured = Measured(make_api(frontend), frontend.monitor, KINDS)
+    application = Gate(measured, options.api_keys, options.hosts, options.origins)
     config = uvicorn.Config(
         application,
         log_config=None,
@@ -225,6 +246,7 @@ async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
         h11_max_incomplete_event_size=2**16,
         server_header=False,
     )
+    log_libraries()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.interrupt)

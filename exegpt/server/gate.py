@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exegpt.server.errors import ApiError
 
-OPEN_PATHS = {"/health", "/ready", "/ping"}
-"""What answers without a key."""
+OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
+"""What answers without a key: the last is a page without data, which asks for one."""
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 

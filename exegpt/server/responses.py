@@ -185,9 +185,18 @@ class Version(Returned):
     version: str
 
 
+class PredictedState(Returned):
+    """What a schedule is expected to give."""
+
+    steady_state: dict[str, Any] | None = Field(description="Throughput and latencies; null until it is computed.")
+    batch_size: dict[str, float] = Field(description="Sequences of a micro-batch, by phase.")
+
+
 class EnforcedSchedule(Returned):
     """The answer of `GET /schedule`."""
 
-    schedule: dict[str, Any]
+    schedule: dict[str, Any] = Field(description="What is enforced.")
     goodput_seq_s: float | None = Field(description="Requests/s within the bound, as predicted.")
     assumptions: list[str]
+    predicted: PredictedState
+    observed: dict[str, Any] = Field(description="What the last minute came to.")

@@ -1,0 +1,80 @@
+"""Answered: one API request at its end, as metrics, the log and the status page count it. No text, no token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from exegpt.server.admission import Promise
+from exegpt.server.generation import Choice
+
+Outcome = Literal["answered", "failed", "cancelled", "rejected", "invalid"]
+"""Rejected: 429 and 503. Invalid: what the client can't have. Cancelled: the client has gone, or reads nothing."""
+Kind = Literal["usual", "long", "joined", "none"]
+"""Long: outside the bound. Joined: the answer of a request with the same Idempotency-Key. None: never admitted."""
+MissReason = Literal["restart", "reschedule", "preempted", "mispredicted"]
+"""Why a request missed the bound."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Times in seconds; None where there is none, or where it can't be told."""
+
+    request_id: str
+    path: str
+    status: int
+    outcome: Outcome
+    kind: Kind
+    code: str | None
+    """Of the error."""
+    ended_s: float
+    """By the monotonic clock."""
+    latency_s: float
+    """From the body's last byte read to the answer's last byte given to the transport."""
+    ttft_s: float | None = None
+    """To the first token of any of its sequences."""
+    tpot_s: tuple[float, ...] = ()
+    """Per further token, of each sequence."""
+    queue_wait_s: float | None = None
+    """Until the last of its sequences has started."""
+    wait_error_s: float | None = None
+    """Measured less predicted start."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    bound_s: float | None = None
+    """None where it was not under the bound."""
+    miss: MissReason | None = None
+
+    @property
+    def text(self) -> str:
+        """In a line of the log."""
+        error = f" ({self.code})" if self.code else ""
+        tokens = f", {self.prompt_tokens} + {self.output_tokens} tokens" if self.prompt_tokens else ""
+        missed = f", bound missed: {self.miss}" if self.miss else ""
+        return f"{self.path} {self.status} {self.outcome}{error} in {self.latency_s:.3f} s{tokens}{missed}"
+
+
+def first_token_s(choices: Sequence[Choice]) -> float | None:
+    """When the first token of any came, by the monotonic clock."""
+    return min((choice.output.first_s for choice in choices if choice.output.first_s is not None), default=None)
+
+
+def per_token_s(choices: Sequence[Choice]) -> tuple[float, ...]:
+    """Seconds per token after the first, of each sequence that has any."""
+    outputs = [choice.output for choice in choices if len(choice.output.tokens) > 1]
+    return tuple((o.last_s - o.first_s) / (len(o.tokens) - 1) for o in outputs if o.first_s is not None)
+
+
+def started_s(choices: Sequence[Choice], zero_s: float) -> float | None:
+    """When the last sequence started, by the monotonic clock; `zero_s`: that of the engine's zero. None where one was
+    ended by a stop text, of which the engine doesn't report its start.
+    """
+    starts = [choice.output.ended.start_s for choice in choices if choice.output.ended]
+    known = [start for start in starts if start is not None]
+    return zero_s + max(known) if known and len(known) == len(choices) else None
+
+
+def kind_of(promise: Promise | None, answered: bool) -> Kind:
+    """How a request counts."""
+    if promise is None:
+        return "joined" if answered else "none"
+    return "long" if promise.long else "usual"

@@ -1,0 +1,176 @@
+"""Monitor: everything that a server counts passes here, to the metrics, the last minutes and the log."""
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+
+from exegpt.engine_protocol import Opened, Stepped
+from exegpt.report import output
+from exegpt.server.admission import Promise
+from exegpt.server.answered import Answered, MissReason, Outcome, first_token_s, kind_of, per_token_s, started_s
+from exegpt.server.engine_link import EngineLink
+from exegpt.server.generation import Choice
+from exegpt.server.metrics import Metrics
+from exegpt.server.observed import Observed
+from exegpt.server.predicted import Predicted, targets
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request whose body has been read."""
+
+    at_s: float
+    """By the monotonic clock."""
+    preemptions: int
+    """Of all sequences, until then."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What is known of a request once it can be answered."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    promise: Promise | None
+    """None: it has joined another request."""
+
+
+class Monitor:
+    """Of one server; `log_requests` brings a line per request in the log."""
+
+    def __init__(self, link: EngineLink, model: str, log_requests: bool = False):
+        self._link, self._log_requests = link, log_requests
+        self.observed = Observed(time.monotonic())
+        self.metrics = Metrics(model, self.batch_sizes, self.queued, self.kv_usage)
+        self.predicted: Predicted | None = None
+        self.restarts = 0
+        self.preemptions = 0
+        """Of all engines."""
+        self._engine_preemptions = 0
+        self._lost_s = self._rescheduled_s = float("-inf")
+
+    # ---- what happens ----
+
+    def opened(self, opened: Opened) -> None:
+        """There is an engine, or another schedule."""
+        self.metrics.opened(opened.schedule, targets(opened.schedule))
+        self._predicting = asyncio.ensure_future(self._predict(opened))
+
+    async def _predict(self, opened: Opened) -> None:
+        self.predicted = await Predicted.of(opened)
+
+    def lost(self) -> None:
+        """There is no engine now."""
+        self._lost_s = time.monotonic()
+
+    def restarting(self) -> None:
+        """Another engine is started in the place of one that was lost."""
+        self.restarts += 1
+        self.metrics.restarts.inc()
+
+    def rescheduled(self) -> None:
+        """The engine follows another schedule."""
+        self._rescheduled_s = time.monotonic()
+        self.metrics.reschedules.inc()
+
+    def stepped(self, stepped: Stepped) -> None:
+        """The engine has done a step."""
+        count = stepped.occupancy.preemptions
+        preempted = count - self._engine_preemptions if count >= self._engine_preemptions else count  # of a new ledger
+        self._engine_preemptions = count
+        self.preemptions += preempted
+        self.metrics.stepped(stepped, preempted)
+        if self._link.opened:
+            self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
+
+    def arrived(self) -> Arrival:
+        """A request's body has been read."""
+        return Arrival(time.monotonic(), self.preemptions)
+
+    def answered(
+        self,
+        request_id: str,
+        path: str,
+        arrival: Arrival,
+        status: int | None,
+        code: str | None,
+        answering: Answering | None,
+    ) -> None:
+        """A request has ended; `status` None: its client had gone before the last byte was sent."""
+        now_s = time.monotonic()
+        outcome = _outcome(status, answering)
+        choices = answering.choices if answering else ()
+        promise = answering.promise if answering else None
+        opened = self._link.opened
+        bound_s = opened.schedule.latency_bound_s if opened and promise and not promise.long else None
+        latency_s, undisturbed = now_s - arrival.at_s, self._lost_s < arrival.at_s
+        start_s = started_s(choices, opened.zero_s) if opened and promise and undisturbed else None
+        first_s = first_token_s(choices) if promise else None
+        missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
+        answered = Answered(
+            request_id,
+            path,
+            status or 499,
+            outcome,
+            kind_of(promise, outcome == "answered"),
+            code,
+            now_s,
+            latency_s,
+            ttft_s=first_s - arrival.at_s if first_s is not None else None,
+            tpot_s=per_token_s(choices) if promise else (),
+            queue_wait_s=start_s - arrival.at_s if start_s is not None else None,
+            wait_error_s=start_s - promise.start_s if start_s is not None and promise and _finite(promise) else None,
+            prompt_tokens=answering.prompt_tokens if answering and promise else 0,
+            output_tokens=sum(choice.taken for choice in choices),
+            bound_s=bound_s,
+            miss=self._miss(arrival) if missed else None,
+        )
+        self.metrics.answered(answered)
+        self.observed.answered(answered)
+        if self._log_requests:
+            facts = {name: value for name, value in asdict(answered).items() if value not in (None, ())}
+            output.note(answered.text, event="request", **facts)
+
+    def _miss(self, arrival: Arrival) -> MissReason:
+        """Why the bound was missed. The engine doesn't say which sequence it preempts: any counts."""
+        if self._lost_s >= arrival.at_s:
+            return "restart"
+        if self._rescheduled_s >= arrival.at_s:
+            return "reschedule"
+        return "preempted" if self.preemptions > arrival.preemptions else "mispredicted"
+
+    # ---- the present ----
+
+    def queued(self) -> tuple[int, int]:
+        """Sequences that wait, and that run."""
+        count, last = len(self._link.outputs), self._link.last
+        if self._link.opened is None or last is None:
+            return count, 0
+        running = min(count, last.occupancy.encoding + last.occupancy.decoding)
+        return count - running, running
+
+    def kv_usage(self) -> float:
+        """The share of KV blocks in use."""
+        last = self._link.last
+        if self._link.opened is None or last is None or not self._link.outputs:
+            return 0.0
+        return last.occupancy.used_blocks / max(1, last.occupancy.total_blocks)
+
+    def batch_sizes(self) -> dict[str, float]:
+        """Mean sequences of a micro-batch lately, by phase."""
+        return self.observed.sizes(time.monotonic())
+
+
+def _finite(promise: Promise) -> bool:
+    return promise.start_s < float("inf")
+
+
+def _outcome(status: int | None, answering: Answering | None) -> Outcome:
+    if status in (429, 503):
+        return "rejected"
+    if status is None or status == 499:
+        return "cancelled"
+    if status >= 400:
+        return "failed" if status >= 500 else "invalid"
+    ended = answering is not None and all(choice.finish_reason for choice in answering.choices)
+    return "answered" if ended else "failed"

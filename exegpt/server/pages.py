@@ -1,0 +1,133 @@
+"""Pages: what people and monitoring read of a running server."""
+
+import base64
+import hashlib
+import re
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from exegpt import __version__
+from exegpt.document import to_dict
+from exegpt.server.answering import Frontend
+from exegpt.server.errors import unavailable
+from exegpt.server.openapi import Description
+from exegpt.server.predicted import targets
+from exegpt.server.responses import EnforcedSchedule
+from exegpt.timeline import Span
+
+_PAGE = Path(__file__).parent / "status.html"
+_SHOWN = 120
+"""Spans that the page draws."""
+
+
+def add_pages(api: FastAPI, described: Description, frontend: Frontend) -> None:
+    """`/metrics`, `/schedule`, `/status` and the status page."""
+
+    @api.get("/metrics", summary="Metrics for Prometheus.")
+    async def metrics(request: Request) -> Response:
+        text, kind = frontend.monitor.metrics.render(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": kind})
+
+    @api.get("/schedule", summary="The schedule that is enforced.", **described.route(EnforcedSchedule))
+    async def schedule() -> Response:
+        return JSONResponse(schedule_document(frontend))
+
+    @api.get("/status", summary="What the status page shows.")
+    async def status() -> Response:
+        return JSONResponse(status_document(frontend), headers={"Cache-Control": "no-store"})
+
+    @api.get("/", summary="The status page.", include_in_schema=False)
+    async def page() -> Response:
+        text, policy = status_page()
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(text, headers=headers | {"Referrer-Policy": "no-referrer"})
+
+
+def schedule_document(frontend: Frontend) -> dict[str, Any]:
+    """Enforced, predicted and observed; ApiError while there is no engine."""
+    opened, monitor = frontend.link.opened, frontend.monitor
+    if opened is None:
+        raise unavailable("The engine is starting.", "loading", 5)
+    estimate = monitor.predicted.estimate if monitor.predicted else None
+    return {
+        "schedule": to_dict(opened.schedule),
+        "goodput_seq_s": opened.goodput_seq_s,
+        "assumptions": list(opened.assumptions),
+        "predicted": {
+            "steady_state": to_dict(estimate) if estimate else None,
+            "batch_size": dict(targets(opened.schedule)),
+        },
+        "observed": _observed(frontend),
+    }
+
+
+def _observed(frontend: Frontend) -> dict[str, Any]:
+    scale = frontend.admission.scale if frontend.admission else None
+    return {**frontend.monitor.observed.minute(time.monotonic()), "scale_of_predictions": scale}
+
+
+def status_document(frontend: Frontend) -> dict[str, Any]:
+    """The status page's data."""
+    monitor, opened, now_s = frontend.monitor, frontend.link.opened, time.monotonic()
+    predicted = monitor.predicted
+    waiting, running = monitor.queued()
+    enforced = opened.schedule if opened else None
+    return {
+        "version": __version__,
+        "model": frontend.model.name,
+        "state": _state(frontend),
+        "up_s": round(now_s - monitor.observed.since_s, 1),
+        "active_requests": frontend.active,
+        "waiting": waiting,
+        "running": running,
+        "kv_usage": monitor.kv_usage(),
+        "restarts": monitor.restarts,
+        "preemptions": monitor.preemptions,
+        "preemptions_minute": monitor.observed.preempted(now_s),
+        "policy": enforced.policy if enforced else None,
+        "latency_bound_s": enforced.latency_bound_s if enforced else None,
+        "goodput_seq_s": opened.goodput_seq_s if opened else None,
+        "predicted_tok_s": predicted.estimate.throughput_tok_s if predicted and predicted.estimate else None,
+        "batch_size": {"target": targets(enforced) if enforced else {}, "actual": monitor.batch_sizes()},
+        "minute": _observed(frontend),
+        "series": monitor.observed.series(now_s),
+        "timeline": {
+            "measured": _spans(list(monitor.observed.spans)[-_SHOWN:]),
+            "predicted": _spans(predicted.spans) if predicted else [],
+        },
+    }
+
+
+def _state(frontend: Frontend) -> str:
+    if frontend.draining:
+        return "draining"
+    if frontend.admission is None:
+        return "restarting" if frontend.restarting else "loading"
+    return "ready"
+
+
+def _spans(spans: "list[Span] | tuple[Span, ...]") -> list[list[Any]]:
+    """(phase, start, duration, sequences), in seconds from the first."""
+    zero_s = spans[0].start_s if spans else 0.0
+    return [[s.phase, round(s.start_s - zero_s, 5), round(s.end_s - s.start_s, 5), s.sequences] for s in spans]
+
+
+@cache
+def status_page() -> tuple[str, str]:
+    """The page, and the policy under which a browser runs nothing but its own script and style."""
+    text = _PAGE.read_text(encoding="utf-8")
+    allowed = {kind: _hash(re.search(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)) for kind in ("script", "style")}
+    policy = [f"{kind}-src {hashed}" for kind, hashed in allowed.items()]
+    closed = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+    return text, "; ".join([*closed, *policy, "connect-src 'self'", "img-src data:"])
+
+
+def _hash(inline: "re.Match[str] | None") -> str:
+    assert inline, "an inline element"
+    digest = hashlib.sha256(inline[1].encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
