@@ -53,6 +53,7 @@ class Monitor:
 
     def opened(self, opened: Opened) -> None:
         """There is an engine, or another schedule."""
+        self.observed.opened(time.monotonic())
         self.metrics.opened(opened.schedule, targets(opened.schedule))
         self._predicting = asyncio.ensure_future(self._predict(opened))
 

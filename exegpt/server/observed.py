@@ -38,6 +38,11 @@ class Observed:
         self._seconds: deque[Second] = deque(maxlen=KEPT_S)
         self._answers: deque[Answered] = deque(maxlen=_ANSWERS)
 
+    def opened(self, now_s: float) -> None:
+        """There is an engine."""
+        if not self._seconds and not self._answers:
+            self.since_s = now_s  # loading is no time of serving
+
     def stepped(self, stepped: Stepped, preempted: int, zero_s: float, now_s: float) -> None:
         """The engine, whose clock began at `zero_s`, has done a step and preempted so many sequences."""
         second = self._second(now_s)

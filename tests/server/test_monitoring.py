@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 
@@ -125,3 +127,17 @@ def test_logs_are_json_lines_without_text(bounded, asked):
     assert [r["outcome"] for r in requests].count("answered") == 3
     assert {r.get("code") for r in requests} == {None, "concurrency_limit", "unsupported_parameter"}
     assert all("time" in event and "message" in event for event in events)
+
+
+def test_a_browser_draws_the_page(server):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    assert server.post("/v1/completions", BODY | {"prompt": "drawn"})[0] == 200
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    drawn = subprocess.run(
+        [*command, "--virtual-time-budget=3000", server.url + "/"], capture_output=True, text=True, timeout=60
+    )
+    complaints = [line for line in drawn.stderr.splitlines() if "CONSOLE" in line]
+    assert not complaints
+    assert ">ready</span>" in drawn.stdout and "<circle" in drawn.stdout and "decode, " in drawn.stdout
