@@ -65,6 +65,7 @@ EXTRAS = {
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
         "pytest>=8",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",  # two tests at a time
         "hypothesis>=6.100",
         "mypy>=1.11",
         "ruff>=0.8",

@@ -122,6 +122,7 @@ print(sorted(faults() for _ in range(8))[4])
 """
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's C library isn't glibc")
 def test_line_20_memory_that_an_iteration_frees_is_there_for_the_next_one(tmp_path):
     """Page faults of one forward pass over 2,124 tokens: mapping memory anew took 4 to 10 % of it."""
