@@ -1,5 +1,6 @@
 """The deployment files: they parse, and the exegpt commands in them take the flags that they are given."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,7 +11,15 @@ import yaml
 from typer.main import get_command
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-FILES = sorted(path for path in DEPLOY.iterdir() if path.is_file())
+PROFILING = [DEPLOY / "kubernetes-mpijob.yaml", DEPLOY / "slurm-profile.sh"]
+SERVING = [
+    DEPLOY / name for name in ("Containerfile", "exegpt-serve.service", "kubernetes-serve.yaml", "slurm-serve.sh")
+]
+DASHBOARD = DEPLOY / "grafana-dashboard.json"
+
+
+def test_every_file_is_checked():
+    assert {path for path in DEPLOY.iterdir() if path.is_file()} == {*PROFILING, *SERVING, DASHBOARD}
 
 
 def commands(text):
@@ -24,11 +33,11 @@ def script(path):
     """The shell script in a deployment file."""
     if path.suffix == ".sh":
         return path.read_text()
-    launcher = yaml.safe_load(path.read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    launcher = next(yaml.safe_load_all(path.read_text()))["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
     return launcher["containers"][0]["args"][0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROFILING, ids=lambda path: path.name)
 def test_the_shell_parses_the_script_and_exegpt_its_commands(path):
     subprocess.run(["bash", "-n"], input=script(path), text=True, check=True)
     lines = commands(script(path))
@@ -45,12 +54,82 @@ def test_the_shell_parses_the_script_and_exegpt_its_commands(path):
     assert variables["profile"]["model"] == variables["tune"]["model"]
 
 
-def test_the_job_starts_a_rank_for_every_slot_and_a_thread_for_every_core():
-    job = yaml.safe_load((DEPLOY / "kubernetes-mpijob.yaml").read_text())
+@pytest.mark.parametrize("path", [PROFILING[0], SERVING[2]], ids=lambda path: path.name)
+def test_the_job_starts_a_rank_for_every_slot_and_a_thread_for_every_core(path):
+    job = next(yaml.safe_load_all(path.read_text()))
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     slots, replicas = job["spec"]["slotsPerWorker"], job["spec"]["mpiReplicaSpecs"]
-    started = re.search(r"mpirun .*?-n (\d+)", re.sub(r"\\\n", " ", script(DEPLOY / "kubernetes-mpijob.yaml")))
+    started = re.search(r"mpirun .*?-n (\d+)", re.sub(r"\\\n", " ", script(path)))
     assert int(started[1]) == slots * replicas["Worker"]["replicas"]
     launcher, worker = (replicas[name]["template"]["spec"]["containers"][0] for name in ("Launcher", "Worker"))
     threads = next(int(v["value"]) for v in launcher["env"] if v["name"] == "OMP_NUM_THREADS")
     assert threads * slots == int(worker["resources"]["limits"]["cpu"])
+
+
+def served(path):
+    """The arguments of `exegpt serve` in a deployment file."""
+    text = path.read_text()
+    if path.name == "Containerfile":
+        return json.loads(re.search(r"^CMD (.*)$", text, re.MULTILINE)[1])
+    if path.suffix == ".service":
+        joined = re.sub(r"\\\n\s*", " ", text)
+        return shlex.split(re.search(r"^ExecStart=\S+/exegpt (.*)$", joined, re.MULTILINE)[1])
+    (arguments,) = commands(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", script(path)))  # ${PORT:-8000} by default is 8000
+    return arguments
+
+
+@pytest.mark.parametrize("path", SERVING, ids=lambda path: path.name)
+def test_exegpt_takes_the_servers_commands(path):
+    from exegpt.cli.app import app
+
+    name, *arguments = served(path)
+    typed = get_command(app).commands[name].make_context(name, arguments).params  # refuses unknown flags
+    assert name == "serve" and typed["model"] and typed["host"] == "0.0.0.0" and typed["api_key_file"]
+    assert typed["latency_bound"] in ("10s", "$bound")
+    if path.suffix in (".sh", ".yaml"):
+        subprocess.run(["bash", "-n"], input=script(path), text=True, check=True)
+
+
+def test_a_drain_ends_before_its_server_is_killed():
+    unit = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / "exegpt-serve.service").read_text(), re.MULTILINE))
+    assert unit["KillMode"] == "mixed" and int(unit["TimeoutStopSec"]) > 120  # --drain-timeout 2m
+    job, service = yaml.safe_load_all((DEPLOY / "kubernetes-serve.yaml").read_text())
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    for replica in replicas.values():
+        assert replica["template"]["spec"]["terminationGracePeriodSeconds"] > 90  # --drain-timeout 90s
+    (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
+    assert "/ready" in worker["readinessProbe"]["exec"]["command"][-1]
+    assert "/health" in worker["livenessProbe"]["exec"]["command"][-1]
+    assert service["spec"]["selector"]["training.kubeflow.org/job-name"] == job["metadata"]["name"]
+    assert service["spec"]["ports"][0]["targetPort"] == worker["ports"][0]["name"]
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """The metrics that a server has once its engine is there, by name, with their labels."""
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from exegpt.server.metrics import Metrics
+    from tests.exegpt import nouns
+
+    metrics = Metrics("tiny", dict, lambda: (0, 0), lambda: 0.0)
+    metrics.opened(nouns.schedule(latency_bound_s=10.0), {})
+    families = text_string_to_metric_families(metrics.render("")[0].decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def test_the_dashboard_names_metrics_that_there_are(exported):
+    dashboard = json.loads(DASHBOARD.read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = set()
+    for expression in expressions:
+        for name, labels in re.findall(r"(exegpt_\w+)\{([^}]*)\}", expression):
+            asked = set(re.findall(r"(\w+)=", labels)) - {"instance"}
+            assert name in exported and asked <= exported[name], expression
+            named.add(name)
+    assert len(named) >= 18
+    assert all(panel["title"] and panel["fieldConfig"]["defaults"]["unit"] for panel in dashboard["panels"])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    latency = next(panel for panel in dashboard["panels"] if panel["title"] == "Latency")
+    assert latency["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == 10  # the bound of these files
