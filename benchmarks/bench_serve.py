@@ -67,7 +67,8 @@ def write_trace(path: Path, requests: int, rate: float, seed: int) -> None:
 def ours(url: str, model: Path, trace: Path, result: Path) -> Figures:
     """What `exegpt bench serve` measures; since requests were sent, as vLLM does, not since they arrived."""
     command = [sys.executable, "-m", "exegpt", "bench", "serve", "--url", url, "--arrivals", "trace"]
-    done = _run([*command, "--workload", str(trace), "--json"])
+    # ids of the whole vocabulary, as vLLM draws them: outputs resemble prompts, and bytes' texts are held back
+    done = _run([*command, "--workload", str(trace), "--vocab", str(VOCAB), "--json"])
     (run,) = json.loads(done)["runs"]
     if not run["valid"] or run["completed"] < run["requests"]:
         raise SystemExit(f"The run is invalid: {run['warnings']}, {run['errors']}.")
@@ -198,7 +199,7 @@ def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of each client, in turns")
-    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -213,6 +214,7 @@ def main() -> None:
         for number in range(args.rounds):
             for client, runs in ((theirs, peer), (ours, own))[:: -1 if number % 2 else 1]:
                 runs.append(client(url, model, trace, result))
+            print(f"round {number + 1}: ours {own[-1]}, vLLM {peer[-1]}", file=sys.stderr)
     text, alike = table(own, peer)
     print(f"{args.requests} requests, {args.rate:g}/s, {INPUT}/{OUTPUT} tokens, {args.rounds} rounds of each.\n{text}")
     sys.exit(not alike)

@@ -60,6 +60,8 @@ class Measured:
 
     rate_seq_s: float | None
     """None: infinite, or a trace's own."""
+    offered_seq_s: float | None
+    """What the drawn arrivals come to, which differs from the rate by chance; None: all at once."""
     requests: int
     completed: int
     rejected: int
@@ -110,6 +112,7 @@ def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
     outcomes = sent.outcomes
     whole = [outcome for outcome in outcomes if outcome.ok]
     failed = Counter(o.error for o in outcomes if o.error not in (None, REJECTED))
+    last = max((outcome.scheduled_s for outcome in outcomes), default=0.0)
     seconds = max((outcome.finish_s for outcome in outcomes), default=0.0)
     served = [outcome.served for outcome in whole]
     times, since_sent = latencies(served, "arrival"), latencies(served, "start")
@@ -121,6 +124,7 @@ def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
 
     return Measured(
         rate_seq_s=rate if rate is not None and math.isfinite(rate) else None,
+        offered_seq_s=(len(outcomes) - 1) / last if last > 0 else None,
         requests=len(outcomes),
         completed=len(whole),
         rejected=sum(outcome.error == REJECTED for outcome in outcomes),

@@ -14,7 +14,8 @@ from exegpt.report.sections import Section, page
 from exegpt.report.series import Series
 
 RUN_COLUMNS = (
-    *("rate", "requests", "answered", "rejected", "failed", "requests/s", "output tok/s", "goodput/s", "within"),
+    *("rate", "offered/s", "requests", "answered", "rejected", "failed"),
+    *("requests/s", "output tok/s", "goodput/s", "within"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "latency p50", "latency p99"),
 )
 _COLOURS = ("#3b74b9", "#d9822b", "#7a5aa8", "#2f9e6e", "#c2456b", "#8a8f98", "#a68a1f")
@@ -26,6 +27,7 @@ def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
     return [
         (
             rate_text(rate),
+            figure_text(run.offered_seq_s),
             *(f"{count:,}" for count in (run.requests, run.completed, run.rejected, run.failed)),
             *map(figure_text, (run.throughput_seq_s, run.throughput_tok_s, run.goodput_seq_s)),
             percent_text(run.within_bounds),

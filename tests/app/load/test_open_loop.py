@@ -23,6 +23,7 @@ def test_times_counts_and_percentiles_are_exact():
         assert (outcome.prompt_tokens, outcome.output_tokens) == (7, 4)
     run = measure(sent, 1.0, Bounds(latency_s=0.9))
     assert (run.requests, run.completed, run.rejected, run.failed, run.other_lengths) == (10, 10, 0, 0, 0)
+    assert run.offered_seq_s == pytest.approx(1.0)
     assert run.statuses == {"200": 10} and run.finish_reasons == {"length": 10} and run.errors == {}
     assert run.ttft == pytest.approx({"mean": 0.55, "p50": 0.55, "p90": 0.91, "p95": 0.955, "p99": 0.991}, abs=1e-6)
     assert run.latency == pytest.approx({k: v + 0.15 for k, v in run.ttft.items()}, abs=1e-6)
