@@ -90,6 +90,8 @@ class Occupancy:
     total_blocks: int
     preemptions: int
     """So far."""
+    drift: float = 0.0
+    """How far lengths have moved from the schedule's, as last tested: the distance of their distributions."""
 
 
 TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]

@@ -96,7 +96,7 @@ def test_commands_are_found():
     """The pattern finds them, long ones too; the guide shows every command but the demo, the README three."""
     guide = {words[1] for words in shown(GUIDE)}
     assert guide >= {"tune", "simulate", "profile", "run", "bench", "show", "model", "list", "reproduce"}
-    assert [words[1] for words in shown(README) if "--model" in words] == ["tune", "simulate", "run"]
+    assert [words[1] for words in shown(README) if "--model" in words] == ["tune", "simulate", "run", "serve"]
     assert any("--replay" in words and "--max-num-batched-tokens" in words for words in shown(ROOT / "docs/devices.md"))
 
 

@@ -145,7 +145,6 @@ class Supervisor:
 
     def _changed(self, opened: Opened) -> None:
         self._keep(opened)
-        self._frontend.monitor.rescheduled()
         output.note(f"the schedule has changed: {schedule_text(opened.schedule)}", event="schedule_changed")
 
     def _keep(self, opened: Opened) -> None:

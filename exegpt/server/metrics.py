@@ -56,7 +56,7 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Engines lost and started again.")
         self.reschedules = self._counter("reschedules", "Changes of the schedule while serving.")
         self._preemptions = self._counter("preemptions", "Sequences preempted for lack of KV blocks.")
-        self.drift = self._gauge("drift_statistic", "How far output lengths have moved from the schedule's.")
+        self._drift = self._gauge("drift_statistic", "Greatest distance of lengths' distributions from the schedule's.")
         self._batch = self._gauge("batch_size", "Sequences of a micro-batch.", "phase", "kind")
         self._phase = self._histogram("phase_seconds", "Time of a micro-batch on the first device.", _PHASE, "phase")
         self._per_token = self._histogram("time_per_output_token_seconds", "Per token after the first.", _PER_TOKEN)
@@ -101,6 +101,7 @@ class Metrics:
             if span.phase in PHASES:
                 self._phase.labels(span.phase).observe(span.end_s - span.start_s)
         self._preemptions.inc(preempted)
+        self._drift.set(stepped.occupancy.drift)
 
     def answered(self, answered: Answered) -> None:
         """A request has ended."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from exegpt.engine_protocol import Opened, Stepped
 from exegpt.report import output
+from exegpt.schedule import Schedule
 from exegpt.server.admission import Promise
 from exegpt.server.answered import Answered, MissReason, Outcome, first_token_s, kind_of, per_token_s, started_s
 from exegpt.server.engine_link import EngineLink
@@ -48,11 +49,16 @@ class Monitor:
         """Of all engines."""
         self._engine_preemptions = 0
         self._lost_s = self._rescheduled_s = float("-inf")
+        self._schedule: Schedule | None = None
 
     # ---- what happens ----
 
     def opened(self, opened: Opened) -> None:
         """There is an engine, or another schedule."""
+        if self._schedule not in (None, opened.schedule):
+            self._rescheduled_s = time.monotonic()
+            self.metrics.reschedules.inc()
+        self._schedule = opened.schedule
         self.observed.opened(time.monotonic())
         self.metrics.opened(opened.schedule, targets(opened.schedule))
         self._predicting = asyncio.ensure_future(self._predict(opened))
@@ -68,11 +74,6 @@ class Monitor:
         """Another engine is started in the place of one that was lost."""
         self.restarts += 1
         self.metrics.restarts.inc()
-
-    def rescheduled(self) -> None:
-        """The engine follows another schedule."""
-        self._rescheduled_s = time.monotonic()
-        self.metrics.reschedules.inc()
 
     def stepped(self, stepped: Stepped) -> None:
         """The engine has done a step."""

@@ -28,7 +28,7 @@ _SHOWN = 120
 def add_pages(api: FastAPI, described: Description, frontend: Frontend) -> None:
     """`/metrics`, `/schedule`, `/status` and the status page."""
 
-    @api.get("/metrics", summary="Metrics for Prometheus.")
+    @api.get("/metrics", include_in_schema=False, summary="Metrics for Prometheus.")
     async def metrics(request: Request) -> Response:
         text, kind = frontend.monitor.metrics.render(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
@@ -37,7 +37,7 @@ def add_pages(api: FastAPI, described: Description, frontend: Frontend) -> None:
     async def schedule() -> Response:
         return JSONResponse(schedule_document(frontend))
 
-    @api.get("/status", summary="What the status page shows.")
+    @api.get("/status", include_in_schema=False, summary="What the status page shows.")
     async def status() -> Response:
         return JSONResponse(status_document(frontend), headers={"Cache-Control": "no-store"})
 

@@ -58,6 +58,8 @@ def test_a_schedule_takes_over_in_place_under_load(administered, model, want):
     new = replace(schedule_for(model), max_num_seqs=3)
     check_all(under_load(administered, lambda: follow(administered, new, X_Admin_Token="secret")), want)
     assert enforced(administered)["max_num_seqs"] == 3
+    assert b"exegpt_reschedules_total 1.0" in administered.get("/metrics")[2]
+    assert b'exegpt_batch_size{kind="target",phase="decode"} 3.0' in administered.get("/metrics")[2]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ class Drift:
     _observed: deque[RequestLengths] = field(default_factory=deque)
     _fresh: int = 0
     """Number of observed requests since the last test."""
+    statistic: float = 0.0
+    """The distance that the last test found, of inputs or of outputs."""
 
     def begin(self, index: int) -> None:
         """A request's encoding begins."""
@@ -58,9 +60,8 @@ class Drift:
         self._fresh = 0
         observed = Workload.from_requests("observed", list(self._observed))
         pairs = ((self.workload.input, observed.input), (self.workload.output, observed.output))
-        if any(distance(*pair) > limit(self.window) for pair in pairs):
-            return observed
-        return None
+        self.statistic = max(distance(*pair) for pair in pairs)
+        return observed if self.statistic > limit(self.window) else None
 
     def restart(self, workload: Workload) -> None:
         """Compare with this workload from now on, without earlier requests."""

@@ -290,7 +290,9 @@ class Engine:
         """What the leader's ledger holds."""
         ledger, pool = self._parts()[0].ledger, self._parts()[0].ledger.pool
         residents = len(ledger.waiting), len(ledger.encoding), len(ledger.decoding)
-        return Occupancy(*residents, pool.total - pool.available, pool.total, ledger.preemptions)
+        drift = self._parts()[0].outputs.drift
+        used = pool.total - pool.available
+        return Occupancy(*residents, used, pool.total, ledger.preemptions, drift.statistic if drift else 0.0)
 
     @property
     def idle(self) -> bool:

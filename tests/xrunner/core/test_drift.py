@@ -44,6 +44,18 @@ def test_another_task_is(name, other):
     assert drifts[-1].input.mean == pytest.approx(task(other).input.mean, rel=0.1)
 
 
+def test_the_statistic_is_that_of_the_last_test():
+    drift, drawn = Drift(task("S"), WINDOW), task("T").draw(WINDOW, seed=4)
+    for index, request in enumerate(drawn):
+        drift.begin(index)
+        drift.end(index, request.input, request.output)
+    assert drift.statistic == 0.0
+    observed = drift.observed()
+    assert observed and drift.statistic == max(
+        distance(task("S").input, observed.input), distance(task("S").output, observed.output)
+    )
+
+
 def test_after_a_restart_the_new_lengths_are_reckoned_with():
     drawn = task("T").draw(1200, seed=3)
     drift = Drift(task("S"), WINDOW)
