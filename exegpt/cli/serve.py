@@ -80,7 +80,7 @@ def _serve(typed: dict[str, Any]) -> int:
     from exegpt.app.files import model_directory, read_schedule
     from exegpt.cli.engine import read_options
     from exegpt.duration import parse_duration
-    from exegpt.server import frontend
+    from exegpt.server import supervisor
 
     directory, schedule = model_directory(str(typed["model"])), typed["schedule"]
     read_options(typed)  # what the engine would refuse is refused at once
@@ -98,8 +98,8 @@ def _serve(typed: dict[str, Any]) -> int:
     }
     given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
     pinned = ["--pinned"] if typed["pinned"] else []
-    asked = options.build(frontend.ServerOptions, typed | read)
-    return frontend.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *pinned])
+    asked = options.build(supervisor.ServerOptions, typed | read)
+    return supervisor.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *pinned])
 
 
 def _serve_as_rank(typed: dict[str, Any]) -> int:

@@ -10,9 +10,9 @@ from exegpt import document
 from exegpt.errors import InputError
 from exegpt.policies import checked
 from exegpt.schedule import Schedule
-from exegpt.server.answering import Frontend
 from exegpt.server.body import read_json
 from exegpt.server.errors import ApiError, invalid
+from exegpt.server.frontend import Frontend
 from exegpt.server.gate import hashed
 
 MAX_BODY = 2**22

@@ -10,11 +10,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
 from exegpt.server.administration import add_administration
-from exegpt.server.answering import Answer, Frontend, answer, check_model, run_entry
+from exegpt.server.answering import Answer, answer, check_model, run_entry
 from exegpt.server.body import read_json
 from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
 from exegpt.server.errors import SERVER, ApiError
+from exegpt.server.frontend import Frontend
 from exegpt.server.journal import Entry
 from exegpt.server.openapi import Description
 from exegpt.server.pages import add_pages

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from exegpt.server.answering import Answer, Frontend
+from exegpt.server.answering import Answer
 from exegpt.server.errors import invalid
+from exegpt.server.frontend import Frontend
 from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import ChatRequest
 from exegpt.server.text.conversation import prompt_of

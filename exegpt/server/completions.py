@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exegpt.server.answering import Answer, Frontend
+from exegpt.server.answering import Answer
 from exegpt.server.errors import invalid
+from exegpt.server.frontend import Frontend
 from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import CompletionRequest
 from exegpt.server.text.log_probs import TextLogProb, completion_logprobs, of_prompt

@@ -1,256 +1,108 @@
-"""The frontend's process: HTTP on one side, the engine on the other, and how both end."""
+"""Frontend: what every request is answered with, and whether any can be."""
 
-import asyncio
-import contextlib
-import shutil
-import signal
-import socket
-import tempfile
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import uvicorn
-
-from exegpt import document
-from exegpt.duration import format_duration
-from exegpt.engine_protocol import Opened, Stepped
-from exegpt.errors import InputError
-from exegpt.report import output
-from exegpt.report.schedule_text import schedule_text
-from exegpt.server.answering import Frontend
-from exegpt.server.api import KINDS, make_api, resume_entries
+from exegpt import __version__, document
+from exegpt.engine_protocol import Opened
+from exegpt.server.admission import Admission
 from exegpt.server.engine_link import EngineLink
-from exegpt.server.engine_process import EngineProcess
-from exegpt.server.gate import Gate, hashed
-from exegpt.server.joined_engine import JoinedEngine
+from exegpt.server.errors import invalid, unavailable
 from exegpt.server.journal import Journal
-from exegpt.server.library_log import log_libraries
-from exegpt.server.measured import Measured
+from exegpt.server.monitor import Monitor
 from exegpt.server.served_model import ServedModel
 
-_MOST_RESTARTS = 5
-"""Ends of the engine in a row, without an answer between them, after which the server gives up."""
-_LOOK_S = 0.05
+STALL_S, STALL_CYCLES = 5.0, 10
+"""An engine has stalled that does no step for so long: seconds, and predicted cycles, whichever is longer."""
+_RETRY_S = 5
+"""After which clients ask again whether the engine has loaded."""
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What `exegpt serve` is asked for, beside what its engine is."""
+@dataclass(eq=False)
+class Frontend:
+    """What every request is answered with."""
 
-    model: Path
-    name: str | None
-    """By which clients call the model; None: its directory's."""
-    host: str
-    port: int
-    ranks: int
-    engine_socket: Path | None
-    """Where ranks connect that a launcher has started; None: the server starts its engine."""
-    api_keys: tuple[str, ...]
-    hosts: tuple[str, ...]
-    """Names beside loopback's by which the server may be called without keys."""
-    origins: tuple[str, ...]
-    admin_token: str | None
-    """With which schedules can be changed and the server drained over HTTP; None: they can't."""
+    model: ServedModel
+    link: EngineLink
+    fingerprint: str
+    """Of version, model, dtype and schedule: `system_fingerprint`."""
     max_output: int | None
+    """None: the context."""
+    stall_s: float
+    """A reader that takes nothing for so long is taken for gone."""
     max_waiting: int
-    journal: Path | None
-    """The folder of requests with an Idempotency-Key; None: keys have no effect."""
-    answer_ttl_s: float
-    drain_timeout_s: float
-    stall_timeout_s: float
-    chat_template: Path | None = None
-    """A file to use in place of the model's own."""
+    """Sequences that may wait for the engine."""
+    admission: Admission | None = None
+    """While there is an engine."""
+    journal: Journal | None = None
+    admin: bytes | None = None
+    """The hash of the administrator's token; None: nothing can be administered."""
+    drain: Callable[[], object] = lambda: None
+    """Ends the server when all is answered."""
+    restarting: bool = False
+    """Whether an engine was lost."""
+    draining: bool = False
+    active: int = 0
+    """Requests that are being answered."""
     log_requests: bool = False
-    """A line of the log per request."""
 
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(self.link, self.model.name, self.log_requests)
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, which would stop listening at once."""
+    def check_ready(self) -> None:
+        """ApiError while no request can be taken."""
+        if self.draining:
+            raise unavailable("The server is being shut down.", "draining", _RETRY_S)
+        if self.admission is None:
+            if self.restarting:
+                raise unavailable("The engine is started again.", "engine_restarting", _RETRY_S)
+            raise unavailable("The engine is starting.", "loading", _RETRY_S)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `run`."""
-        yield
+    def opened(self, opened: Opened) -> None:
+        """Take requests: there is an engine."""
+        self.fingerprint = fingerprint(self.model, opened)
+        self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
+        self.monitor.opened(opened)
 
+    def lost(self) -> None:
+        """Take no requests until there is another engine, which goes on with those that were accepted."""
+        self.admission, self.restarting = None, True
+        self.monitor.lost()
 
-class Supervisor:
-    """Starts the engine and starts it again when it fails; ends with it when all is answered."""
+    @property
+    def stall_limit_s(self) -> float:
+        """For how long a running engine may be silent."""
+        return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
 
-    def __init__(self, frontend: Frontend, options: ServerOptions, engine_arguments: list[str], directory: Path):
-        self._frontend, self._options, self._directory = frontend, options, directory
-        self._socket = options.engine_socket or directory / "engine"
-        self._arguments = [*engine_arguments, "--socket", str(self._socket)]
-        self._schedule = directory / "schedule.json"
-        self._engine: EngineProcess | JoinedEngine = EngineProcess(self._arguments, options.ranks)
-        if options.engine_socket:
-            self._engine = JoinedEngine(frontend.link)
-        self._ended = asyncio.Event()
-        self._signals = 0
-        self._failures = 0
-        self.code = 0
-        frontend.link.on_opened = self._opened
-        frontend.link.on_changed = self._changed
-        frontend.link.on_stepped = self._stepped
-        frontend.link.on_lost = frontend.lost
-        frontend.drain = self.interrupt
-
-    async def run(self, server: Server) -> None:
-        """Supervise until the server ends."""
-        await self._frontend.link.listen(self._socket)
-        serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
-        supervising = asyncio.ensure_future(self._supervise())
-        ended = asyncio.ensure_future(self._ended.wait())
-        try:
-            await asyncio.wait({serving, supervising, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if supervising.done():
-                supervising.result()
-        finally:
-            server.should_exit = True
-            supervising.cancel()
-            self._engine.told = self._frontend.link.drain()
-            await self._engine.stop()
-            await serving
-            await self._frontend.link.close()
-
-    def interrupt(self) -> None:
-        """A signal to end: the first drains, the second ends at once."""
-        self._signals += 1
-        if self._signals > 1:
-            self._ended.set()
-            return
-        output.note(
-            "draining: requests that have been accepted are finished; a second signal ends at once", event="drain"
-        )
-        self._frontend.draining = True
-        self._draining = asyncio.ensure_future(self._drain())
-
-    async def _drain(self) -> None:
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._answered(), self._options.drain_timeout_s)
-        self._ended.set()
-
-    async def _answered(self) -> None:
-        while self._frontend.active:
-            await asyncio.sleep(_LOOK_S)
-
-    def _opened(self, opened: Opened) -> None:
-        self._keep(opened)
-        self._resuming = asyncio.ensure_future(resume_entries(self._frontend))
-        bound = opened.schedule.latency_bound_s
-        under = f" under {format_duration(bound)}" if bound else ""
-        where = f"http://{self._options.host}:{self._options.port}"
-        served = f"serving {self._frontend.model.name} on {where}{under}: {schedule_text(opened.schedule)}"
-        output.note(served, event="ready")
-
-    def _changed(self, opened: Opened) -> None:
-        self._keep(opened)
-        output.note(f"the schedule has changed: {schedule_text(opened.schedule)}", event="schedule_changed")
-
-    def _keep(self, opened: Opened) -> None:
-        """Take requests for this schedule, which another engine would follow too."""
-        document.write(self._schedule, opened.schedule)
-        if "--schedule" not in self._arguments:
-            self._arguments += ["--schedule", ""]
-        self._arguments[self._arguments.index("--schedule") + 1] = str(self._schedule)
-        self._frontend.opened(opened)
-
-    def _stepped(self, stepped: Stepped) -> None:
-        self._frontend.monitor.stepped(stepped)
-        if stepped.ended:
-            self._failures = 0
-        if self._frontend.admission:
-            self._updating = asyncio.ensure_future(self._frontend.admission.update())
-
-    async def _watch(self) -> None:
-        """Kill an engine that has stalled: `_supervise` starts another."""
-        link = self._frontend.link
-        while link.silent_s < self._frontend.stall_limit_s:
-            await asyncio.sleep(_LOOK_S)
-        output.note(f"the engine has done nothing for {link.silent_s:.1f} s: it is killed", event="engine_stalled")
-        self._frontend.lost()
-        self._engine.kill()
-
-    async def _supervise(self) -> None:
-        """Run engines, one after the other; returns when the first can't be started."""
-        while True:
-            await self._engine.start()
-            watching = asyncio.ensure_future(self._watch())
-            code = await self._engine.wait()
-            watching.cancel()
-            self._engine.kill()
-            self._frontend.lost()
-            if self._frontend.draining and not self._frontend.active:
-                return
-            self._failures += 1
-            known = self._engine.restarts and "--schedule" in self._arguments
-            if not known or self._failures >= _MOST_RESTARTS:
-                self.code = code or 1  # it has said why
-                self._frontend.link.fail()
-                await self._answered()
-                return
-            self._frontend.monitor.restarting()
-            output.note(
-                f"the engine has ended (exit code {code}): it is started again", event="engine_restart", code=code
+    def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
+        """The most output tokens of a prompt; ApiError where they don't fit, for the limit's key or the prompt's."""
+        context = self.model.spec.context
+        left = context - prompt_tokens
+        if left < 1 or (max_tokens is not None and max_tokens > left):
+            asked = f" and {max_tokens:,} of output" if max_tokens is not None else ""
+            raise invalid(
+                f"{prompt_tokens:,} tokens of prompt{asked} don't fit the context of {context:,} tokens.",
+                param if left >= 1 else prompt,
+                "context_length_exceeded",
             )
+        most = min(left, self._usual(prompt_tokens)) if max_tokens is None else max_tokens
+        return most if self.max_output is None else min(most, self.max_output)
+
+    def _usual(self, prompt_tokens: int) -> int:
+        """The most output tokens where a client sets no limit: those for which there are KV blocks. Where all are
+        reserved beforehand, the longest output that the schedule was found for.
+        """
+        if self.link.opened is None:
+            return self.model.spec.context
+        schedule = self.link.opened.schedule
+        if schedule.admission == "reserve":
+            return schedule.workload.output.max
+        return max(1, schedule.kv_blocks * schedule.block_size - prompt_tokens)
 
 
-def bind(options: ServerOptions) -> socket.socket:
-    """The listening socket; InputError where the address can't be had."""
-    try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
-        # asyncio sets it for sockets of a named protocol alone; without it a token waits up to 40 ms for the client's
-        # acknowledgement of the one before
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None
-    listening.setblocking(False)
-    return listening
-
-
-def run(options: ServerOptions, engine_arguments: list[str]) -> int:
-    """Serve until a signal ends it; the exit code."""
-    loopback = options.host in ("127.0.0.1", "localhost", "::1")
-    if not loopback and not options.api_keys:
-        raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
-    return asyncio.run(_run(options, engine_arguments))
-
-
-async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
-    model = ServedModel.read(options.model, options.name, options.chat_template)
-    frontend = Frontend(
-        model,
-        EngineLink(),
-        "",
-        options.max_output,
-        options.stall_timeout_s,
-        options.max_waiting,
-        log_requests=options.log_requests,
-    )
-    frontend.admin = hashed(options.admin_token) if options.admin_token else None
-    if options.journal:
-        frontend.journal = Journal(options.journal, options.answer_ttl_s)
-    directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
-    supervisor = Supervisor(frontend, options, engine_arguments, directory)
-    measured = Measured(make_api(frontend), frontend.monitor, KINDS)
-    application = Gate(measured, options.api_keys, options.hosts, options.origins)
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=2**16,
-        server_header=False,
-    )
-    log_libraries()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.interrupt)
-    try:
-        await supervisor.run(Server(config))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return supervisor.code
+def fingerprint(model: ServedModel, opened: Opened) -> str:
+    """`system_fingerprint`: what answers depend on beside the request."""
+    schedule = document.fingerprint(document.to_dict(opened.schedule))
+    facts = [__version__, model.spec.fingerprint, opened.schedule.dtype, schedule]
+    return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

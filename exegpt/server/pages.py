@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from exegpt import __version__
 from exegpt.document import to_dict
-from exegpt.server.answering import Frontend
 from exegpt.server.errors import unavailable
+from exegpt.server.frontend import Frontend
 from exegpt.server.openapi import Description
 from exegpt.server.predicted import targets
 from exegpt.server.responses import EnforcedSchedule

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.server.answering import Frontend
 from exegpt.server.errors import ApiError
+from exegpt.server.frontend import Frontend
 from exegpt.server.schemas import Conversation, Message
 from exegpt.server.served_model import ServedModel
 from exegpt.server.text.conversation import prompt_of

@@ -75,7 +75,8 @@ def test_a_killed_engine_is_replaced_and_every_request_answered_once(model, sche
         counted = server.get("/metrics")[2].decode().splitlines()
         assert "exegpt_engine_restarts_total 1.0" in counted
         assert f"exegpt_time_to_first_token_seconds_count {len(want) + 1}.0" in counted  # each once, by its first token
-        assert "exegpt_queue_wait_seconds_count 0.0" in counted  # engines' clocks differ: none is told
+        (waits,) = [line.split()[1] for line in counted if line.startswith("exegpt_queue_wait_seconds_count")]
+        assert float(waits) < len(want) + 1  # engines' clocks differ: only of requests that ended before the loss
 
 
 def test_a_stopped_engine_makes_the_server_unready_and_is_replaced(model, schedule, tmp_path, want):

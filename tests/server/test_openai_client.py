@@ -6,9 +6,9 @@ import pytest
 
 from exegpt.engine_protocol import Ended
 from exegpt.server.admission import _rejected
-from exegpt.server.answering import Frontend
 from exegpt.server.api import KINDS, make_api
 from exegpt.server.engine_link import Output
+from exegpt.server.frontend import Frontend
 from exegpt.server.gate import Gate
 from exegpt.server.measured import Measured
 from exegpt.server.served_model import ServedModel
