@@ -108,7 +108,7 @@ def burst(url: str, goodput: float, seed: int, options: list[str]) -> tuple[int,
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--bound", default="8s")
+    parser.add_argument("--bound", default="16s")
     parser.add_argument("--workload", default="T")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=300.0)

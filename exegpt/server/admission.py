@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 import xsimulator
 from exegpt.engine_protocol import Opened
 from exegpt.policies import traits_of
+from exegpt.schedule import Schedule
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
 from exegpt.workload import LengthDistribution
@@ -40,6 +41,8 @@ _LEAST_S = 0.1
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
+_FULL = 0.8
+"""Share of the sequences that the engine may have from which on it counts as loaded."""
 _SCALES = 0.5, 3.0
 """Least and greatest scale: a machine that differs more has another schedule."""
 
@@ -108,24 +111,63 @@ class Admission:
         self._lengths = Lengths(schedule.workload.output)
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
         self._input_p99 = self._inputs.quantile(QUANTILE)
-        self._first_s, self._token_s = self._steady(opened)
+        self._profile = opened.profile
+        self._points: dict[int, tuple[float, float, int | None]] = {}
+        self._operate()
         self._table = Table(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
         self._next_s = 0.0
 
-    def _steady(self, opened: Opened) -> tuple[float, float]:
-        """Seconds from the start to the first token, and per further token, of a loaded engine."""
-        schedule = self._schedule
+    def _operate(self) -> None:
+        """Set the load up to which answers are in time, as measured lately. A schedule for a rate may allow more
+        residents than it ever has at that rate, and with all of them none would be in time.
+        """
+        step = max(1, math.ceil(20 * self.scale))
+        if step not in self._points:
+            self._points[step] = self._point(step / 20)
+        self._first_s, self._token_s, self._most = self._points[step]
+
+    def _point(self, scale: float) -> tuple[float, float, int | None]:
+        """Seconds from the start to the first token and per further token at the highest load at which the 99th
+        percentile of the output length is in time, and how many sequences the engine then has; None: as many as it may.
+        """
+        low, high = 1, self._schedule.max_num_seqs or self._schedule.encode_batch or 1
+        most = high
+        while low < high:
+            middle = (low + high + 1) // 2
+            first, token, _ = self._steady(self._filled(middle))
+            late = self.bound_s is not None and scale * (first + (self._outputs_p99 - 1) * token) > self._within_s
+            low, high = (low, middle - 1) if late else (middle, high)
+        first, token, residents = self._steady(self._filled(low))
+        return first, token, None if low == most else max(1, round(residents))
+
+    def _filled(self, batch: int) -> Schedule:
+        """The schedule with so many residents at most, or prompts at a time where that is what it has."""
+        if self._schedule.max_num_seqs:
+            return replace(self._schedule, max_num_seqs=batch)
+        return replace(self._schedule, encode_batch=batch)
+
+    def _steady(self, schedule: Schedule) -> tuple[float, float, float]:
+        """Seconds from the start to the first token, and per further token, of an engine that a schedule fills; and how
+        many sequences that are (Little's law).
+        """
+        mean = self._lengths.mean
         if xsimulator.has_steady_state(schedule):
-            estimate = xsimulator.estimate(schedule, opened.profile)
+            estimate = xsimulator.estimate(schedule, self._profile)
             if estimate.tpot_s is not None and estimate.ttft_s is not None:
-                return estimate.ttft_s, estimate.tpot_s
-        tokens = max(2, round(self._lengths.mean))
+                residents = estimate.throughput_seq_s * (estimate.ttft_s + (mean - 1) * estimate.tpot_s)
+                return estimate.ttft_s, estimate.tpot_s, residents
+        tokens = max(2, round(mean))
         standing = [Standing(round(self._inputs.mean), tokens, tokens)] * 64
         ran = [c for c in continue_from(schedule, self._cost, standing, math.inf) if c.start_s is not None]
         per_token = median((c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran) / tokens
-        return per_token, per_token
+        return per_token, per_token, float(len(ran))
+
+    @property
+    def _within_s(self) -> float:
+        """Seconds in which an answer should be there."""
+        return (1 - MARGIN) * (self.bound_s or math.inf)
 
     @property
     def cycle_s(self) -> float:
@@ -143,10 +185,13 @@ class Admission:
         if waiting + len(prompts) > self._max_waiting:
             raise _rejected("concurrency_limit", f"{waiting} requests wait already.", 1.0)
         long = any(tokens > self._input_p99 for tokens, _ in prompts)
+        if self._most is not None and running and len(running) + len(prompts) > self._most:
+            why = f"With {len(running)} others, the answers would not be there within {self.bound_s:g} s."
+            raise _rejected("latency_bound", why, self._service_s(round(self._lengths.mean)) / self._most)
         start = self._start_s(len(prompts)) if running else self._now()
         finish = math.inf if start is None else start + max(self._service_s(most) for _, most in prompts)
-        if self.bound_s is not None and not long and finish > arrived_s + (1 - MARGIN) * self.bound_s:
-            late = self.bound_s if math.isinf(finish) else finish - arrived_s - (1 - MARGIN) * self.bound_s
+        if self.bound_s is not None and running and not long and finish > arrived_s + self._within_s:
+            late = self.bound_s if math.isinf(finish) else finish - arrived_s - self._within_s
             why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
             raise _rejected("latency_bound", why, late)
         if self.bound_s is not None and long:
@@ -185,11 +230,13 @@ class Admission:
         """
         if input_tokens > self._input_p99 or output_tokens < 2:
             return
-        ratio = service_s / (self._first_s + (output_tokens - 1) * self._token_s)
-        if ratio < self.scale and all(output.tokens for output in self._outputs()):
+        ratio, running = service_s / (self._first_s + (output_tokens - 1) * self._token_s), self._outputs()
+        full = any(not output.tokens for output in running) or (self._most and len(running) > _FULL * self._most)
+        if ratio < self.scale and not full:
             return
         low, high = _SCALES
         self.scale = min(high, max(low, self.scale + _MEMORY * (ratio - self.scale)))
+        self._operate()
 
     async def update(self) -> None:
         """Make the table anew, if it is time: after each message of the engine."""
