@@ -140,17 +140,13 @@ def test_supposed_lengths_stay_within_the_cap():
 def test_an_engine_is_not_filled_beyond_what_stays_in_time():
     """With 512 residents every answer would be late: as many are accepted as stay in time together."""
     wide = {"policy": "chunked", "max_num_seqs": 512, "max_num_batched_tokens": 512, "prefills_per_step": None}
-    present: list[Output] = []
-    made = admission(present, bound_s=12.0, **wide)
-    assert made.admit([(100, 900)], 100.0)  # an idle engine takes any
-    while made._most > len(present):
-        present.append(Output(Request(str(len(present)), (1,) * 100, 900), tokens=[0] * 10))
-        if len(present) < made._most:
-            made.admit([(100, 900)], 100.0)
-    with pytest.raises(ApiError, match="others"):
-        made.admit([(100, 900)], 100.0)
-    most = made._most
+    most = admission([], bound_s=12.0, **wide)._most
     assert 16 < most < 512
+    made = admission(outputs(most - 1, 0), bound_s=12.0, **wide)
+    assert made.admit([(100, 900)], 100.0)
+    with pytest.raises(ApiError, match="others"):
+        admission(outputs(most, 0), bound_s=12.0, **wide).admit([(100, 2)], 100.0)
+    assert admission([], bound_s=12.0, **wide).admit([(100, 900)], 100.0)  # an idle engine takes any
     for _ in range(100):
         made.ended(100, 50, 1.5 * (made._first_s + 49 * made._token_s))
     assert made.scale == pytest.approx(1.5, rel=0.05) and made._most < most
