@@ -160,9 +160,10 @@ class Admission:
                 return estimate.ttft_s, estimate.tpot_s, residents
         tokens = max(2, round(mean))
         standing = [Standing(round(self._inputs.mean), tokens, tokens)] * 64
-        ran = [c for c in continue_from(schedule, self._cost, standing, math.inf) if c.start_s is not None]
-        per_token = median((c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran) / tokens
-        return per_token, per_token, float(len(ran))
+        ran = continue_from(schedule, self._cost, standing, math.inf)
+        served_s = [(c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran]
+        per_token = median(served_s) / tokens
+        return per_token, per_token, sum(served_s) / max(c.finish_s or 0.0 for c in ran)
 
     @property
     def _within_s(self) -> float:

@@ -150,3 +150,11 @@ def test_an_engine_is_not_filled_beyond_what_stays_in_time():
     for _ in range(100):
         made.ended(100, 50, 1.5 * (made._first_s + 49 * made._token_s))
     assert made.scale == pytest.approx(1.5, rel=0.05) and made._most < most
+
+
+def test_a_schedule_without_a_closed_form_has_a_load_too():
+    """RRA that grows is replayed: what it holds follows from what it serves."""
+    rra = {"policy": "rra", "max_num_seqs": None, "prefills_per_step": None, "encode_batch": 16}
+    rra |= {"decode_batch": 64, "decode_iterations": 16}
+    most = [admission([], bound_s=bound_s, **rra)._most for bound_s in (4.0, 6.0, 1000.0)]
+    assert most[-1] is None and 1 <= most[0] <= most[1] <= 64
