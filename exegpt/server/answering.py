@@ -127,7 +127,12 @@ async def answer(
     where it runs already.
     """
     arrived_s, work = http.state.arrival.at_s, make()
-    await asyncio.to_thread(work.prepare, frontend)
+    try:
+        await asyncio.to_thread(work.prepare, frontend)
+    except ApiError:
+        if entry and entry.outputs is None and frontend.journal:
+            frontend.journal.refuse(entry)
+        raise
     if entry is None:
         _admit(work, frontend, arrived_s)
         work.generation = Generation(frontend.link, work.choices)

@@ -95,6 +95,7 @@ class Journal:
 
     async def accept(self, entry: Entry) -> None:
         """Keep an entry, before its sequences are given to the engine. ApiError where it can't be written."""
+        self.entries[entry.name] = entry  # another request of its key may have been refused meanwhile
         try:
             await asyncio.to_thread(self._write, entry)
         except OSError as error:
@@ -113,7 +114,18 @@ class Journal:
             await asyncio.to_thread(self._write, entry)
         except OSError as error:  # it is answered all the same, by this process
             output.note(f"an answer can't be journalled ({(error.strerror or str(error)).lower()})")
-        asyncio.get_running_loop().call_later(self._ttl_s, self.refuse, entry)
+        self._delete_later(entry)
+
+    def begin(self) -> None:
+        """Delete in time the answers that another process has left; in the event loop."""
+        for entry in self.entries.values():
+            if entry.ended_s is not None:
+                self._delete_later(entry)
+
+    def _delete_later(self, entry: Entry) -> None:
+        assert entry.ended_s is not None
+        left_s = max(0.0, entry.ended_s + self._ttl_s - time.time())
+        asyncio.get_running_loop().call_later(left_s, self.refuse, entry)
 
     def _unavailable(self, why: str) -> ApiError:
         what = f"The journal can't be written ({why}): send the request without an Idempotency-Key, or later."

@@ -232,6 +232,7 @@ async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     frontend.admin = hashed(options.admin_token) if options.admin_token else None
     if options.journal:
         frontend.journal = Journal(options.journal, options.answer_ttl_s)
+        frontend.journal.begin()
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)
     measured = Measured(make_api(frontend), frontend.monitor, KINDS)

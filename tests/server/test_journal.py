@@ -161,3 +161,24 @@ def test_an_answer_is_kept_with_its_log_probabilities(tmp_path):
 
 def _full(_):
     raise OSError(28, "No space left on device")
+
+
+def test_a_request_that_cannot_be_prepared_takes_no_place(kept):
+    server, _ = kept
+    status, answer = asked(server, "too long", prompt=[1] * 200)
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+    assert asked(server, "too long")[0] == 200  # else another body of the key would be refused with 422
+
+
+def test_answers_of_another_process_are_deleted_in_time(tmp_path):
+    async def left():
+        journal = Journal(tmp_path, 0.05)
+        entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        entry.outputs = []
+        await journal.finish(entry)
+        journal.begin()
+        before = len(list(tmp_path.glob("*.json")))
+        await asyncio.sleep(0.2)
+        return before, len(list(tmp_path.glob("*.json"))), len(journal.entries)
+
+    assert asyncio.run(left()) == (1, 0, 0)
