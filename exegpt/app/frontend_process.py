@@ -2,6 +2,7 @@
 can still answer when the launcher has ended the ranks.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,6 +29,10 @@ class FrontendProcess:
         command = [sys.executable, "-c", _COMMAND, path, *arguments, "--engine-socket", str(self.socket)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # its CPUs aren't the rank's, which its launcher may have bound
+            os.sched_setaffinity(self._process.pid, range(os.cpu_count() or 1))
         signal.signal(signal.SIGUSR1, self._drain)
 
     def _drain(self, _: int, frame: FrameType | None) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _KILL_AFTER_S = 3.0
+_KILLS = 100
+"""Looks for a process that is still there: one that waits for a disk or a device doesn't end before that."""
 _ENGINE = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
 """The child finds its modules where its parent does."""
 
@@ -69,7 +71,9 @@ class EngineProcess:
     def kill(self) -> None:
         """End it and its ranks at once, stopped ones too."""
         if self._process:
-            while _signal(self._process.pid, signal.SIGKILL):
+            for _ in range(_KILLS):
+                if not _signal(self._process.pid, signal.SIGKILL):
+                    break
                 time.sleep(0.01)
 
 

@@ -92,3 +92,19 @@ def test_a_terminated_job_ends_its_responses(model, two_stages, tmp_path):
             while time.monotonic() < until:
                 server.get("/health")
                 time.sleep(0.1)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+def test_a_frontend_uses_all_cpus_though_its_rank_is_bound():
+    """The rank is this process, bound to one CPU; the frontend refuses its arguments, and is looked at before."""
+    program = """
+import os, sys
+first = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {first})
+from exegpt.app.frontend_process import FrontendProcess
+frontend = FrontendProcess(["serve", "--model", "nothing"])
+print(len(os.sched_getaffinity(frontend._process.pid)), len(os.sched_getaffinity(0)))
+frontend.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(len(os.sched_getaffinity(0))), "1"], done.stderr
