@@ -71,7 +71,10 @@ def test_all_references_resolve(server):
 def test_events_are_as_described(server):
     body = {"stream": True, "max_tokens": 4, "return_token_ids": True, "stream_options": {"include_usage": True}}
     talk = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2}
-    for event in events(server.post("/v1/chat/completions", body | talk)[2]):
+    chunks = events(server.post("/v1/chat/completions", body | talk)[2])
+    completions = events(server.post("/v1/completions", body | {"prompt": "a", "logprobs": 2, "echo": True})[2])
+    assert len(chunks) > 2 and len(completions) > 1  # a piece, its end and the usage at least
+    for event in chunks:
         ChatChunk.model_validate(event)
-    for event in events(server.post("/v1/completions", body | {"prompt": "a", "logprobs": 2, "echo": True})[2]):
+    for event in completions:
         TextCompletion.model_validate(event)
