@@ -6,16 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from exegpt.app.child import child_command
+
 _LAUNCHERS = "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP", "SLURM_PROCID"
 """Beginnings of the variables by which a process takes itself for a rank."""
-_COMMAND = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
-"""The child finds its modules where its parent does."""
 _ENDS_S = 60.0
 
 
@@ -25,13 +24,10 @@ class FrontendProcess:
     def __init__(self, arguments: Sequence[str]):
         self._directory = tempfile.TemporaryDirectory(prefix="exegpt-serve-")  # 0700: this user's alone
         self.socket = Path(self._directory.name) / "engine"
-        path = ":".join(str(Path(entry).resolve()) for entry in sys.path)
-        command = [sys.executable, "-c", _COMMAND, path, *arguments, "--engine-socket", str(self.socket)]
+        command = child_command([*arguments, "--engine-socket", str(self.socket)])
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # its CPUs aren't the rank's, which its launcher may have bound
+        with contextlib.suppress(OSError, AttributeError):  # a launcher may have bound the rank to fewer
             os.sched_setaffinity(self._process.pid, range(os.cpu_count() or 1))
         signal.signal(signal.SIGUSR1, self._drain)
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exegpt.app.child import child_command
+
 _KILL_AFTER_S = 3.0
 _KILLS = 100
 """Looks for a process that is still there: one that waits for a disk or a device doesn't end before that."""
-_ENGINE = "import sys; sys.path[:] = sys.argv.pop(1).split(':'); from exegpt.cli import main; sys.exit(main())"
-"""The child finds its modules where its parent does."""
 
 
 @dataclass(eq=False)
@@ -32,8 +32,7 @@ class EngineProcess:
     @property
     def command(self) -> list[str]:
         """What is run."""
-        path = ":".join(str(Path(entry).resolve()) for entry in sys.path)
-        engine = [sys.executable, "-c", _ENGINE, path, "engine", *self.arguments]
+        engine = child_command(["engine", *self.arguments])
         if self.ranks == 1:
             return engine
         mpirun = Path(sys.executable).parent / "mpirun"

@@ -55,8 +55,9 @@ class ServedModel:
 
     @cached_property
     def eos(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        ids = self.config("config.json").get("eos_token_id")
+        """The tokens that end a text, as the engine takes them: generation_config.json's, if it has any."""
+        given = (self.config(file).get("eos_token_id") for file in ("generation_config.json", "config.json"))
+        ids = next((ids for ids in given if ids is not None), None)
         return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
     @cached_property

@@ -177,4 +177,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"'{path}' can't be read as text ({type(error).__name__}).") from None
+        raise InputError(f"'{path}' can't be read as text ({_why(error)}): name a chat template in UTF-8.") from None
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "it is no file").lower()
