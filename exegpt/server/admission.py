@@ -273,7 +273,8 @@ class Admission:
         running = [row for row in standing if row.generated][::replicas]
         waiting = [row for row in standing if not row.generated][::replicas]
         residents = traits_of(self._schedule).value(self._schedule, "residents") or 64
-        typical, most = round(self._inputs.mean), self._outputs_p99
+        typical, capacity = round(self._inputs.mean), self._schedule.kv_blocks * self._schedule.block_size
+        most = max(1, min(self._outputs_p99, capacity - typical))
         count = max(16, len(running), residents)
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         after = continue_from(self._schedule, self._cost, [*running, *waiting, *beyond], self.bound_s)

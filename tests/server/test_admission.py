@@ -45,9 +45,9 @@ class Clock:
         return self.s
 
 
-def outputs(running: int, waiting: int, generated: int = 30) -> list[Output]:
-    made = [Output(Request(str(i), (1,) * 100, 900), tokens=[0] * generated) for i in range(running)]
-    return made + [Output(Request(str(running + i), (1,) * 100, 900)) for i in range(waiting)]
+def outputs(running: int, waiting: int, generated: int = 30, most: int = 900) -> list[Output]:
+    made = [Output(Request(str(i), (1,) * 100, most), tokens=[0] * generated) for i in range(running)]
+    return made + [Output(Request(str(running + i), (1,) * 100, most)) for i in range(waiting)]
 
 
 def admission(present: list[Output], bound_s: float | None = 20.0, **changes) -> Admission:
@@ -158,3 +158,8 @@ def test_a_schedule_without_a_closed_form_has_a_load_too():
     rra |= {"decode_batch": 64, "decode_iterations": 16}
     most = [admission([], bound_s=bound_s, **rra)._most for bound_s in (4.0, 6.0, 1000.0)]
     assert most[-1] is None and 1 <= most[0] <= most[1] <= 64
+
+
+def test_a_cache_smaller_than_a_long_request_is_no_obstacle():
+    made = admission(outputs(1, 1, most=100), kv_blocks=22)
+    assert made.admit([(100, 50)], 100.0).start_s >= 100.0 and made._table.starts_s
