@@ -199,6 +199,15 @@ class Profile(Noun):
 
     VERSION = 1
 
+    @property
+    def spread(self) -> float:
+        """How much its times varied while they were measured: the interquartile range over the median, the mean of the
+        table that varies most; 0 where nothing was measured.
+        """
+        layer = self.degrees[0].decoder
+        tables = (layer.rest, layer.encode_attention, layer.decode_attention, self.degrees[0].head)
+        return max((sum(table.spread) / len(table.spread) for table in tables if table.spread), default=0.0)
+
     def __post_init__(self) -> None:
         if self.version != Profile.VERSION:
             raise InputError(

@@ -16,6 +16,9 @@ from xprofiler.points import FEW, FULL, Points
 if TYPE_CHECKING:
     import torch
 
+_BUSY = 0.25
+"""Spread from which on something else ran: a quiet machine's is a tenth."""
+
 
 def facts(device: "torch.device | None", points: Points = FULL, *, attention: str = "triton") -> dict[str, str]:
     """Facts that distinguish the profiles of this machine: its provenance, on a GPU with its attention, and the points
@@ -54,6 +57,11 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
 def is_coarse(profile: Profile) -> bool:
     """Whether a profile was measured at few points."""
     return profile.provenance.get("points") == "few"
+
+
+def is_calm(profile: Profile) -> bool:
+    """Whether a profile's times are those of a quiet machine."""
+    return profile.spread < _BUSY
 
 
 def folder() -> Path:

@@ -50,7 +50,7 @@ def find_profile(
         stored = store.find_here(model, dtype, here, attention)
         if stored:
             rooflines.check_engine(engine, stored.fingerprint)
-            return stored, profile_text(stored) + _spread_note(stored)
+            return stored, profile_text(stored)
     roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
@@ -78,12 +78,14 @@ def _attention_note(profile: Profile, attention: str) -> str:
 
 def _spread_note(profile: Profile) -> str:
     """A warning for a profile whose times varied much while they were measured; else nothing."""
-    layer = profile.degrees[0].decoder
-    tables = (layer.rest, layer.encode_attention, layer.decode_attention, profile.degrees[0].head)
-    spread = max((sum(t.spread) / len(t.spread) for t in tables if t.spread), default=0.0)
-    if spread < 0.5:
+    from xprofiler.store import is_calm
+
+    if is_calm(profile):
         return ""
-    return f"; its times vary by {spread:.0%}, since the machine was busy: run `exegpt profile` again when it is quiet"
+    return (
+        f"; its times vary by {profile.spread:.0%}, since the machine was busy: run `exegpt profile` again when it is "
+        "quiet"
+    )
 
 
 def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profile:
@@ -113,8 +115,6 @@ def profile_text(profile: Profile) -> str:
     """Which measured profile this is, and what could be better about it."""
     from xprofiler.store import is_coarse
 
-    if is_coarse(profile):
-        return (
-            f"profile: measured on this machine at a few points ({profile.fingerprint}); `exegpt profile` measures all"
-        )
-    return f"profile: measured on this machine ({profile.fingerprint})"
+    coarse = is_coarse(profile)
+    where = f"measured on this machine{' at a few points' if coarse else ''} ({profile.fingerprint})"
+    return f"profile: {where}{'; `exegpt profile` measures all' if coarse else ''}{_spread_note(profile)}"
