@@ -115,7 +115,7 @@ def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
     """URL and model of a server on one thread."""
     model, schedule = directory / "model", directory / "schedule.json"
     create_model(model, "llama", layers=4, hidden=256, heads=8, kv_heads=4, ffn=768, vocab=VOCAB, context=512)
-    give_text(model / "tokenizer.json")
+    give_text(model / "tokenizer.json", VOCAB)
     document.write(schedule, orca(model, seqs))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
             server.wait(60)
 
 
-def give_text(tokenizer: Path) -> None:
+def give_text(tokenizer: Path, size: int) -> None:
     """Add a word for every token id: the model's own tokenizer has bytes alone, and clients see no token without text,
     so their times to first token would depend on which tokens come.
     """
@@ -143,7 +143,7 @@ def give_text(tokenizer: Path) -> None:
     vocabulary = data["model"]["vocab"]
     vocabulary |= {added["content"]: added["id"] for added in data["added_tokens"]}  # else they are numbered anew
     taken = set(vocabulary.values())
-    vocabulary |= {f"Ġw{i}": i for i in range(VOCAB) if i not in taken}
+    vocabulary |= {f"Ġw{i}": i for i in range(size) if i not in taken}
     tokenizer.write_text(json.dumps(data), encoding="utf-8")
 
 
@@ -167,9 +167,9 @@ def orca(model: Path, seqs: int) -> Schedule:
     )
 
 
-def ready(url: str) -> bool:
+def ready(url: str, path: str = "/ready") -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+        with urllib.request.urlopen(url + path, timeout=5) as answer:
             return bool(answer.status == 200)
     except (OSError, urllib.error.HTTPError):
         return False

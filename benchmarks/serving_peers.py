@@ -1,0 +1,272 @@
+"""`exegpt serve` beside `vllm serve` and `transformers serve`: the goodput that each reaches within a latency bound.
+
+One model in float32, one thread of computation each, the same requests at the same moments, sent by `vllm bench serve`
+to one server at a time, in turns; the others idle. The bounds are multiples of vLLM's median latency when unloaded,
+fixed before any load; ours finds its schedule for each. vLLM runs as it comes, and for each bound at its best of some
+`max_num_seqs` and `max_num_batched_tokens`. A request counts if its answer is whole and within the bound since it was
+sent; goodput is such requests over the time in which requests came. Medians over the rounds.
+
+The environment with vLLM (any build) and transformers' server lies beside the project's:
+
+    python -m benchmarks.serving_peers --peers …/env                 # three rounds: two hours
+    python -m benchmarks.serving_peers --peers …/env --rounds 1 --seconds 30 --bounds 4 --no-transformers
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench_serve import give_text, ready
+from benchmarks.serving_bound import SIZES
+from exegpt.app.load.arrivals import random_arrivals
+from exegpt.models.create import create_model
+from exegpt.workload import task
+
+STARTS_S = 300
+SEQS, TOKENS = (4, 8, 16, 32, 64), (256, 2048)
+"""vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
+LOADS = (0.4, 0.6, 0.8, 1.0, 1.3, 2.0)
+"""Offered loads, over the requests/s that vLLM answers when far too many come."""
+FIRST_PORT = 8810
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs: what it is called, where it listens, and as what it knows the model."""
+
+    name: str
+    url: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one load on one server came to."""
+
+    latencies_s: tuple[float, ...]
+    """Of whole answers."""
+    failed: int
+    seconds: float
+    """In which requests came."""
+    whole_s: float
+    """Until the last answer."""
+
+    def goodput(self, bound_s: float) -> float:
+        """Requests/s within a bound."""
+        return sum(latency <= bound_s for latency in self.latencies_s) / self.seconds
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where everything lies that the servers and the client need."""
+
+    directory: Path
+    peers: Path
+    workload: str
+    seconds: float
+
+    @property
+    def model(self) -> Path:
+        return self.directory / "model"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the peers' processes: vLLM's one thread keeps to the first CPU, as it wants to."""
+        given = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1"}
+        preload = " ".join(str(path) for path in sorted((self.peers / "lib").glob("libiomp5.so")))
+        given |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LD_PRELOAD": preload}
+        return os.environ | given | {"PATH": f"{self.peers / 'bin'}:{os.environ['PATH']}"}
+
+    @contextmanager
+    def started(self, name: str, port: int, command: Sequence[object], known_as: str, path: str) -> Iterator[Server]:
+        """A server, once it answers at a path."""
+        log, environment = self.directory / f"{port}.log", os.environ if command[0] == sys.executable else None
+        with log.open("w") as written:
+            words = [str(word) for word in command]
+            server = subprocess.Popen(words, stdout=written, stderr=written, env=environment or self.environment)
+        try:
+            until = time.monotonic() + STARTS_S
+            while not ready(f"http://127.0.0.1:{port}", path):
+                if server.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{name} doesn't start: {log.read_text()[-2000:]}")
+                time.sleep(0.5)
+            yield Server(name, f"http://127.0.0.1:{port}", known_as)
+        finally:
+            server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+    def vllm(self, port: int, seqs: int | None = None, tokens: int | None = None):  # type: ignore[no-untyped-def]
+        """vLLM's server, as it comes or with limits."""
+        limits = [] if seqs is None else ["--max-num-seqs", seqs, "--max-num-batched-tokens", tokens]
+        name = "vLLM" if seqs is None else f"vLLM {seqs} seqs, {tokens} tokens"
+        command = [self.peers / "bin" / "vllm", "serve", self.model, "--served-model-name", "model", "--port", port]
+        options = ["--dtype", "float32", "--host", "127.0.0.1", "--no-enable-prefix-caching"]
+        return self.started(name, port, [*command, *options, *limits], "model", "/health")
+
+    def transformers(self, port: int):  # type: ignore[no-untyped-def]
+        """transformers' server with continuous batching."""
+        command = [self.peers / "bin" / "transformers", "serve", self.model, "--continuous-batching", "--dtype"]
+        options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
+        return self.started("transformers", port, [*command, *options], str(self.model), "/health")
+
+    def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
+        """Our server, with the schedule that it finds for a bound."""
+        command = [sys.executable, "-m", "exegpt", "serve", "-m", self.model, "-l", f"{bound_s:.3f}s", "--port", port]
+        options = ["-w", self.workload, "--threads", 1, "--pinned"]
+        return self.started(f"exegpt {bound_s:.2f} s", port, [*command, *options], "model", "/ready")
+
+    def load(self, server: Server, rate: float, seed: int, seconds: float | None = None) -> Run:
+        """Requests of the workload at a rate, sent by vLLM's client; `rate` 0: one after the other."""
+        seconds, trace = seconds or self.seconds, self.directory / "trace.jsonl"
+        num = max(8, round(rate * seconds))
+        span = write_requests(trace, self.workload, num, rate, seed)
+        result = self.directory / "result.json"
+        options = {
+            "backend": "openai",
+            "base-url": server.url,
+            "model": server.model,
+            "tokenizer": self.model,
+            "dataset-name": "timed_trace",
+            "dataset-path": trace,
+            "timed-trace-sec-multiplier": 1e-3,
+            "num-prompts": num,
+            "temperature": 0,
+            "result-dir": self.directory,
+            "result-filename": result.name,
+        } | ({} if rate else {"max-concurrency": 1})
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        flags = ["--ignore-eos", "--save-result", "--save-detailed", "--self-timed", "--disable-tqdm"]
+        client = [str(self.peers / "bin" / "vllm"), "bench", "serve", *words, *flags]
+        done = subprocess.run(client, capture_output=True, text=True, env=self.environment)
+        if done.returncode:
+            raise SystemExit(f"vLLM's client failed: {done.stderr[-2000:]}")
+        return read_run(json.loads(result.read_text()), span)
+
+
+def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) -> float:
+    """A trace in Mooncake's form of a workload's lengths with Poisson arrivals; the seconds in which requests come."""
+    arrivals = random_arrivals(rate, num, (seed,)) if rate else [0.0] * num
+    lines, block = [], 0
+    for row, arrival_s in zip(task(workload).draw(num, seed, SIZES["context"]), arrivals, strict=True):
+        blocks = list(range(block, block := block + -(-row.input // 16)))
+        lengths = {"input_length": row.input, "output_length": row.output, "hash_ids": blocks}
+        lines.append(json.dumps({"timestamp": 1e3 * float(arrival_s)} | lengths))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return float(arrivals[-1]) or 1.0
+
+
+def read_run(result: dict[str, Any], seconds: float) -> Run:
+    """What vLLM's client saved: a request without a first token failed."""
+    rows = zip(result["ttfts"], result["itls"], result["errors"], strict=True)
+    latencies = [first + sum(gaps) for first, gaps, error in rows if not error and first]
+    return Run(tuple(latencies), len(result["errors"]) - len(latencies), seconds, result["duration"])
+
+
+def best_limits(bench: Bench, bounds: Sequence[float], peak: float, say) -> dict[float, tuple[int, int]]:  # type: ignore[no-untyped-def]
+    """For each bound, vLLM's limits with the highest goodput around its peak."""
+    found: dict[tuple[int, int], list[Run]] = {}
+
+    def measure(seqs: int, tokens: int) -> None:
+        with bench.vllm(FIRST_PORT, seqs, tokens) as server:
+            bench.load(server, peak, 99, 10.0)
+            found[seqs, tokens] = [bench.load(server, share * peak, 100) for share in (0.6, 0.9)]
+        goods = ", ".join(f"{max(run.goodput(bound) for run in found[seqs, tokens]):.2f}/s" for bound in bounds)
+        say(f"vLLM with {seqs} sequences and {tokens} tokens: {goods}")
+
+    def best(bound: float) -> tuple[int, int]:
+        return max(found, key=lambda limits: sum(run.goodput(bound) for run in found[limits]))
+
+    for seqs in SEQS:
+        measure(seqs, TOKENS[-1])
+    for seqs, tokens in {(best(bound)[0], tokens) for bound in bounds for tokens in TOKENS[:-1]}:
+        measure(seqs, tokens)
+    return {bound: best(bound) for bound in bounds}
+
+
+def table(
+    runs: dict[tuple[str, float], list[Run]], names: Sequence[str], bound_s: float, loads: Sequence[float]
+) -> str:
+    """Goodput by server and offered load within a bound, medians over rounds."""
+    lines = [f"within {bound_s:.2f} s, requests/s at an offered load of"]
+    lines.append(f"{'':28}" + "".join(f"{load:9.2f}" for load in loads) + "     peak  failed")
+    for name in names:
+        goods = [statistics.median(run.goodput(bound_s) for run in runs[name, load]) for load in loads]
+        failed = sum(run.failed for load in loads for run in runs[name, load])
+        lines.append(f"{name:28}" + "".join(f"{good:9.2f}" for good in goods) + f"{max(goods):9.2f}{failed:8}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=Path, required=True, help="environment with vLLM")
+    parser.add_argument("--workload", default="T")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bounds", default="2,4,10", help="over vLLM's unloaded median latency")
+    parser.add_argument("--limits", help="vLLM's best limits for each bound, SEQS:TOKENS,…: not searched")
+    parser.add_argument("--no-transformers", action="store_true")
+    asked = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    with tempfile.TemporaryDirectory() as name, ExitStack() as running:
+        bench = Bench(Path(name), asked.peers.absolute(), asked.workload, asked.seconds)
+        create_model(bench.model, "llama", **SIZES, seed=1)
+        give_text(bench.model / "tokenizer.json", SIZES["vocab"])
+        with bench.vllm(FIRST_PORT) as server:
+            bench.load(server, 4.0, 98, 10.0)  # a server's first requests are its slowest
+            alone_s = statistics.median(bench.load(server, 0.0, 97).latencies_s)
+            flood = bench.load(server, 12.0, 96, 20.0)
+            say(f"vLLM unloaded: median latency {alone_s:.2f} s")
+        peak = len(flood.latencies_s) / flood.whole_s
+        loads = [share * peak for share in LOADS]
+        bounds = [float(share) * alone_s for share in asked.bounds.split(",")]
+        say(f"vLLM flooded: {peak:.2f} requests/s; bounds {', '.join(f'{bound:.2f} s' for bound in bounds)}")
+        if asked.limits:
+            pairs = [tuple(int(part) for part in pair.split(":")) for pair in asked.limits.split(",")]
+            limits = dict(zip(bounds, pairs, strict=True))
+        else:
+            limits = best_limits(bench, bounds, peak, say)
+        starts = [bench.vllm(FIRST_PORT)]
+        starts += [bench.vllm(FIRST_PORT + 1 + i, *pair) for i, pair in enumerate(sorted(set(limits.values())))]
+        starts += [bench.ours(FIRST_PORT + 20 + i, bound) for i, bound in enumerate(bounds)]
+        starts += [] if asked.no_transformers else [bench.transformers(FIRST_PORT + 40)]
+        servers = [running.enter_context(start) for start in starts]
+        runs = measured_in_turns(bench, servers, loads, asked.rounds)
+        for bound in bounds:
+            own = f"exegpt {bound:.2f} s"
+            others = [server.name for server in servers if not server.name.startswith("exegpt")]
+            say(table(runs, [own, *others], bound, loads))
+
+
+def measured_in_turns(
+    bench: Bench, servers: Sequence[Server], loads: Sequence[float], rounds: int
+) -> dict[tuple[str, float], list[Run]]:
+    """Every load on every server, in each round."""
+    runs: dict[tuple[str, float], list[Run]] = {}
+    for server in servers:
+        bench.load(server, loads[0], 95, 10.0)
+    for number in range(rounds):
+        for load in loads:
+            for server in servers[:: -1 if number % 2 else 1]:
+                runs.setdefault((server.name, load), []).append(bench.load(server, load, number))
+    return runs
+
+
+if __name__ == "__main__":
+    main()
