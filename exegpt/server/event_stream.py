@@ -45,8 +45,14 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         async def put(data: bytes, more: bool = True) -> None:
-            message = {"type": "http.response.body", "body": data, "more_body": more}
-            await asyncio.wait_for(send(message), self._stall_s)
+            sending = asyncio.ensure_future(send({"type": "http.response.body", "body": data, "more_body": more}))
+            try:  # wait_for, until Python 3.12, loses a cancellation that comes with the end of the send (bpo-37658)
+                done, _ = await asyncio.wait({sending}, timeout=self._stall_s)
+            finally:
+                sending.cancel()
+            if not done:
+                raise TimeoutError
+            sending.result()
 
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         events = aiter(self._documents)
