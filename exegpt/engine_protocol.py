@@ -1,7 +1,7 @@
 """What the server's frontend and its engine send each other over a Unix socket, in the ranks' message format.
 
-    frontend ──BEGIN, Request, Abort, Follow, DRAIN──► engine
-    frontend ◄───────Opened, Changed, Stepped───────── engine
+    frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
+    frontend ◄──────────Opened, Changed, Stepped──────────── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -34,6 +34,15 @@ class Abort:
     """Requests to end; other ids are ignored."""
 
     ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A request whose output a stop text ends; one that has ended is ignored."""
+
+    id: str
+    output_tokens: int
+    """Up to the stop text: the engine may have made more."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class Stepped:
     prompts: tuple[Prompt, ...] = ()
 
 
-FROM_FRONTEND = (Request, Abort, Follow)
+FROM_FRONTEND = (Request, Abort, Stop, Follow)
 FROM_ENGINE = (Opened, Changed, Stepped)
 
 

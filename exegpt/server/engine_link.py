@@ -18,6 +18,7 @@ from exegpt.engine_protocol import (
     Frames,
     Opened,
     Stepped,
+    Stop,
     TokenLogProb,
     framed,
 )
@@ -107,6 +108,11 @@ class EngineLink:
         running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
         if running:
             self._send(Abort(tuple(running)))
+
+    def stop(self, output: Output, output_tokens: int) -> None:
+        """End a sequence at a stop text, behind so many of its tokens: nothing more comes of it."""
+        if self.outputs.pop(output.request.id, None):
+            self._send(Stop(output.request.id, output_tokens))
 
     def follow(self, schedule: Schedule) -> None:
         """Let the engine follow another schedule."""

@@ -127,7 +127,7 @@ class Generation:
         text, stopped = choice.take(tokens, ended is not None)
         if stopped:
             choice.finish_reason = "stop"
-            self._link.abort([output])
+            self._link.stop(output, choice.taken)
         elif ended:
             choice.finish_reason = "length" if choice.dropped else ended.reason
         new = slice(begun, choice.taken)

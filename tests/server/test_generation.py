@@ -19,7 +19,7 @@ class Link:
     """An engine that is a list: `give` lets tokens come."""
 
     def __init__(self):
-        self.aborted = []
+        self.aborted, self.stopped = [], None
 
     def add(self, request):
         self.output = Output(request)
@@ -27,6 +27,10 @@ class Link:
 
     def abort(self, outputs):
         self.aborted += [output for output in outputs if output not in self.aborted]
+
+    def stop(self, output, output_tokens):
+        self.stopped = output_tokens
+        self.abort([output])
 
     def give(self, tokens, reason=None):
         self.output.tokens += tokens
@@ -62,6 +66,7 @@ def test_tokens_behind_a_stop_text_are_not_counted(at_once):
     assert text == "one 木 t" and choice.finish_reason == "stop"
     assert choice.taken == len(kept) and choice.output.tokens[: choice.taken] == kept
     assert link.aborted or choice.output.ended
+    assert link.stopped == choice.taken
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])

@@ -74,6 +74,18 @@ def test_another_policy_goes_on_with_what_runs(administered, model, want, policy
     assert administered.log.read_text().count("serving tiny") >= 2
 
 
+def test_outputs_that_stop_texts_end_are_followed(model, schedule, tmp_path):
+    """The schedule is for 16 + 16 tokens, and these have 16 + 3."""
+    with serving(model, schedule, tmp_path) as server:
+        (letter,) = json.loads(server.post("/tokenize", {"prompt": "a"})[2])["tokens"]
+        body = {"prompt": [1] * 16, "n": 100, "logit_bias": {str(letter): 100}, "stop": "aaa", "max_tokens": 60}
+        for _ in range(3):
+            choices = json.loads(server.post("/v1/completions", body)[2])["choices"]
+            assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("", "stop")] * 100
+        assert ask(server, [1] * 16, max_tokens=2)[0] == 200
+        assert b"exegpt_drift_statistic 1.0" in server.get("/metrics")[2]
+
+
 @pytest.mark.slow  # the search has what the engine leaves of the CPUs
 @pytest.mark.timeout(300)
 def test_drifted_lengths_change_the_schedule(model, schedule, tmp_path):

@@ -48,10 +48,12 @@ class Options:
 class Driver:
     """One replica's requests, on the lanes of its stages.
 
-    `aborted` are ids that any thread adds.
+    `aborted` are ids that any thread adds, each with the length of an output that is whole, else None.
     """
 
-    def __init__(self, worker: Worker, schedule: Schedule, aborted: set[str], outputs: Outputs, options: Options):
+    def __init__(
+        self, worker: Worker, schedule: Schedule, aborted: dict[str, int | None], outputs: Outputs, options: Options
+    ):
         self.worker, self.outputs = worker, outputs
         self.policy: Any = make_policy(schedule, options.adjustment)
         self.ledger = make_ledger(schedule, options.order)
@@ -180,14 +182,14 @@ class Driver:
     def _drop_aborted(self) -> None:
         if not self._aborted:
             return
-        asked = set()
+        asked: dict[str, int | None] = {}
         while self._aborted:  # one by one: another thread may add meanwhile
-            asked.add(self._aborted.pop())
+            asked.update([self._aborted.popitem()])
         alive = [s for s in (*self.ledger.waiting, *self.ledger.resident) if not s.finished]
         for running in self.outputs.of(alive):
             if running.request.id in asked:
-                asked.remove(running.request.id)
+                output_tokens = asked.pop(running.request.id)
                 self.ledger.cancel(running.sequence)
-                self.outputs.cancel(running, self.now())
+                self.outputs.cancel(running, self.now(), output_tokens)
         for request_id in asked:
             self.elsewhere(request_id)

@@ -77,7 +77,7 @@ class Engine:
         self._since = since
         self.began = 0.0
         """When the latest run began, by the ranks' clock."""
-        self._aborted: set[str] = set()
+        self._aborted: dict[str, int | None] = {}
         self._driver: Driver | None = None
         self._replicas: Leader | Follower | None = None
         self._events: list[Event] = []
@@ -242,9 +242,11 @@ class Engine:
         else:
             driver.add([(index, request)])
 
-    def abort(self, request_id: str) -> None:
-        """End a request before the next iteration; from any thread. Other ids are ignored."""
-        self._aborted.add(request_id)
+    def abort(self, request_id: str, output_tokens: int | None = None) -> None:
+        """End a request before the next iteration; from any thread. Other ids are ignored. `output_tokens` is the
+        length of a whole output, as of one that a stop text ends: it counts for the drift of lengths.
+        """
+        self._aborted[request_id] = output_tokens
 
     def step(self) -> list[Event]:
         """Decide and order the next iteration, if there is one; what has come of those so far. On the leader."""
@@ -312,7 +314,7 @@ class Engine:
                 if order == END:
                     over = True
                 elif isinstance(order, str):
-                    self._aborted.add(order)
+                    self._aborted[order] = None
                 else:
                     driver.add([order])  # type: ignore[list-item]
             if not driver.turn():
@@ -333,7 +335,7 @@ class Engine:
         """End all requests without a word, since another engine goes on with them, and let the other ranks go. On the
         leader.
         """
-        self._aborted |= self._unfinished
+        self._aborted.update(dict.fromkeys(self._unfinished))
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
 

@@ -24,6 +24,7 @@ from exegpt.engine_protocol import (
     Opened,
     Prompt,
     Stepped,
+    Stop,
     framed,
 )
 from exegpt.errors import InputError
@@ -116,6 +117,8 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
             elif isinstance(order, Abort):
                 for request_id in order.ids:
                     engine.abort(request_id)
+            elif isinstance(order, Stop):
+                engine.abort(order.id, order.output_tokens)
             elif isinstance(order, Follow):
                 engine.follow(order.schedule)
             else:

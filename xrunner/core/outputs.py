@@ -123,9 +123,9 @@ class Outputs:
             elif len(receiver.output) == receiver.request.max_tokens:
                 self._finish(receiver, "length", moment)
 
-    def cancel(self, request: Running, now: float) -> None:
-        """End a request that was aborted."""
-        self._end(request, "cancelled", now)
+    def cancel(self, request: Running, now: float, output_tokens: int | None = None) -> None:
+        """End a request that was aborted; `output_tokens` is the length of an output that is whole all the same."""
+        self._end(request, "cancelled", now, output_tokens)
 
     def take_stopped(self) -> list[Sequence]:
         """Sequences stopped by a stop token since the last call."""
@@ -171,16 +171,15 @@ class Outputs:
             request, sequence, tokens = running.request, running.sequence, len(running.output)
             times = request.arrival_s, start, first, moment
             self.served.append(Served(sequence.index, sequence.input_tokens, tokens, *times))
-        self._end(running, reason, moment)
+        self._end(running, reason, moment, len(running.output))
 
-    def _end(self, running: Running, reason: FinishReason, moment: float) -> None:
+    def _end(self, running: Running, reason: FinishReason, moment: float, output_tokens: int | None) -> None:
         running.ended = True
         if running.slot is not None:
             self._slots.free(running.slot)
             running.slot = None
         request, tokens = running.request, tuple(running.output)
         if self.drift and running.start_s is not None:
-            output_tokens = None if reason == "cancelled" else len(tokens)
             self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
         times = request.arrival_s, running.start_s, running.first_token_s, moment
         result = Result(request.id, len(request.prompt_ids), tokens, reason, *times)

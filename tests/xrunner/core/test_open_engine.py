@@ -1,15 +1,20 @@
 """An engine that stays open: requests come while it steps, every token is an event, and nothing is lost."""
 
+from dataclasses import replace
+
 import pytest
 
 from exegpt.errors import InputError
 from exegpt.models import load_model
-from exegpt.request import Request
+from exegpt.request import Request, Result
+from exegpt.workload import RequestLengths, Workload
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, disaggregated, requests
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.open_engine import feed
+from xrunner.core.drift import Drift
 from xrunner.core.engine import Engine
+from xrunner.core.events import Token
 from xrunner.rank.warm_up import Extent
 
 POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]
@@ -52,6 +57,22 @@ def test_an_aborted_request_ends_with_what_it_has(model, expected):
     assert 0 < len(ended.output_ids) < len(expected[longest])
     assert list(ended.output_ids) == tokens[longest] == expected[longest][: len(ended.output_ids)]
     assert all(list(result.output_ids) == expected[name] for name, result in results.items())
+
+
+def test_an_output_that_is_whole_is_followed_though_it_is_aborted(model):
+    """As one that a stop text ends, up to there; one whose client has gone isn't whole."""
+    engine = opened(model)
+    followed = engine._driver.outputs.drift = Drift(Workload.fixed(4, 9))
+    (request,) = requests([(4, 30)])
+    for i, output_tokens in enumerate([3, None, 5, None]):
+        engine.add(replace(request, id=str(i)))
+        count = 0
+        while count < 6:
+            count += sum(isinstance(event, Token) for event in engine.step())
+        engine.abort(str(i), output_tokens)
+        (result,) = [event for event in engine.step() if isinstance(event, Result)]
+        assert result.finish_reason == "cancelled" and len(result.output_ids) >= 6
+    assert list(followed._observed) == [RequestLengths(4, 3), RequestLengths(4, 5)]
 
 
 def test_the_engine_is_idle_between_requests_and_remembers_no_ended_one(model):
