@@ -203,6 +203,9 @@ def bind(options: ServerOptions) -> socket.socket:
         # asyncio sets it for sockets of a named protocol alone; without it a token waits up to 40 ms for the client's
         # acknowledgement of the one before
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; else what a client doesn't read keeps its closed connection
+            stall_ms = min(max(1, round(1000 * options.stall_timeout_s)), 2**31 - 1)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -109,31 +110,146 @@ def test_sigterm_ends_the_server_when_all_is_answered(model, schedule, tmp_path,
         assert server.process.wait(20) == 0
 
 
-def test_clients_that_leave_free_their_sequences(server):
-    body = json.dumps(LONG | {"prompt": [1, 2, 3], "n": 4}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
-    for i in range(30):
-        stream = body if i % 2 else body[:-1] + b', "stream": true}'
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(stream) + stream)
-            if i % 3 == 0:
-                time.sleep(0.02)
+COUNTS_TASKS = """
+import asyncio, pathlib, signal
+
+def count(*_):
+    pathlib.Path({path!r}).write_text(str(len(asyncio.all_tasks())))
+
+signal.signal(signal.SIGUSR2, count)
+"""
+"""Runs at the start of a server: a signal makes it write how many tasks its event loop has."""
+
+
+@pytest.fixture(scope="module")
+def watched(model, schedule, tmp_path_factory):
+    """A server with a journal, whose tasks can be counted; and what it holds when nobody asks."""
+    directory = tmp_path_factory.mktemp("watched")
+    (directory / "sitecustomize.py").write_text(COUNTS_TASKS.format(path=str(directory / "tasks")))
+    options = ["--pinned", "--stall-timeout", "5m", "--max-waiting", "2000"]
+    options += ["--journal", str(directory / "journal"), "--answer-ttl", "1s"]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(directory))
+        with serving(model, schedule, directory, *options) as server:
+            fill(server)
+            with ThreadPoolExecutor(64) as pool:  # the frontend's threads have started
+                assert all(status == 200 for status, _ in pool.map(lambda _: ask(server, [1], max_tokens=1), range(64)))
+            yield server, directory
+
+
+def held(server, directory) -> dict[str, int]:
+    """What a server holds for its clients."""
+    written = directory / "tasks"
+    written.unlink(missing_ok=True)
+    server.process.send_signal(signal.SIGUSR2)
+    while not written.exists() or not written.read_text():
+        time.sleep(0.01)
+    shown = json.loads(server.get("/status")[2])
+    return {
+        "tasks": int(written.read_text()),
+        "files": len(os.listdir(f"/proc/{server.process.pid}/fd")),
+        "journalled": len(list((directory / "journal").iterdir())),
+        **{name: shown[name] for name in ("active_requests", "waiting", "running")},
+    }
+
+
+def check_freed(before, server, directory):
+    """A server soon holds no more than it held."""
+    until = time.monotonic() + 10
+    while any((now := held(server, directory))[name] > count for name, count in before.items()):
+        assert time.monotonic() < until, (now, before)
+        time.sleep(0.1)
+
+
+def fill(server):
+    """Answer what needs every block and every sequence that the engine may have; preemptions until then."""
+    status, answer = ask(server, list(range(28)), n=8)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 800
+    return json.loads(server.get("/status")[2])["preemptions"]
+
+
+def connected(server, body, **headers):
+    """A client that has sent a request, and reads little."""
+    data = json.dumps(body).encode()
+    headers |= {"Host": f"localhost:{server.port}", "Content-Type": "application/json", "Content-Length": len(data)}
+    lines = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the kernel keeps megabytes for it
+    client.connect(("127.0.0.1", server.port))
+    client.sendall("\r\n".join([*lines, "", ""]).encode() + data)
+    return client
+
+
+def dechunked(stream) -> bytes:
+    """The body of a streamed response."""
+    while stream.readline() != b"\r\n":
+        pass
+    data = b""
+    while size := int(stream.readline(), 16):
+        data += stream.read(size)
+        stream.readline()
+    return data
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_clients_that_leave_free_their_sequences(watched, count):
+    server, directory = watched
+    before, preemptions = held(server, directory), fill(server)
+    clients = deque()
+    for i in range(count):
+        body = LONG | {"prompt": [1, 2, 3 + i % 200], "stream": i % 2 == 0, "n": 4}
+        journalled = i % 10 == 0  # goes on without its client
+        if journalled:
+            body |= {"n": 1, "max_tokens": 20}
+        clients.append(connected(server, body, **({"Idempotency-Key": f"{count}-{i}"} if journalled else {})))
+        if i % 3 == 0:
+            time.sleep(0.02)
+        if len(clients) == 100:
+            clients.popleft().close()
+    for client in clients:
+        client.close()
     started = time.monotonic()
     status, _ = ask(server, [5, 6, 7], max_tokens=1)
     assert status == 200
     assert time.monotonic() - started < 3  # 30 x 4 sequences of 100 tokens would take longer than that
+    check_freed(before, server, directory)
+    assert fill(server) == preemptions
 
 
-def test_a_slow_reader_holds_up_nobody(server):
-    body = json.dumps(LONG | {"prompt": [1, 2, 3], "n": 8, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
-    readers = []
-    for _ in range(20):
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        client.connect(("127.0.0.1", server.port))
-        client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        readers.append(client)
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_slow_readers_hold_up_nobody(watched, count):
+    """The engine makes all that they asked for, and answers others, while none of them has read its answer."""
+    server, directory = watched
+    before = held(server, directory)
+    body = LONG | {"prompt": [1, 2, 3], "n": 8, "stream": True, "logprobs": 20}
+    readers = [connected(server, body) for _ in range(count)]
+    idle = {"active_requests": count, "waiting": 0, "running": 0}
+    until = time.monotonic() + 100
+    while not idle.items() <= (now := held(server, directory)).items():
+        assert time.monotonic() < until, now
+        time.sleep(0.2)
     assert ask(server, [5, 6, 7], max_tokens=2)[0] == 200
+    with readers.pop().makefile("rb") as stream:
+        pieces = [choice for event in events(dechunked(stream)) for choice in event["choices"]]
+        assert sum(len(piece["token_ids"]) for piece in pieces) == 800
     for client in readers:
         client.close()
+    check_freed(before, server, directory)
+
+
+def test_readers_that_stop_are_taken_for_gone(model, schedule, tmp_path):
+    """Their connections end too, those of whole answers among them, though what was sent can't be delivered."""
+    with serving(model, schedule, tmp_path, "--stall-timeout", "1s", "--pinned") as server:
+        files = f"/proc/{server.process.pid}/fd"
+        before = len(os.listdir(files))
+        body = LONG | {"prompt": [1, 2, 3], "n": 8, "logprobs": 20}
+        readers = [connected(server, body | {"stream": i % 2 == 0}) for i in range(16)]
+        until = time.monotonic() + 20
+        while b'exegpt_requests_total{class="usual",outcome="cancelled"} 8.0' not in server.get("/metrics")[2]:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        while len(os.listdir(files)) > before:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert all(client.fileno() >= 0 for client in readers)  # none of them has closed its end
