@@ -1,7 +1,7 @@
-"""What the server's frontend and its engine send each other over a Unix socket, in the ranks' message format.
+"""What the server's frontend and its engine send each other over a stream, in the ranks' message format.
 
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
-    frontend ◄──────────Opened, Changed, Stepped──────────── engine
+    frontend ◄──────Opened, Changed, Stepped, MOVES───────── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -21,6 +21,8 @@ DRAIN = "drain"
 """No more requests will come: the engine runs the others to their ends and exits."""
 BEGIN = "begin"
 """The frontend knows that this engine has opened: what it has sent before was for another."""
+MOVES = "moves"
+"""Another rank leads from now on. The frontend closes the connection; then that rank connects and opens."""
 MAX_BYTES = 2**28
 """A longer message is refused."""
 PREFIX = 8
@@ -72,7 +74,7 @@ class Opened:
     """What the schedule was found to serve within its bound; None where it was given, or has no bound."""
     assumptions: tuple[str, ...]
     zero_s: float
-    """When its clock began, by the frontend's monotonic clock: both are on one machine."""
+    """When its clock began, by the frontend's monotonic clock, which is that of rank 0's machine."""
 
 
 @dataclass(frozen=True)

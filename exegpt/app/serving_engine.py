@@ -1,8 +1,10 @@
 """The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
 
-import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from exegpt.report.schedule_text import schedule_text
 from exegpt.schedule import Schedule
 from exegpt.trace import parse_workload
 from xrunner.comm.ranks import Agreed, Ranks
+from xrunner.comm.relay import Connect, way_to_frontend
 from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
@@ -32,10 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from xprofiler.job import Job
-
-
-_FRONTEND_S, _LOOK_S = 60.0, 0.1
-"""How long the leader waits for a frontend that starts beside it, and between two looks."""
 
 
 @dataclass(frozen=True)
@@ -80,41 +79,61 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         raise Infeasible(plan.reason, plan.lowest_latency_s)
     engine = Engine.load(options.model, plan.opened.schedule, ranks, device=device, attention=plan.attention)
     again = None if options.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
-    link = _connected(path) if engine.leads else None
-    moved: Schedule | None = plan.opened.schedule
-    while moved:
-        context = engine.schedule.model.spec.context
-        engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True), again)
-        moved = _serve_until_moved(engine, link, plan.opened)
-        moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
-        if moved:
-            engine = _onward(engine, options.model, moved)
+    with way_to_frontend(ranks, path) as connect:
+        link = Link(connect)
+        moved: Schedule | None = plan.opened.schedule
+        while moved:
+            link.leave_unless(engine.leads)
+            context = engine.schedule.model.spec.context
+            engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True), again)
+            zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
+            moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s))
+            moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
+            if moved:
+                engine = _onward(engine, options.model, moved)
+        link.close()
 
 
-def _connected(path: str) -> inbox.Inbox:
-    """The leader's end of the frontend's socket."""
-    connection, until = socket.socket(socket.AF_UNIX), time.monotonic() + _FRONTEND_S
-    while True:
-        try:
-            connection.connect(path)
-        except OSError as error:
-            if time.monotonic() > until:
-                raise InputError(f"The server's frontend doesn't listen at '{path}' ({error.strerror}).") from None
-            time.sleep(_LOOK_S)
-            continue
-        return inbox.Inbox(connection)
+class Link:
+    """This rank's connection to the frontend, while it leads. InputError where the frontend has gone."""
+
+    def __init__(self, connect: Connect):
+        self._connect = connect
+        self._inbox: inbox.Inbox | None = None
+
+    def serve(self, engine: Engine, opened: Opened) -> Schedule | None:
+        """Serve until there is nothing left to do, or another schedule needs another engine: the leader returns it."""
+        if not engine.leads:
+            engine.serve()
+            return None
+        self._inbox = self._inbox or inbox.Inbox(self._connect())
+        with _frontend_there():
+            return inbox.serve(engine, self._inbox, opened)
+
+    def leave_unless(self, leads: bool) -> None:
+        """Give up the connection where another rank leads now, which connects after this."""
+        if self._inbox and not leads:
+            with _frontend_there():
+                self._inbox.leave()
+            self._inbox = None
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._inbox:
+            self._inbox.close()
 
 
-def _serve_until_moved(engine: Engine, link: inbox.Inbox | None, opened: Opened) -> Schedule | None:
-    """Serve until there is nothing left to do, or another schedule needs another engine: the leader returns it."""
-    if not engine.leads:
-        engine.serve()
-        return None
-    assert link, "the same rank leads: the driver's device is in every schedule's first stage"
+@contextmanager
+def _frontend_there() -> Iterator[None]:
     try:
-        return inbox.serve(engine, link, opened)
+        yield
     except inbox.Gone:
         raise InputError("The server's frontend has gone: its engine ends.") from None
+
+
+def _zero_s(engine: Engine) -> float:
+    """When the run began, by this machine's monotonic clock."""
+    return time.monotonic() - engine.worker.now()
 
 
 def _onward(engine: Engine, model: str, schedule: Schedule) -> Engine:

@@ -11,6 +11,7 @@ from exegpt.engine_protocol import (
     BEGIN,
     DRAIN,
     FROM_ENGINE,
+    MOVES,
     Abort,
     Changed,
     Ended,
@@ -77,6 +78,8 @@ class EngineLink:
         self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
         self.on_lost: Callable[[], object] = lambda: None
         self._writer: asyncio.StreamWriter | None = None
+        self._moving = False
+        """Whether the engine is about to connect from another rank: it is still `opened`."""
         self._server: asyncio.Server | None = None
         self._next = 0
         self._draining = False
@@ -122,12 +125,18 @@ class EngineLink:
         """Tell the engine that no more sequences come; whether there is one."""
         self._draining = True
         self._send(DRAIN)
-        return self._writer is not None
+        return self._writer is not None or self._moving
 
     def disconnect(self) -> None:
-        """Give up the engine that is connected."""
+        """Give up the engine that is connected, or about to be."""
         if self._writer:
             self._writer.close()
+        self.ended()
+
+    def ended(self) -> None:
+        """The engine has ended: it connects from no other rank."""
+        if self._moving:
+            self._moving, self.opened = False, None
 
     def fail(self) -> None:
         """End all sequences with an error: there will be no engine any more."""
@@ -161,14 +170,21 @@ class EngineLink:
         except ConnectionError:
             pass
         finally:
-            self._writer = self.opened = None
+            self._writer = None
             writer.close()
-            self.on_lost()
+            if not self._moving:
+                self.opened = None
+                self.on_lost()
 
     def _take(self, message: object) -> None:
         self.heard_s = time.monotonic()
+        if message == MOVES:
+            assert self._writer, "the connection that it came by"
+            self._moving = True
+            self._writer.close()
+            return
         if isinstance(message, Opened):
-            self.opened = message
+            self.opened, self._moving = message, False
             self.on_opened(message)
             self._send(BEGIN)
             for output in self.outputs.values():  # which another engine has begun

@@ -26,7 +26,7 @@ class JoinedEngine:
 
     async def wait(self) -> int:
         """Return when it has gone."""
-        while self._link.opened is not None:
+        while self._link.opened is not None and os.getppid() == self._parent:
             await asyncio.sleep(_LOOK_S)
         return 1
 

@@ -179,6 +179,7 @@ class Supervisor:
             code = await self._engine.wait()
             watching.cancel()
             self._engine.kill()
+            self._frontend.link.ended()
             self._frontend.lost()
             if self._frontend.draining and not self._frontend.active:
                 return

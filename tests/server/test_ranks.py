@@ -53,14 +53,14 @@ def test_a_killed_rank_loses_no_request(model, two_stages, tmp_path, want):
 
 
 @contextmanager
-def launched(model, schedule, directory):
+def launched(model, schedule, directory, *options, program="exegpt"):
     """`mpirun exegpt serve`, when it is ready."""
     port, log = free_port(), directory / "log"
     mpirun = [f"{os.path.dirname(sys.executable)}/mpirun", "-n", "2", "--bind-to", "none"]
-    command = [sys.executable, "-m", "exegpt", "serve", "-m", str(model), "-s", str(schedule), "--port", str(port)]
+    command = [sys.executable, "-m", program, "serve", "-m", str(model), "-s", str(schedule), "--port", str(port)]
     with log.open("w") as written:
         process = subprocess.Popen(
-            [*mpirun, *command, "--threads", "1"], stdout=written, stderr=written, env=os.environ | LAUNCHER
+            [*mpirun, *command, "--threads", "1", *options], stdout=written, stderr=written, env=os.environ | LAUNCHER
         )
     server, until = Server(process, port, log), time.monotonic() + STARTS_S
     try:

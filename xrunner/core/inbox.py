@@ -1,13 +1,13 @@
-"""Inbox: the engine's end of the server's socket. The leader takes requests from it and sends back what comes of them.
+"""Inbox: the engine's end of its connection to the frontend. The leader takes requests from it, and sends back what
+comes of them.
 
 Neither side waits for the other while sequences run: what the frontend hasn't read yet is kept here.
 """
 
+import contextlib
 import select
 import socket
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from exegpt.engine_protocol import (
     BEGIN,
     DRAIN,
     FROM_FRONTEND,
+    MOVES,
     Abort,
     Changed,
     Ended,
@@ -86,9 +87,28 @@ class Inbox:
         self._flush()
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all is sent. Raises Gone."""
         self._connection.setblocking(True)
-        self._connection.sendall(self._unsent)
+        try:
+            if self._unsent:  # a frontend that has all may have closed the connection
+                self._connection.sendall(self._unsent)
+        except (BrokenPipeError, ConnectionResetError):
+            raise Gone from None
+
+    def leave(self) -> None:
+        """Let another rank connect in this one's place: return once the frontend has closed the connection. Orders that
+        come meanwhile come again, to that rank. Raises Gone.
+        """
+        self.send(MOVES)
+        self.finish()
+        with contextlib.suppress(ConnectionResetError):  # it has closed with bytes unread
+            while self._connection.recv(_CHUNK):
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def _flush(self) -> None:
         try:
@@ -104,10 +124,10 @@ class Inbox:
 def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
     """Run the frontend's requests on an open engine until the frontend drains, or until another schedule needs another
     engine: that schedule, to which the frontend gives again what hasn't ended. On the leader. Raises Gone where the
-    frontend ends without a word. `opened` says what the engine is, but for its clock.
+    frontend ends without a word. `opened` says what the engine is.
     """
     draining, changes = False, 0
-    inbox.send(replace(opened, schedule=engine.schedule, zero_s=time.monotonic() - engine.worker.now()))
+    inbox.send(opened)
     inbox.begin()
     while not (draining and engine.idle):
         refused: list[Ended] = []

@@ -1,0 +1,245 @@
+"""The leader's way to the server's frontend, whose Unix socket is on rank 0's machine.
+
+    leader ───────────── Unix socket ────────────► frontend    on the same machine
+    leader ── TCP ──► rank 0 ── Unix socket ─────► frontend    on another one
+
+Rank 0 passes bytes on as they are, both ways. Its threads block in the kernel: they neither poll nor call MPI. Each end
+of a TCP connection proves to the other that it has a secret that the ranks share; bytes aren't encrypted, as those of
+MPI aren't.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from exegpt.errors import InputError
+from xrunner.comm.ranks import Ranks
+
+Connect = Callable[[], socket.socket]
+
+_CHUNK = 2**18
+_FRONTEND_S, _LOOK_S = 60.0, 0.1
+"""How long a leader waits for a frontend that starts beside it, and between two looks."""
+_PROOF_S, _CLOSE_S = 2.0, 10.0
+"""How long a peer may take to connect and prove itself, and a connection to end."""
+_NONCE = _PROOF = 32
+_SIOCGIFADDR = 0x8915
+"""ioctl of Linux: the IPv4 address of an interface."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Where rank 0 relays, as all ranks know."""
+
+    addresses: tuple[tuple[str, int], ...]
+    """IPv4 addresses and ports: one for each of its interfaces by which it sends to other machines."""
+    secret: str
+
+
+@contextlib.contextmanager
+def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
+    """What connects the rank that leads, whichever it comes to be, to the frontend at `path`; all ranks call it. Where
+    it ends without an error, rank 0 has passed on all that was sent: connections are closed before.
+
+    InputError on all of them where rank 0 can't be reached by TCP.
+    """
+    near = next(node for node in ranks.nodes if 0 in node)
+    if len(ranks.nodes) == 1:
+        yield partial(_connected, partial(_open_unix, path), f"at '{path}'")
+        return
+    relays: list[Relay] = []
+
+    def offer() -> Offer:
+        relays.append(Relay(path, [address for rank, own in enumerate(hosts) if rank not in near for address in own]))
+        return relays[0].offer
+
+    hosts = ranks.all(_addresses())
+    offered = ranks.share(offer, Offer)
+    if ranks.rank in near:
+        yield partial(_connected, partial(_open_unix, path), f"at '{path}'")
+    else:
+        where = ", ".join(f"{host}:{port}" for host, port in offered.addresses)
+        yield partial(_connected, partial(_open_tcp, offered), f"behind rank 0, which relays at {where}")
+    for relay in relays:
+        relay.close()
+
+
+class Relay:
+    """Rank 0's end: who has the secret and connects from one of `peers`, other machines' addresses, is connected to the
+    Unix socket at `path`.
+    """
+
+    def __init__(self, path: str, peers: Iterable[str]):
+        self._path, self._secret = path, secrets.token_hex(_NONCE)
+        sources = sorted(set(filter(None, map(_source, peers))))
+        if not sources:
+            raise InputError("Rank 0 has no IPv4 network to the other machines, by which it relays for the frontend.")
+        self._listening = [socket.create_server((source, 0)) for source in sources]
+        self.offer = Offer(tuple(listening.getsockname() for listening in self._listening), self._secret)
+        self._tunnels: list[threading.Thread] = []
+        for listening in self._listening:
+            _thread(self._accept, listening)
+
+    def close(self) -> None:
+        """Take no more connections, and wait for the others to end."""
+        for listening in self._listening:
+            listening.shutdown(socket.SHUT_RDWR)  # close alone doesn't wake who accepts
+            listening.close()
+        until = time.monotonic() + _CLOSE_S
+        for tunnel in self._tunnels:
+            tunnel.join(max(0.0, until - time.monotonic()))
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listening.accept()
+            except ConnectionError:  # a peer that has gone meanwhile
+                continue
+            except OSError:
+                return
+            try:
+                frontend = self._admit(peer)
+            except OSError:  # a stranger, or no frontend yet: the leader tries again
+                peer.close()
+                continue
+            self._tunnels.append(_thread(_relay, peer, frontend))
+
+    def _admit(self, peer: socket.socket) -> socket.socket:
+        """The connection to the frontend for a peer that has the secret; else OSError."""
+        until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(_NONCE)
+        peer.settimeout(_PROOF_S)
+        peer.sendall(mine)
+        theirs = _read(peer, _NONCE, until)
+        if not hmac.compare_digest(_read(peer, _PROOF, until), _proof(self._secret, b"leader", mine, theirs)):
+            raise ConnectionRefusedError("a stranger")
+        frontend = _open_unix(self._path)
+        peer.sendall(_proof(self._secret, b"relay", theirs, mine))
+        _prepare(peer)
+        return frontend
+
+
+def _connected(connect: Connect, where: str) -> socket.socket:
+    """A connection to the frontend, which may still be starting; InputError where there is none in time."""
+    until = time.monotonic() + _FRONTEND_S
+    while True:
+        try:
+            return connect()
+        except OSError as error:
+            if time.monotonic() > until:
+                why = error.strerror or str(error)
+                raise InputError(f"The server's frontend doesn't listen {where} ({why}).") from None
+            time.sleep(_LOOK_S)
+
+
+def _open_unix(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_tcp(offer: Offer) -> socket.socket:
+    """A connection to the first of a relay's addresses at which one answers that has the secret."""
+    failure = OSError("no address")
+    for address in offer.addresses:
+        try:
+            connection = socket.create_connection(address, _PROOF_S)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(_NONCE)
+            theirs = _read(connection, _NONCE, until)
+            connection.sendall(mine + _proof(offer.secret, b"leader", theirs, mine))
+            if hmac.compare_digest(_read(connection, _PROOF, until), _proof(offer.secret, b"relay", mine, theirs)):
+                _prepare(connection)
+                return connection
+            failure = ConnectionRefusedError("another program answers")
+        except OSError as error:
+            failure = error
+        connection.close()
+    raise failure
+
+
+def _proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
+    """That one end of a connection has the secret: over the other end's nonce, and its own."""
+    return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
+
+
+def _read(connection: socket.socket, size: int, until: float) -> bytes:
+    """So many bytes; TimeoutError where they haven't come by then, ConnectionError at the end of the stream."""
+    data = b""
+    while len(data) < size:
+        connection.settimeout(max(1e-3, until - time.monotonic()))
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionAbortedError("closed by the other end")
+        data += more
+    return data
+
+
+def _prepare(connection: socket.socket) -> None:
+    """Let tokens go at once, and a machine that has gone be noticed."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _relay(peer: socket.socket, frontend: socket.socket) -> None:
+    """Pass bytes on both ways until one end is closed."""
+    back = _thread(_pump, frontend, peer)
+    _pump(peer, frontend)
+    back.join()
+    peer.close()
+    frontend.close()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+    for end in (sink, source):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)  # what was sent still arrives; the other direction ends, too
+
+
+def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this machine's interfaces, but loopback's."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without one
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return tuple(address for address in found if not address.startswith("127."))
+
+
+def _source(address: str) -> str | None:
+    """This machine's address from which packets go to another one; None where there is no route. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((address, 9))
+        except OSError:
+            return None
+        host: str = asking.getsockname()[0]
+        return host
