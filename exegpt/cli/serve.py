@@ -48,6 +48,10 @@ def serve(
     stall_timeout: Annotated[str, typer.Option(help="How long a client may read nothing.")] = "1m",
     log_format: Annotated[str, typer.Option(help="text, or json: a JSON line per event on standard error.")] = "text",
     log_requests: Annotated[bool, typer.Option(help="Log a line per request, without any of its text.")] = False,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(help="URL to send OpenTelemetry traces to. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, if set."),
+    ] = None,
     policy: options.POLICY = None,
     admission: options.ADMISSION = None,
     device: options.DEVICE = None,

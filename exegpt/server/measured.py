@@ -2,9 +2,11 @@
 
 from collections.abc import Collection
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exegpt.server.monitor import Monitor
+from exegpt.server.tracing import PARENT
 
 
 class Measured:
@@ -20,15 +22,16 @@ class Measured:
         if scope["type"] != "http" or scope["path"] not in self._paths or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        monitor, state = self._monitor, scope["state"]
-        state["arrival"] = monitor.arrived()
+        monitor, state, headers = self._monitor, scope["state"], Headers(scope=scope)
+        parent = {name: headers[name] for name in PARENT if name in headers}
+        state["arrival"] = monitor.arrived(parent)
         status: int | None = None
         sent = False
 
         async def receive_timed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                state["arrival"] = monitor.arrived()
+                state["arrival"] = monitor.arrived(parent)
             return message
 
         async def send_timed(message: Message) -> None:

@@ -1,7 +1,8 @@
-"""Monitor: everything that a server counts passes here, to the metrics, the last minutes and the log."""
+"""Monitor: everything that a server counts passes here, to the metrics, the last minutes, the log and traces."""
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from exegpt.engine_protocol import Opened, Stepped
@@ -14,6 +15,7 @@ from exegpt.server.generation import Choice
 from exegpt.server.metrics import Metrics
 from exegpt.server.observed import Observed
 from exegpt.server.predicted import Predicted, targets
+from exegpt.server.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Arrival:
     """By the monotonic clock."""
     preemptions: int
     """Of all sequences, until then."""
+    parent: Mapping[str, str]
+    """The headers of the caller's trace, where there are any."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Monitor:
         self._link, self._log_requests = link, log_requests
         self.observed = Observed(time.monotonic())
         self.metrics = Metrics(model, self.batch_sizes, self.queued, self.kv_usage)
+        self.tracing: Tracing | None = None
+        """Where spans are exported to a collector."""
         self.predicted: Predicted | None = None
         self.restarts = 0
         self.preemptions = 0
@@ -85,9 +91,9 @@ class Monitor:
         if self._link.opened:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
-    def arrived(self) -> Arrival:
-        """A request's body has been read."""
-        return Arrival(time.monotonic(), self.preemptions)
+    def arrived(self, parent: Mapping[str, str]) -> Arrival:
+        """A request's body has been read; `parent` has the headers of its caller's trace."""
+        return Arrival(time.monotonic(), self.preemptions, parent)
 
     def answered(
         self,
@@ -106,7 +112,8 @@ class Monitor:
         opened = self._link.opened
         bound_s = opened.schedule.latency_bound_s if opened and promise and not promise.long else None
         latency_s, undisturbed = now_s - arrival.at_s, self._lost_s < arrival.at_s
-        start_s = started_s(choices, opened.zero_s) if opened and promise and undisturbed else None
+        zero_s = opened.zero_s if opened and promise and undisturbed else None
+        start_s = started_s(choices, zero_s) if zero_s is not None else None
         first_s = first_token_s(choices) if promise else None
         missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
         answered = Answered(
@@ -129,6 +136,8 @@ class Monitor:
         )
         self.metrics.answered(answered)
         self.observed.answered(answered)
+        if self.tracing:
+            self.tracing.answered(answered, arrival.parent, choices if promise else (), zero_s)
         if self._log_requests:
             facts = {name: value for name, value in asdict(answered).items() if value not in (None, ())}
             output.note(answered.text, event="request", **facts)

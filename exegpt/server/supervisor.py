@@ -28,6 +28,7 @@ from exegpt.server.journal import Journal
 from exegpt.server.library_log import log_libraries
 from exegpt.server.measured import Measured
 from exegpt.server.served_model import ServedModel
+from exegpt.server.tracing import tracing
 
 _MOST_RESTARTS = 5
 """Ends of the engine in a row, without an answer between them, after which the server gives up."""
@@ -63,6 +64,8 @@ class ServerOptions:
     """A file to use in place of the model's own."""
     log_requests: bool = False
     """A line of the log per request."""
+    otlp_traces_endpoint: str | None = None
+    """The URL of an OpenTelemetry collector that takes traces; None: the environment's, if there is one."""
 
 
 class Server(uvicorn.Server):
@@ -237,6 +240,7 @@ async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
     if options.journal:
         frontend.journal = Journal(options.journal, options.answer_ttl_s)
         frontend.journal.begin()
+    frontend.monitor.tracing = spans = tracing(model.name, options.otlp_traces_endpoint)
     directory = Path(tempfile.mkdtemp(prefix="exegpt-serve-"))  # 0700: the socket is this user's alone
     supervisor = Supervisor(frontend, options, engine_arguments, directory)
     measured = Measured(make_api(frontend), frontend.monitor, KINDS)
@@ -258,4 +262,6 @@ async def _run(options: ServerOptions, engine_arguments: list[str]) -> int:
         await supervisor.run(Server(config))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        if spans:
+            spans.close()  # nothing is served any more
     return supervisor.code

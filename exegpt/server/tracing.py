@@ -1,0 +1,176 @@
+"""Tracing: an OpenTelemetry span for every API request, where an endpoint for them is set. No text, no token ids.
+
+A request's span is made when it has ended, with the times at which things happened, and put in a bounded queue, from
+which a thread of OpenTelemetry's exports batches over HTTP: neither an answer nor the event loop waits for a collector.
+Names of attributes are those of OpenTelemetry's conventions (gen_ai, http), of latencies vLLM's, else `exegpt.`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from exegpt import __version__
+from exegpt.errors import InputError
+from exegpt.server.answered import Answered
+from exegpt.server.generation import Choice
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+Value = str | int | float | list[str]
+
+PARENT = "traceparent", "tracestate"
+"""Headers of the W3C's Trace Context, by which a request belongs to its caller's trace."""
+_ENDPOINTS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+_PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+"""Of each pair the first is for traces alone, and goes before the other."""
+_PROTOCOL = "http/protobuf"
+_OPERATIONS = {"/v1/chat/completions": "chat"}
+"""By path; others are `text_completion`."""
+_CLOSE_S = 3.0
+"""How long the last spans may take to be exported when the server ends."""
+
+
+class Tracing:
+    """Spans of the requests of one server, which calls its model `model`. They go to `endpoint`, a collector's URL for
+    traces; None: where the environment says, as OpenTelemetry specifies its variables.
+    """
+
+    def __init__(self, model: str, endpoint: str | None = None):
+        self._model = model
+        self._provider = _provider(endpoint)
+        self._tracer = self._provider.get_tracer("exegpt", __version__)
+
+    def answered(
+        self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice], zero_s: float | None
+    ) -> None:
+        """A request has ended. `parent` has the headers of its caller's trace; `choices` are its sequences, none where
+        it ran no sequences of its own; `zero_s` is the engine's zero by the monotonic clock, None where it isn't that
+        of all of its sequences.
+        """
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        begin_s, ahead_ns = answered.ended_s - answered.latency_s, time.time_ns() - time.monotonic_ns()
+
+        def add(name: str, start_s: float, end_s: float, kind: SpanKind, within: "Span | None" = None) -> "Span":
+            context = set_span_in_context(within) if within else TraceContextTextMapPropagator().extract(parent)
+            span = self._tracer.start_span(name, context, kind, start_time=int(start_s * 1e9) + ahead_ns)
+            if within:
+                span.end(int(end_s * 1e9) + ahead_ns)
+            return span
+
+        operation = _OPERATIONS.get(answered.path, "text_completion")
+        whole = add(f"{operation} {self._model}", begin_s, answered.ended_s, SpanKind.SERVER)
+        whole.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": self._model})
+        whole.set_attributes(_facts(answered) | _asked(choices))
+        for name, start_s, end_s in _phases(choices, zero_s, begin_s):
+            add(name, start_s, end_s, SpanKind.INTERNAL, whole)
+        if answered.outcome == "failed":
+            from opentelemetry.trace import StatusCode
+
+            whole.set_status(StatusCode.ERROR)
+        whole.end(int(answered.ended_s * 1e9) + ahead_ns)
+
+    def close(self) -> None:
+        """Export what is left, as far as a collector takes it in time."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # it waits for half a minute
+        closing.start()
+        closing.join(_CLOSE_S)
+
+
+def tracing(model: str, endpoint: str | None) -> Tracing | None:
+    """Of a server with this model's name; None where neither `endpoint` nor the environment says where spans go.
+
+    InputError where they can't be exported at all.
+    """
+    given = endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
+    if given is None:
+        return None
+    if not _is_url(given):
+        raise InputError(
+            f"Traces can't be sent to '{given}': give the URL of an OTLP collector, http://HOST:4318/v1/traces."
+        )
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), _PROTOCOL)
+    if protocol != _PROTOCOL:
+        raise InputError(f"Traces are sent as {_PROTOCOL} alone, and {_PROTOCOLS[1]} asks for '{protocol}': unset it.")
+    return Tracing(model, endpoint)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _provider(endpoint: str | None) -> "TracerProvider":
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InputError(
+            f"An endpoint for traces is set, and a package that they need is not installed ({error.name}): "
+            "pip install 'exegpt[otel]'."
+        ) from None
+    own = Resource.create({"service.name": "exegpt", "service.version": __version__})
+    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    return provider
+
+
+def _facts(answered: Answered) -> dict[str, Value]:
+    """What came of a request."""
+    facts: dict[str, Value | None] = {
+        "http.request.method": "POST",
+        "http.route": answered.path,
+        "http.response.status_code": answered.status,
+        "error.type": answered.code or (answered.outcome if answered.outcome in ("failed", "cancelled") else None),
+        "gen_ai.request.id": answered.request_id,
+        "gen_ai.usage.input_tokens": answered.prompt_tokens or None,
+        "gen_ai.usage.output_tokens": answered.output_tokens or None,
+        "gen_ai.latency.e2e": answered.latency_s,
+        "gen_ai.latency.time_to_first_token": answered.ttft_s,
+        "gen_ai.latency.time_in_queue": answered.queue_wait_s,
+        "exegpt.outcome": answered.outcome,
+        "exegpt.class": answered.kind,
+        "exegpt.bound_miss": answered.miss,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
+    """What a request asked for, and why its sequences ended; nothing of one without sequences."""
+    if not choices:
+        return {}
+    request = choices[0].request
+    return {
+        "gen_ai.request.choice.count": len(choices),
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.response.finish_reasons": [choice.finish_reason or "error" for choice in choices],
+    }
+
+
+def _phases(choices: Sequence[Choice], zero_s: float | None, begin_s: float) -> list[tuple[str, float, float]]:
+    """The parts of a request's time that are known, by the monotonic clock: in the queue, until any of its sequences
+    starts; prefill, until any has its first token; decode, until all have their last ones.
+    """
+    outputs = [choice.output for choice in choices]
+    firsts = [output.first_s for output in outputs if output.first_s is not None]
+    starts = [output.ended.start_s for output in outputs if output.ended and output.ended.start_s is not None]
+    if not firsts:
+        return []
+    first_s, phases = min(firsts), []
+    if zero_s is not None and len(starts) == len(outputs):
+        start_s = min(max(begin_s, zero_s + min(starts)), first_s)
+        phases = [("queue", begin_s, start_s), ("prefill", start_s, first_s)]
+    return [*phases, ("decode", first_s, max(output.last_s for output in outputs))]
