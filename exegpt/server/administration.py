@@ -14,24 +14,35 @@ from exegpt.server.body import read_json
 from exegpt.server.errors import ApiError, invalid
 from exegpt.server.frontend import Frontend
 from exegpt.server.gate import hashed
+from exegpt.server.openapi import Description
+from exegpt.server.responses import Accepted, Draining
+from exegpt.server.schemas import ScheduleToFollow
 
 MAX_BODY = 2**22
 """Bytes: a schedule has the distributions of the lengths."""
 
 
-def add_administration(api: FastAPI, frontend: Frontend) -> None:
+def add_administration(api: FastAPI, described: Description, frontend: Frontend) -> None:
     """The routes, where there is an administrator's token."""
     if frontend.admin is None:
         return
 
-    @api.post("/schedule", summary="Follow another schedule, of as many devices.")
+    @api.post(
+        "/schedule",
+        summary="Follow another schedule, of as many devices.",
+        **described.administration(Accepted, ScheduleToFollow),
+    )
     async def schedule(request: Request) -> Response:
         check_token(request, frontend)
         frontend.check_ready()
         frontend.link.follow(_schedule(await read_json(request, MAX_BODY), frontend))
         return JSONResponse({"accepted": True}, 202)
 
-    @api.post("/drain", summary="End the server when all accepted requests are answered.")
+    @api.post(
+        "/drain",
+        summary="End the server when all accepted requests are answered.",
+        **described.administration(Draining),
+    )
     async def drain(request: Request) -> Response:
         check_token(request, frontend)
         frontend.drain()

@@ -65,7 +65,7 @@ def make_api(frontend: Frontend) -> FastAPI:
     _add_models(api, described, frontend.model)
     _add_answers(api, described, frontend)
     _add_tokens(api, described, frontend.model)
-    add_administration(api, frontend)
+    add_administration(api, described, frontend)
     described.complete(api)
     return api
 

@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 from exegpt.server.responses import ErrorResponse
 
 _COMPONENTS = "#/components/schemas/"
+_ADMIN_TOKEN = {"type": "apiKey", "in": "header", "name": "X-Admin-Token", "description": "See --admin-token-file."}
 Models = type[BaseModel] | tuple[type[BaseModel], ...]
 
 
@@ -17,6 +18,7 @@ class Description:
 
     def __init__(self) -> None:
         self._models: set[type[BaseModel]] = {ErrorResponse}
+        self._administered = False
 
     @property
     def errors(self) -> dict[int | str, dict[str, Any]]:
@@ -39,6 +41,14 @@ class Description:
             route["openapi_extra"] = {"requestBody": {"required": True, "content": self._json(body)}}
         return route
 
+    def administration(self, answer: Models, body: Models | None = None) -> dict[str, Any]:
+        """Arguments of a route for administrators, which accepts what is done later."""
+        self._administered = True
+        route = self.route(answer, body)
+        route["responses"] = {202: route["responses"][200]}
+        route["openapi_extra"] = route.get("openapi_extra", {}) | {"security": [{"AdminToken": []}]}
+        return route | {"status_code": 202}
+
     def complete(self, api: FastAPI) -> None:
         """Let the application's document have all schemas."""
         made = api.openapi
@@ -49,7 +59,10 @@ class Description:
             _, schemas = models_json_schema(
                 [(model, "validation") for model in ordered], ref_template=_COMPONENTS + "{model}"
             )
-            document.setdefault("components", {})["schemas"] = schemas["$defs"]
+            components = document.setdefault("components", {})
+            components["schemas"] = schemas["$defs"]
+            if self._administered:
+                components["securitySchemes"] = {"AdminToken": _ADMIN_TOKEN}
             return document
 
         api.openapi = openapi  # type: ignore[method-assign]

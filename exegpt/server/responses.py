@@ -185,6 +185,18 @@ class Version(Returned):
     version: str
 
 
+class Accepted(Returned):
+    """The answer of `POST /schedule`: the engine takes it over as soon as it can."""
+
+    accepted: Literal[True]
+
+
+class Draining(Returned):
+    """The answer of `POST /drain`."""
+
+    draining: Literal[True]
+
+
 class PredictedState(Returned):
     """What a schedule is expected to give."""
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, model_validator
 
+from exegpt.schedule import Schedule
 from exegpt.server.errors import ApiError, invalid
 
 UNSUPPORTED = (
@@ -165,6 +166,10 @@ class DetokenizeRequest(Document):
 
     model: str | None = Field(None, max_length=1024)
     tokens: list[Token]
+
+
+class ScheduleToFollow(RootModel[Schedule]):
+    """The body of `POST /schedule`: a file that `exegpt tune` writes. Only described by this; read as files are."""
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:

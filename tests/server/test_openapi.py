@@ -8,9 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exegpt.server.responses import ChatChunk, TextCompletion
+from tests.server.conftest import serving
 from tests.server.test_completions import events
 
 schemathesis = pytest.importorskip("schemathesis")
+jsonschema = pytest.importorskip("jsonschema_rs")
 GenerationMode = schemathesis.GenerationMode
 CHECKS = [
     schemathesis.checks.not_a_server_error,
@@ -24,9 +26,26 @@ OPERATIONS = [
 ]
 
 
+ADMINISTERED = ["POST /schedule", "POST /drain"]
+"""Of a server with an administrator's token alone."""
+
+
 @pytest.fixture(scope="module")
 def document(server):
     return schemathesis.openapi.from_url(server.url + "/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def administered(model, schedule, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("administered")
+    (directory / "token").write_text("secret\n")
+    with serving(model, schedule, directory, "--admin-token-file", str(directory / "token"), "--pinned") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def its_document(administered):
+    return schemathesis.openapi.from_url(administered.url + "/openapi.json")
 
 
 @schemathesis.hook
@@ -57,9 +76,37 @@ def test_answers_are_as_described(document, operation):
     assert 200 in statuses or "{" in path
 
 
-def test_every_operation_is_tried(document):
+def operations(document):
     paths = document.raw_schema["paths"].items()
-    assert {f"{method.upper()} {path}" for path, methods in paths for method in methods} == set(OPERATIONS)
+    return {f"{method.upper()} {path}" for path, methods in paths for method in methods}
+
+
+def test_every_operation_is_tried(document, its_document):
+    assert operations(document) == set(OPERATIONS)
+    assert operations(its_document) == {*OPERATIONS, *ADMINISTERED}
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "secret"])
+@pytest.mark.parametrize("operation", ADMINISTERED)
+def test_administration_is_as_described(its_document, administered, operation, token):
+    """Bodies made from the description are no schedules of this model, but for a few; nothing drains."""
+    method, path = operation.split()
+    made = its_document[path][method]
+    assert made.definition.raw["security"] == [{"AdminToken": []}]
+    if operation == "POST /drain" and token == "secret":
+        return  # test_the_schedule_and_a_drain_are_accepted_as_described
+    statuses = set()
+
+    @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.one_of(made.as_strategy(generation_mode=mode) for mode in GenerationMode))
+    def answered(case):
+        case.headers = {name: value for name, value in (case.headers or {}).items() if name != "X-Admin-Token"}
+        case.headers |= {"X-Admin-Token": token} if token else {}
+        statuses.add(case.call_and_validate(checks=CHECKS).status_code)
+
+    answered()
+    assert statuses <= ({400, 413, 415} if token == "secret" else {401})
+    assert administered.get("/ready")[0] == 200
 
 
 def test_all_references_resolve(server):
@@ -78,3 +125,18 @@ def test_events_are_as_described(server):
         ChatChunk.model_validate(event)
     for event in completions:
         TextCompletion.model_validate(event)
+
+
+def test_the_schedule_and_a_drain_are_accepted_as_described(its_document, administered):
+    """Last in this file: the server ends."""
+    held = json.loads(administered.get("/schedule")[2])["schedule"]
+    for path, body in (("/schedule", held), ("/drain", None)):
+        made = its_document[path]["POST"]
+        headers = {"X-Admin-Token": "secret"}
+        case = made.Case(headers=headers, **({"body": body, "media_type": "application/json"} if body else {}))
+        assert case.call_and_validate(checks=CHECKS).status_code == 202
+    schema = its_document.raw_schema
+    described = {"$ref": "#/components/schemas/ScheduleToFollow", "components": schema["components"]}
+    jsonschema.validate(described, held)
+    assert not jsonschema.is_valid(described, held | {"policy": None})
+    assert administered.process.wait(30) == 0
