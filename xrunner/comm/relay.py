@@ -29,8 +29,10 @@ Connect = Callable[[], socket.socket]
 _CHUNK = 2**18
 _FRONTEND_S, _LOOK_S = 60.0, 0.1
 """How long a leader waits for a frontend that starts beside it, and between two looks."""
-_PROOF_S, _CLOSE_S = 2.0, 10.0
-"""How long a peer may take to connect and prove itself, and a connection to end."""
+_PROOF_S, _PATIENCE_S, _CLOSE_S = 2.0, 10.0, 10.0
+"""How long a leader may take to connect and to prove itself; how long it waits for the relay's proof, which takes one
+after the other; and how long a connection may take to end.
+"""
 _NONCE = _PROOF = 32
 _SIOCGIFADDR = 0x8915
 """ioctl of Linux: the IPv4 address of an interface."""
@@ -48,9 +50,8 @@ class Offer:
 @contextlib.contextmanager
 def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
     """What connects the rank that leads, whichever it comes to be, to the frontend at `path`; all ranks call it. Where
-    it ends without an error, rank 0 has passed on all that was sent: connections are closed before.
-
-    InputError on all of them where rank 0 can't be reached by TCP.
+    it ends without an error, rank 0 has passed on all that was sent: connections are closed before. InputError, where
+    it is called, for a frontend that can't be reached.
     """
     near = next(node for node in ranks.nodes if 0 in node)
     if len(ranks.nodes) == 1:
@@ -67,7 +68,7 @@ def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
     if ranks.rank in near:
         yield partial(_connected, partial(_open_unix, path), f"at '{path}'")
     else:
-        where = ", ".join(f"{host}:{port}" for host, port in offered.addresses)
+        where = ", ".join(f"{host}:{port}" for host, port in offered.addresses) or "no IPv4 address"
         yield partial(_connected, partial(_open_tcp, offered), f"behind rank 0, which relays at {where}")
     for relay in relays:
         relay.close()
@@ -80,10 +81,10 @@ class Relay:
 
     def __init__(self, path: str, peers: Iterable[str]):
         self._path, self._secret = path, secrets.token_hex(_NONCE)
-        sources = sorted(set(filter(None, map(_source, peers))))
-        if not sources:
-            raise InputError("Rank 0 has no IPv4 network to the other machines, by which it relays for the frontend.")
-        self._listening = [socket.create_server((source, 0)) for source in sources]
+        self._listening: list[socket.socket] = []
+        for source in sorted(set(filter(None, map(_source, peers)))):
+            with contextlib.suppress(OSError):  # another address may do, and a leader on this machine needs none
+                self._listening.append(socket.create_server((source, 0)))
         self.offer = Offer(tuple(listening.getsockname() for listening in self._listening), self._secret)
         self._tunnels: list[threading.Thread] = []
         for listening in self._listening:
@@ -122,8 +123,12 @@ class Relay:
         if not hmac.compare_digest(_read(peer, _PROOF, until), _proof(self._secret, b"leader", mine, theirs)):
             raise ConnectionRefusedError("a stranger")
         frontend = _open_unix(self._path)
-        peer.sendall(_proof(self._secret, b"relay", theirs, mine))
-        _prepare(peer)
+        try:
+            peer.sendall(_proof(self._secret, b"relay", theirs, mine))
+            _prepare(peer)
+        except OSError:
+            frontend.close()
+            raise
         return frontend
 
 
@@ -160,7 +165,7 @@ def _open_tcp(offer: Offer) -> socket.socket:
             failure = error
             continue
         try:
-            until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(_NONCE)
+            until, mine = time.monotonic() + _PATIENCE_S, secrets.token_bytes(_NONCE)
             theirs = _read(connection, _NONCE, until)
             connection.sendall(mine + _proof(offer.secret, b"leader", theirs, mine))
             if hmac.compare_digest(_read(connection, _PROOF, until), _proof(offer.secret, b"relay", mine, theirs)):

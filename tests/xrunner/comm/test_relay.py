@@ -111,6 +111,11 @@ def test_addresses_are_those_of_interfaces():
         assert relay._source(address) == address
 
 
-def test_without_a_network_to_the_other_machines_the_reason_is_given(frontend):
-    with pytest.raises(InputError, match="no IPv4 network"):
-        Relay(frontend[1], [])
+def test_without_a_network_to_the_other_machines_the_leader_gives_the_reason(frontend, monkeypatch):
+    """Rank 0 does without where the leader is on its own machine."""
+    made = Relay(frontend[1], [])
+    assert made.offer.addresses == ()
+    monkeypatch.setattr(relay, "_FRONTEND_S", 0.0)
+    with pytest.raises(InputError, match=r"relays at no IPv4 address \(no address\)"):
+        relay._connected(lambda: relay._open_tcp(made.offer), "behind rank 0, which relays at no IPv4 address")
+    made.close()
