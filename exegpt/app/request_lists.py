@@ -51,11 +51,16 @@ def read_for_model(
     )
 
 
-def grammar_check(directory: Path, spec: ModelSpec) -> Callable[[Request], None]:
-    """What raises InputError, naming the id, for a request whose grammar can't be followed."""
+def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Callable[[Request], None]:
+    """What raises InputError, naming the id, for a request whose grammar can't be followed. The tokenizer is read with
+    the first such request; with `prepare`, at once.
+    """
     from xrunner.core.grammar import Grammars
 
-    return Grammars(directory / TOKENIZER, frozenset(), spec.vocab).check
+    grammars = Grammars(directory / TOKENIZER, frozenset(), spec.vocab)
+    if prepare:
+        grammars.prepare()
+    return grammars.check
 
 
 def draw(workload: Workload, num: int, seed: int, context: int) -> tuple[RequestLengths, ...]:

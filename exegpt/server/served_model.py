@@ -88,7 +88,11 @@ class ServedModel:
 
     @cached_property
     def _grammar_check(self) -> Callable[[Request], None]:
-        return grammar_check(self.directory, self.spec)
+        return grammar_check(self.directory, self.spec, prepare=True)
+
+    def prepare_grammars(self) -> None:
+        """Let no answer wait until the tokenizer is read for the first grammar."""
+        _ = self._grammar_check
 
     def check_grammar(self, request: Request) -> None:
         """ApiError where outputs can't follow a request's grammar."""

@@ -103,6 +103,7 @@ class Supervisor:
         await self._frontend.link.listen(self._socket)
         serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
         supervising = asyncio.ensure_future(self._supervise())
+        self._preparing = asyncio.ensure_future(asyncio.to_thread(self._frontend.model.prepare_grammars))
         ended = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({serving, supervising, ended}, return_when=asyncio.FIRST_COMPLETED)

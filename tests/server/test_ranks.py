@@ -1,10 +1,12 @@
 """Several ranks: under the server's own mpirun, and started by a launcher."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -108,3 +110,26 @@ frontend.wait()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(len(os.sched_getaffinity(0))), "1"], done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_every_replica_compiles_and_follows_grammars(model, tmp_path):
+    """Each replica's driver compiles the grammars of its own requests."""
+    pytest.importorskip("llguidance")
+    schedule = schedule_for(model)
+    path = tmp_path / "schedule.json"
+    document.write(path, replace(schedule, replicas=2, cluster=replace(schedule.cluster, devices_per_node=2)))
+
+    def answer(server, number):
+        fields = {"type": "object", "properties": {f"field{number}": {"enum": [number]}}, "additionalProperties": False}
+        schema = fields | {"required": [f"field{number}"], "x-guidance": {"whitespace_flexible": False}}
+        format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        body = {"prompt": [number], "max_tokens": 60, "temperature": 1.0, "response_format": format_}
+        status, _, data = server.post("/v1/completions", body)
+        return status, json.loads(json.loads(data)["choices"][0]["text"])
+
+    with serving(model, path, tmp_path, "--ranks", "2") as server, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda number: answer(server, number), range(6)))
+        assert answers == [(200, {f"field{number}": number}) for number in range(6)]
+        server.process.terminate()
+        assert server.process.wait(30) == 0

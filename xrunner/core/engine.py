@@ -24,6 +24,7 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import Transport
 from xrunner.core.adaptation import Adaptation, Reschedule
 from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
+from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
 from xrunner.core.events import Event
 from xrunner.core.grammar import Grammars
@@ -197,9 +198,15 @@ class Engine:
             self._drive(options, reschedule)
 
     @cached_property
-    def _grammars(self) -> Grammars:
+    def grammars(self) -> Grammars:
+        """Its requests' grammars, of the driver's rank."""
         model = self.worker.model
         return Grammars(self._tokenizer, model.eos, model.spec.vocab)
+
+    def prepare_grammars(self) -> None:
+        """Let no request that runs wait until the tokenizer is read for the first grammar."""
+        if self._driver:
+            self.grammars.prepare()
 
     def _drive(self, options: Options, reschedule: Reschedule | None) -> None:
         """Make this replica's driver and its way to those of the others."""
@@ -221,15 +228,16 @@ class Engine:
     def _driver_of(self, emit: Callable[[Event], None], options: Options) -> Driver:
         keyed = self.schedule.block_size if self.schedule.prefix_caching else None
         model = self.worker.model
-        outputs = Outputs(model.eos, model.spec.vocab, self._grammars, emit, options.stream, options.record, keyed)
+        outputs = Outputs(model.eos, model.spec.vocab, self.grammars, emit, options.stream, options.record, keyed)
         return Driver(self.worker, self.schedule, self._aborted, outputs, options)
 
     def add(self, request: Request) -> None:
         """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
-        turns. InputError for one that is too long for the model or the cache, or has the id of one that hasn't ended.
+        turns. A grammar that isn't known yet is compiled at once. InputError for one that can't be followed, a request
+        that is too long for the model or the cache, or has the id of one that hasn't ended.
         """
         check_request(request, self.model.spec)
-        self._grammars.check(request)
+        self.grammars.check(request)
         self._check_blocks(request)
         if request.id in self._unfinished:
             raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
@@ -309,14 +317,20 @@ class Engine:
             return
         driver, follower, over = self._driver, self._replicas, False
         assert isinstance(follower, Follower)
-        while not (over and driver.idle):
+        compiling: Compiling[tuple[int, Request]] = Compiling(self.grammars)
+        while not (over and driver.idle and not compiling):
             for order in follower.orders():
                 if order == END:
                     over = True
                 elif isinstance(order, str):
                     self._aborted[order] = None
-                else:
-                    driver.add([order])  # type: ignore[list-item]
+                    compiling.abort(order)
+                elif not compiling.put(order, order[1]):
+                    driver.add([order])
+            for order, aborted in compiling.take():
+                driver.add([order])
+                if aborted:
+                    self._aborted[order[1].id] = None
             if not driver.turn():
                 driver.wait()
             follower.flush()
@@ -407,7 +421,7 @@ class Engine:
         seen: set[str] = set()
         for request in requests:
             check_request(request, self.model.spec)
-            self._grammars.check(request)
+            self.grammars.check(request)
             if request.id in seen:
                 raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
             seen.add(request.id)

@@ -4,8 +4,10 @@ A sequence has a matcher on its driver, which gets every token of the output and
 matcher survives a preemption, and a step that samples such a sequence's token waits for the one before.
 """
 
+import contextlib
 import json
-from functools import lru_cache
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILED = 64
-"""Grammars whose matchers are kept to be copied: compiling a schema can take a second."""
+"""Grammars whose matchers are kept to be copied: compiling a schema can take a second (`compiling.py`)."""
 
 
 class Grammar:
@@ -50,13 +52,40 @@ class Grammars:
     """The grammars of one model's requests.
 
     `path` is the model's tokenizer.json, None where the model has no directory; `eos` its stop tokens and `vocab` the
-    number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar.
+    number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar, or `prepare`.
     """
 
     def __init__(self, path: Path | None, eos: frozenset[int], vocab: int):
         self._path, self._eos, self._vocab = path, eos, vocab
         self._tokenizer: LLTokenizer | None = None
-        self._compiled = lru_cache(_COMPILED)(self._compile)
+        self._outcomes: OrderedDict[str, LLMatcher | InputError] = OrderedDict()
+        """By grammar, the latest used last: its matcher, or why there is none."""
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Read the tokenizer now. Where it can't be used, requests with grammars are told. It holds Python's lock: with
+        128,000 tokens, everything else waits for half a second (`python -m benchmarks.grammars`).
+        """
+        with contextlib.suppress(InputError):
+            self._read_tokenizer()
+
+    def known(self, grammar: str) -> bool:
+        """Whether a grammar has been compiled or refused, so that `check` and `start` take no time."""
+        with self._lock:
+            return grammar in self._outcomes
+
+    def compile(self, grammar: str) -> "LLMatcher | InputError":
+        """Compile a grammar, or find why that can't be done, and keep it; from any thread."""
+        outcome: LLMatcher | InputError
+        try:
+            outcome = self._compile(grammar)
+        except InputError as error:
+            outcome = error
+        with self._lock:
+            self._outcomes[grammar] = outcome
+            while len(self._outcomes) > _COMPILED:
+                self._outcomes.popitem(last=False)
+        return outcome
 
     def check(self, request: Request) -> None:
         """InputError, naming the id, where a request's grammar can't be followed."""
@@ -73,12 +102,21 @@ class Grammars:
         self.check(request)
         return Grammar(self._compiled(request.grammar).deep_copy())
 
+    def _compiled(self, grammar: str) -> "LLMatcher":
+        with self._lock:
+            outcome = self._outcomes.get(grammar)
+            if outcome is not None:
+                self._outcomes.move_to_end(grammar)
+        if outcome is None:
+            outcome = self.compile(grammar)
+        if isinstance(outcome, InputError):
+            raise InputError(str(outcome))
+        return outcome
+
     def _compile(self, grammar: str) -> "LLMatcher":
-        try:
-            from llguidance import LLMatcher
-        except ImportError:
-            raise InputError("the package llguidance is not installed: pip install llguidance.") from None
         tokenizer = self._read_tokenizer()
+        from llguidance import LLMatcher
+
         if _is_schema(grammar):
             grammar = LLMatcher.grammar_from_json_schema(grammar)
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -87,8 +125,10 @@ class Grammars:
         return matcher
 
     def _read_tokenizer(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer
-
+        try:
+            from llguidance import LLTokenizer
+        except ImportError:
+            raise InputError("the package llguidance is not installed: pip install llguidance.") from None
         if self._tokenizer is None:
             if self._path is None or not self._path.is_file():
                 raise InputError("the model has no tokenizer.json, which grammars need.")

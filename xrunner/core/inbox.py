@@ -31,13 +31,14 @@ from exegpt.engine_protocol import (
 from exegpt.errors import InputError
 from exegpt.request import Request
 from exegpt.schedule import Schedule
+from xrunner.core.compiling import Compiling
 from xrunner.core.engine import Engine
 from xrunner.core.events import Event, Token
 
 _CHUNK = 2**18
 """Bytes that are read at once."""
-_LOOK_S = 1.0
-"""Longest wait of an idle engine, after which it looks whether it is to end."""
+_LOOK_S, _COMPILING_S = 1.0, 2e-3
+"""Longest wait of an idle engine, after which it looks whether it is to end, or whether a grammar is compiled."""
 
 
 class Gone(Exception):
@@ -127,23 +128,30 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
     frontend ends without a word. `opened` says what the engine is.
     """
     draining, changes = False, 0
+    compiling: Compiling[Request] = Compiling(engine.grammars)
     inbox.send(opened)
     inbox.begin()
-    while not (draining and engine.idle):
+    while not (draining and engine.idle and not compiling):
         refused: list[Ended] = []
-        for order in inbox.take(_LOOK_S if engine.idle and not draining else 0.0):
+        idle_s = _COMPILING_S if compiling else 0.0 if draining else _LOOK_S
+        for order in inbox.take(idle_s if engine.idle else 0.0):
             if order == DRAIN:
                 draining = True
             elif isinstance(order, Abort):
                 for request_id in order.ids:
                     engine.abort(request_id)
+                    compiling.abort(request_id)
             elif isinstance(order, Stop):
                 engine.abort(order.id, order.output_tokens)
             elif isinstance(order, Follow):
                 engine.follow(order.schedule)
             else:
                 assert isinstance(order, Request)
-                refused += _add(engine, order)
+                refused += [] if compiling.put(order, order) else _add(engine, order)
+        for request, aborted in compiling.take():
+            refused += _add(engine, request)
+            if aborted:
+                engine.abort(request.id)
         events = engine.step() if engine.busy else []
         if events or refused:
             inbox.send(_stepped(engine, events, refused))
