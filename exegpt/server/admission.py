@@ -1,29 +1,29 @@
-"""Admission control: a request is accepted only if its answer will be there within the latency bound.
+"""Admission control: a request is accepted only if its answer will be there within the latency bound, and no accepted
+one's comes too late by it.
 
-    start(k) + service(input, s) <= (1 - MARGIN) * bound
+    start(k) + service(s, n) <= (1 - MARGIN) * bound    and for each that runs    now + left * t(n) <= due
 
 k is the request's place in the queue, and start(k) a table, made a few times a second by continuing the engine's
-present sequences in the event simulator; s is the output length that 99 of 100 requests stay below. Running sequences
-end as the schedule's lengths say, given what they have generated. Both sides of measured against predicted service
-scale what is predicted next.
+present sequences in the event simulator; s is the output length that 99 of 100 requests stay below, at most what the
+request allows; n is how many sequences share the engine then, and t(n) the time per token (`pace.py`); left is what is
+left of such an s, given what a sequence has generated.
 """
 
 import asyncio
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import dataclass
 
 import numpy as np
 
-import xsimulator
 from exegpt.engine_protocol import Opened
 from exegpt.policies import traits_of
-from exegpt.schedule import Schedule
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
+from exegpt.server.pace import Pace
 from exegpt.workload import LengthDistribution
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
@@ -39,12 +39,6 @@ _CPU_SHARE = 0.04
 _LEAST_S = 0.1
 """Between two tables."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_MEMORY = 0.05
-"""Weight of the latest measured service in the running scale."""
-_FULL = 0.8
-"""Share of the sequences that the engine may have from which on it counts as loaded."""
-_SCALES = 0.5, 3.0
-"""Least and greatest scale: a machine that differs more has another schedule."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,8 @@ class Promise:
     """At the 99th percentile of the output length."""
     long: bool = False
     """Longer than the schedule was found for: outside the bound."""
+    due_s: float = math.inf
+    """When the answer has to be there, less the margin; infinite outside the bound."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +74,26 @@ class Lengths:
     def __init__(self, outputs: LengthDistribution):
         self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
         self.mean = outputs.mean
+        self._longest: dict[int, int] = {}
+        """What `longest` found, without a cap: it is asked for every sequence at every arrival."""
 
     def supposed(self, number: int, generated: int, most: int) -> int:
         """A sequence's output tokens: the same quantile each time, spread evenly over sequences, of the lengths beyond
         what it has generated.
         """
+        return self._beyond(generated, most, (number * _GOLDEN) % 1.0)
+
+    def longest(self, generated: int, most: int) -> int:
+        """The output tokens that 99 of 100 sequences stay below which have generated so many."""
+        if generated not in self._longest:
+            self._longest[generated] = self._beyond(generated, sys.maxsize, QUANTILE)
+        return min(most, self._longest[generated])
+
+    def _beyond(self, generated: int, most: int, u: float) -> int:
         first = int(np.searchsorted(self._s, generated, side="right"))
         left = self._above[first] if first < len(self._s) else 0.0
         if left <= 1e-9:  # longer than any: about half as much again of the mean
             return min(most, generated + max(1, round(self.mean / 2)))
-        u = (number * _GOLDEN) % 1.0
         place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
         return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))
 
@@ -104,66 +110,21 @@ class Admission:
     ):
         schedule = opened.schedule
         self.bound_s = schedule.latency_bound_s
-        self.scale = 1.0
-        """Measured over predicted service, lately."""
         self._schedule, self._outputs, self._max_waiting, self._now = schedule, outputs, max_waiting, now
         self._cost = ReplicaCost.of(schedule, opened.profile)
         self._lengths = Lengths(schedule.workload.output)
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
         self._input_p99 = self._inputs.quantile(QUANTILE)
-        self._profile = opened.profile
-        self._points: dict[int, tuple[float, float, int | None]] = {}
-        self._operate()
+        self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._table = Table(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
         self._next_s = 0.0
 
-    def _operate(self) -> None:
-        """Set the load up to which answers are in time, as measured lately. A schedule for a rate may allow more
-        residents than it ever has at that rate, and with all of them none would be in time.
-        """
-        step = max(1, math.ceil(20 * self.scale))
-        if step not in self._points:
-            self._points[step] = self._point(step / 20)
-        self._first_s, self._token_s, self._most = self._points[step]
-
-    def _point(self, scale: float) -> tuple[float, float, int | None]:
-        """Seconds from the start to the first token and per further token at the highest load at which the 99th
-        percentile of the output length is in time, and how many sequences the engine then has; None: as many as it may.
-        """
-        low, high = 1, self._schedule.max_num_seqs or self._schedule.encode_batch or 1
-        most = high
-        while low < high:
-            middle = (low + high + 1) // 2
-            first, token, _ = self._steady(self._filled(middle))
-            late = self.bound_s is not None and scale * (first + (self._outputs_p99 - 1) * token) > self._within_s
-            low, high = (low, middle - 1) if late else (middle, high)
-        first, token, residents = self._steady(self._filled(low))
-        return first, token, None if low == most else max(1, round(residents))
-
-    def _filled(self, batch: int) -> Schedule:
-        """The schedule with so many residents at most, or prompts at a time where that is what it has."""
-        if self._schedule.max_num_seqs:
-            return replace(self._schedule, max_num_seqs=batch)
-        return replace(self._schedule, encode_batch=batch)
-
-    def _steady(self, schedule: Schedule) -> tuple[float, float, float]:
-        """Seconds from the start to the first token, and per further token, of an engine that a schedule fills; and how
-        many sequences that are (Little's law).
-        """
-        mean = self._lengths.mean
-        if xsimulator.has_steady_state(schedule):
-            estimate = xsimulator.estimate(schedule, self._profile)
-            if estimate.tpot_s is not None and estimate.ttft_s is not None:
-                residents = estimate.throughput_seq_s * (estimate.ttft_s + (mean - 1) * estimate.tpot_s)
-                return estimate.ttft_s, estimate.tpot_s, residents
-        tokens = max(2, round(mean))
-        standing = [Standing(round(self._inputs.mean), tokens, tokens)] * 64
-        ran = continue_from(schedule, self._cost, standing, math.inf)
-        served_s = [(c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran]
-        per_token = median(served_s) / tokens
-        return per_token, per_token, sum(served_s) / max(c.finish_s or 0.0 for c in ran)
+    @property
+    def scale(self) -> float:
+        """Measured over predicted time per token, lately, at the present load."""
+        return self._pace.scale(len(self._outputs()))
 
     @property
     def _within_s(self) -> float:
@@ -173,32 +134,52 @@ class Admission:
     @property
     def cycle_s(self) -> float:
         """The predicted time between two messages of a loaded engine, at most: a prefill, or an iteration."""
-        return self._first_s + self._token_s
+        return self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
 
     # ---- deciding ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
         """Accept sequences of one request, (input tokens, most output tokens) each, that arrived at `arrived_s`;
-        ApiError where their answer would come too late, or too many wait.
+        ApiError where their answer, or an accepted one, would come too late, or too many wait.
         """
-        running = self._outputs()
+        running, now = self._outputs(), self._now()
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
             raise _rejected("concurrency_limit", f"{waiting} requests wait already.", 1.0)
-        long = any(tokens > self._input_p99 for tokens, _ in prompts)
-        if self._most is not None and running and len(running) + len(prompts) > self._most:
-            why = f"With {len(running)} others, the answers would not be there within {self.bound_s:g} s."
-            raise _rejected("latency_bound", why, self._service_s(round(self._lengths.mean)) / self._most)
-        start = self._start_s(len(prompts)) if running else self._now()
-        finish = math.inf if start is None else start + max(self._service_s(most) for _, most in prompts)
-        if self.bound_s is not None and running and not long and finish > arrived_s + self._within_s:
-            late = self.bound_s if math.isinf(finish) else finish - arrived_s - self._within_s
+        long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
+        start = self._start_s(len(prompts)) if running else now
+        most = max(most for _, most in prompts)
+        finish = math.inf if start is None else start + self._service_s(most, load)
+        due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
+        if running and finish > due:
             why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
-            raise _rejected("latency_bound", why, late)
+            raise _rejected("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
+        if self.bound_s is not None:
+            self._check_others(running, len(prompts))
         if self.bound_s is not None and long:
             self._check_share(running)
         self._accepted += len(prompts)
-        return Promise(arrived_s, start if start is not None else math.inf, finish, long)
+        self._pace.shared_by(load, now)
+        return Promise(arrived_s, start if start is not None else math.inf, finish, long, due)
+
+    def _check_others(self, running: Sequence[Output], more: int) -> None:
+        """ApiError where more sequences would make accepted ones late. Those that are late anyway don't count."""
+        now, load, late = self._now(), len(running) + more, []
+        prefill_s = self._pace.first_s(1) * (more + sum(1 for output in running if not output.tokens))
+        token_s, alone_s = self._pace.token_s(load), self._pace.token_s(1)
+        for output in running:
+            generated = len(output.tokens)
+            left = self._lengths.longest(generated, min(output.request.max_tokens, self._outputs_p99)) - generated
+            if now + prefill_s + left * token_s > output.due_s >= now + left * alone_s:
+                late.append(left * token_s)
+        if late:
+            why = f"With {len(running)} others, not all answers would be there within {self.bound_s:g} s."
+            raise _rejected("latency_bound", why, min(late))
+
+    def _wait_s(self, most: int, load: int) -> float:
+        """Seconds until so few sequences share the engine that such a request is in time."""
+        ending = load - self._pace.load_within(self._within_s, min(most, self._outputs_p99))
+        return max(1, ending) * self._service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
         """ApiError where too many requests run already that the schedule wasn't found for."""
@@ -206,7 +187,7 @@ class Admission:
         residents = traits_of(self._schedule).value(self._schedule, "residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = f"Requests of more than {self._input_p99:,} input tokens are limited, and {long} run already."
-            raise _rejected("latency_bound", why, 2 * self._service_s(10**9))
+            raise _rejected("latency_bound", why, 2 * self._service_s(10**9, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """When the last of `count` more sequences starts; None where that is beyond the table."""
@@ -219,29 +200,21 @@ class Admission:
         start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
         return max(self._now(), table.made_s + self.scale * start)
 
-    def _service_s(self, most: int) -> float:
-        tokens = min(most, self._outputs_p99)
-        return self.scale * (self._first_s + (tokens - 1) * self._token_s)
+    def _service_s(self, most: int, load: int) -> float:
+        return self._pace.service_s(min(most, self._outputs_p99), load)
 
     # ---- learning ----
 
-    def ended(self, input_tokens: int, output_tokens: int, service_s: float) -> None:
-        """A sequence took so long from its start to its end. What is quick because little ran says nothing of what the
-        next ones will take: it counts only while sequences wait.
-        """
-        if input_tokens > self._input_p99 or output_tokens < 2:
-            return
-        ratio, running = service_s / (self._first_s + (output_tokens - 1) * self._token_s), self._outputs()
-        full = any(not output.tokens for output in running) or (self._most and len(running) > _FULL * self._most)
-        if ratio < self.scale and not full:
-            return
-        low, high = _SCALES
-        self.scale = min(high, max(low, self.scale + _MEMORY * (ratio - self.scale)))
-        self._operate()
+    def ended(self, output: Output) -> None:
+        """A sequence has ended."""
+        self._pace.shared_by(len(self._outputs()), self._now())
+        if len(output.request.prompt_ids) <= self._input_p99 and output.first_s is not None:
+            self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     async def update(self) -> None:
         """Make the table anew, if it is time: after each message of the engine."""
         now = self._now()
+        self._pace.shared_by(len(self._outputs()), now)
         if self._computing or now < self._next_s or self.bound_s is None:
             return
         self._computing = True

@@ -1,6 +1,7 @@
 """Answering: what completions and chat completions share, from a body to a response."""
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -135,7 +136,8 @@ async def answer(
         raise
     if entry is None:
         _admit(work, frontend, arrived_s)
-        work.generation = Generation(frontend.link, work.choices)
+        assert work.promise
+        work.generation = Generation(frontend.link, work.choices, due_s=work.promise.due_s)
     else:
         async with entry.admitting:
             if entry.outputs is None:
@@ -177,7 +179,8 @@ async def _accept(entry: Entry, work: Answer, frontend: Frontend, arrived_s: flo
 
 def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
     """Give a journalled request to the engine, and read it to its end, whoever else does."""
-    entry.outputs = [frontend.link.add(choice.request) for choice in work.choices]
+    due_s = work.promise.due_s if work.promise else math.inf  # a restarted server answers whenever it can
+    entry.outputs = [frontend.link.add(choice.request, due_s) for choice in work.choices]
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 
@@ -204,10 +207,8 @@ def _close(work: Answer, frontend: Frontend) -> None:
     work.generation.close()
     frontend.active -= 1
     for choice in work.choices:
-        ended = choice.output.ended
-        if frontend.admission and ended and ended.start_s is not None and ended.finish_s is not None:
-            service_s = ended.finish_s - ended.start_s
-            frontend.admission.ended(len(choice.request.prompt_ids), len(choice.output.tokens), service_s)
+        if frontend.admission and choice.output.ended:
+            frontend.admission.ended(choice.output)
 
 
 async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,8 @@ class Output:
     ended: Ended | None = None
     added_s: float = 0.0
     """When it was given to the engine, by this process's monotonic clock."""
+    due_s: float = math.inf
+    """When it should have ended, by the same clock; infinite: whenever it may."""
 
     def announce(self) -> None:
         """Tell those who read it that something has come."""
@@ -97,11 +100,11 @@ class EngineLink:
             return 0.0
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
-    def add(self, request: Request) -> Output:
-        """Give a sequence to the engine, under a number of its own."""
+    def add(self, request: Request, due_s: float = math.inf) -> Output:
+        """Give a sequence to the engine, under a number of its own; it should have ended at `due_s`."""
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
-        output = Output(replace(request, id=number), added_s=time.monotonic())
+        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s)
         self.outputs[number] = output
         self._send(output.request)
         return output

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -72,11 +73,17 @@ class Generation:
     comes of them.
     """
 
-    def __init__(self, link: EngineLink, choices: Sequence[Choice], outputs: Sequence[Output] | None = None):
+    def __init__(
+        self,
+        link: EngineLink,
+        choices: Sequence[Choice],
+        outputs: Sequence[Output] | None = None,
+        due_s: float = math.inf,
+    ):
         self.choices = choices
         self._link, self._joined = link, outputs is not None
         self._news = asyncio.Event()
-        for choice, output in zip(choices, outputs or [link.add(c.request) for c in choices], strict=True):
+        for choice, output in zip(choices, outputs or [link.add(c.request, due_s) for c in choices], strict=True):
             choice.output = output
             output.listeners.append(self._news.set)
         self._news.set()

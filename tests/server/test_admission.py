@@ -11,7 +11,7 @@ from exegpt.cluster import parse_cluster
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.server.admission import Admission, Lengths
+from exegpt.server.admission import Admission, Lengths, Table
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.workload import LengthDistribution, task
@@ -52,7 +52,9 @@ def outputs(running: int, waiting: int, generated: int = 30, most: int = 900) ->
 
 def admission(present: list[Output], bound_s: float | None = 20.0, **changes) -> Admission:
     schedule = replace(SCHEDULE, latency_bound_s=bound_s, **changes)
-    made = Admission(Opened(schedule, PROFILE, None, (), 0.0), lambda: present, 1000, Clock())
+    clock = Clock()
+    made = Admission(Opened(schedule, PROFILE, None, (), 0.0), lambda: present, 1000, clock)
+    made._clock = clock
     made._accepted = sum(1 for output in present if not output.tokens)
     asyncio.run(made.update())
     return made
@@ -108,15 +110,26 @@ def test_prompts_longer_than_planned_are_outside_the_promise_and_few():
 
 
 def test_a_slower_machine_makes_predictions_longer():
-    made = admission(outputs(16, 8))
+    present = outputs(16, 0)
+    made = admission(present)
     before = made.admit([(100, 50)], 100.0)
-    for _ in range(100):
-        made.ended(100, 50, 2 * made.scale * (before.finish_s - before.start_s) / made.scale)
-    after = made.admit([(100, 50)], 100.0)
-    assert made.scale > 1.5 and after.finish_s > before.finish_s
-    quick = admission(outputs(4, 0))
-    quick.ended(100, 50, 0.01)
-    assert quick.scale == 1.0  # an engine that isn't loaded is quicker than a loaded one
+    serve(made, present, 17, 40, 2.0)
+    after = made.admit([(100, 50)], made._now())
+    assert made.scale == pytest.approx(2.0, rel=0.2)
+    assert after.finish_s - after.start_s > 1.5 * (before.finish_s - before.start_s)
+
+
+def serve(made: Admission, present: list[Output], load: int, seconds: float, slower: float) -> None:
+    """An engine that `load` sequences share, so much slower than predicted."""
+    begin_s = made._clock.s
+    for step in range(1, 41):
+        made._clock.s = begin_s + seconds * step / 40
+        token_s = made._pace._predicted_s(load) * slower
+        first_s = made._clock.s - 20 * token_s
+        if first_s >= begin_s:
+            present.append(Output(Request("x", (1,) * 100, 50), [], [0] * 21, first_s=first_s, last_s=made._clock.s))
+            made.ended(present.pop())
+        made._pace.shared_by(load, made._clock.s)
 
 
 @pytest.mark.parametrize("generated", [0, 1, 50, 127, 128, 400])
@@ -137,27 +150,111 @@ def test_supposed_lengths_stay_within_the_cap():
     assert lengths.supposed(3, 0, 40) == 40 and lengths.supposed(3, 120, 130) == 130
 
 
-def test_an_engine_is_not_filled_beyond_what_stays_in_time():
-    """With 512 residents every answer would be late: as many are accepted as stay in time together."""
-    wide = {"policy": "chunked", "max_num_seqs": 512, "max_num_batched_tokens": 512, "prefills_per_step": None}
-    most = admission([], bound_s=12.0, **wide)._most
-    assert 16 < most < 512
-    made = admission(outputs(most - 1, 0), bound_s=12.0, **wide)
-    assert made.admit([(100, 900)], 100.0)
-    with pytest.raises(ApiError, match="others"):
-        admission(outputs(most, 0), bound_s=12.0, **wide).admit([(100, 2)], 100.0)
-    assert admission([], bound_s=12.0, **wide).admit([(100, 900)], 100.0)  # an idle engine takes any
-    for _ in range(100):
-        made.ended(100, 50, 1.5 * (made._first_s + 49 * made._token_s))
-    assert made.scale == pytest.approx(1.5, rel=0.05) and made._most < most
+WIDE = {"policy": "chunked", "max_num_seqs": 512, "max_num_batched_tokens": 512, "prefills_per_step": None}
 
 
-def test_a_schedule_without_a_closed_form_has_a_load_too():
+def test_nobody_is_accepted_who_makes_others_late():
+    """With 512 residents the answers would be late: as many are accepted as stay in time together."""
+    present = []
+    made = admission(present, bound_s=12.0, **WIDE)
+    for tokens, why in ((300, "within the latency bound"), (2, "others")):  # however short they are
+        with pytest.raises(ApiError, match=why):
+            while True:
+                promise = made.admit([(100, tokens)], 100.0)
+                present.append(Output(Request("x", (1,) * 100, tokens), tokens=[0], due_s=promise.due_s))
+    assert 16 < len(present) < 512
+    for output in present:
+        output.tokens += [0] * 150
+    assert made.admit([(100, 2)], 100.0)  # half of each is done, and no time has gone
+
+
+def test_who_is_late_anyway_or_never_due_holds_up_nobody():
+    for due_s in (90.0, float("inf")):
+        present = [Output(Request(str(i), (1,) * 100, 900), tokens=[0], due_s=due_s) for i in range(8)]
+        assert admission(present, bound_s=12.0, **WIDE).admit([(100, 50)], 100.0)
+
+
+def test_short_answers_are_accepted_where_long_ones_are_not():
+    made = admission([*outputs(200, 0)], bound_s=12.0, **WIDE)
+    with pytest.raises(ApiError, match="within the latency bound"):
+        made.admit([(100, 300)], 100.0)
+    assert made.admit([(100, 20)], 100.0)
+
+
+def test_a_schedule_without_a_closed_form_has_a_pace_too():
     """RRA that grows is replayed: what it holds follows from what it serves."""
     rra = {"policy": "rra", "max_num_seqs": None, "prefills_per_step": None, "encode_batch": 16}
     rra |= {"decode_batch": 64, "decode_iterations": 16}
-    most = [admission([], bound_s=bound_s, **rra)._most for bound_s in (4.0, 6.0, 1000.0)]
-    assert most[-1] is None and 1 <= most[0] <= most[1] <= 64
+    pace = admission([], **rra)._pace
+    assert 16 < pace.most <= 64 and 0 < pace.token_s(1) <= pace.token_s(16) <= pace.token_s(64)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("bound_s", [6.0, 12.0])
+def test_all_accepted_are_in_time_on_an_engine_that_is_as_predicted(bound_s, share, seed):
+    """The oracle: sequences that share an engine, each of them as fast as the load allows. Shares are of what is
+    answered with as many residents as stay in time if all are as long as the longest.
+    """
+    pace, outputs = admission([], **WIDE)._pace, SCHEDULE.workload.output
+    alone = pace.load_within(0.96 * bound_s, outputs.quantile(0.99))
+    rate = share * alone / (outputs.mean * pace.token_s(alone))
+    done = shared_engine(admitting, rate, bound_s, seed)
+    capped = shared_engine(
+        lambda present, bound_s: lambda tokens, clock: capped_at(alone, present), rate, bound_s, seed
+    )
+    assert done["late"] == 0
+    assert done["answered"] >= {0.5: 0.95, 1.0: 0.95, 2.0: 1.05}[share] * capped["answered"]
+
+
+def admitting(present, bound_s):
+    """Whether admission accepts an answer of so many tokens, and when it is due."""
+    made = admission(present, bound_s=bound_s, **WIDE)
+    made._table = Table(100.0, (), None, 0)  # nothing ever waits
+
+    def accept(tokens, s):
+        made._clock.s = s
+        try:
+            return made.admit([(50, tokens)], s).due_s
+        except ApiError:
+            return None
+
+    return accept
+
+
+def capped_at(most, present):
+    return 1e9 if len(present) < most else None
+
+
+def shared_engine(policy, rate, bound_s, seed):
+    """Requests at a rate, of known lengths, for 10 bounds: how many were answered in time, and how many of
+    those that the promise is for late.
+    """
+    rng, pace = np.random.default_rng(seed), admission([], **WIDE)._pace
+    present: list[Output] = []
+    promised = SCHEDULE.workload.output.quantile(0.99)
+    accept, left, s, counts = policy(present, bound_s), {}, 100.0, {"answered": 0, "late": 0}
+    next_s = s
+    while s < 100.0 + 10 * bound_s:
+        token_s = pace.token_s(max(1, len(present)))
+        until_s = min([next_s, *(s + left[id(output)] * token_s for output in present)])
+        for output in present:
+            left[id(output)] -= (until_s - s) / token_s
+            output.tokens = [0] * max(1, int(output.request.max_tokens - left[id(output)]))
+        s = until_s
+        for output in [output for output in present if left[id(output)] <= 1e-6]:
+            present.remove(output)
+            late = s > min(output.due_s, output.added_s + bound_s) + 1e-6
+            if not late or output.request.max_tokens <= promised:
+                counts["late" if late else "answered"] += 1
+        if s == next_s:
+            next_s += rng.exponential(1 / rate)
+            tokens = int(SCHEDULE.workload.output.sample(1, rng)[0])
+            due_s = accept(tokens, s)
+            if due_s is not None:
+                present.append(Output(Request("x", (1,) * 50, tokens), added_s=s, due_s=due_s))
+                left[id(present[-1])] = tokens
+    return counts
 
 
 def test_a_cache_smaller_than_a_long_request_is_no_obstacle():
