@@ -117,6 +117,13 @@ def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
     create_model(model, "llama", layers=4, hidden=256, heads=8, kv_heads=4, ffn=768, vocab=VOCAB, context=512)
     give_text(model / "tokenizer.json", VOCAB)
     document.write(schedule, orca(model, seqs))
+    with running(directory, model, schedule) as (url, _):
+        yield url, model
+
+
+@contextmanager
+def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str, int]]:
+    """URL and process of a server on one thread that follows a schedule, once it is ready."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -129,7 +136,7 @@ def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
                 if server.poll() is not None or time.monotonic() > until:
                     raise SystemExit(f"The server doesn't start: {(directory / 'server.log').read_text()[-2000:]}")
                 time.sleep(0.2)
-            yield url, model
+            yield url, server.pid
         finally:
             server.terminate()
             server.wait(60)

@@ -35,7 +35,7 @@ from exegpt.workload import task
 STARTS_S = 300
 SEQS, TOKENS = (4, 8, 16, 32, 64), (256, 2048)
 """vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
-LOADS = (0.4, 0.6, 0.8, 1.0, 1.3, 2.0)
+LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 2.0)
 """Offered loads, over the requests/s that vLLM answers when far too many come."""
 FIRST_PORT = 8810
 
