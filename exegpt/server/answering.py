@@ -87,6 +87,11 @@ class Answer(ABC):
             )
 
     @property
+    def due_s(self) -> float:
+        """When the answer is promised, by the monotonic clock; infinite where it isn't, as after a restart."""
+        return self.promise.due_s if self.promise else math.inf
+
+    @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
         made = sum(choice.taken for choice in self.choices)
@@ -136,8 +141,7 @@ async def answer(
         raise
     if entry is None:
         _admit(work, frontend, arrived_s)
-        assert work.promise
-        work.generation = Generation(frontend.link, work.choices, due_s=work.promise.due_s)
+        work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
     else:
         async with entry.admitting:
             if entry.outputs is None:
@@ -179,8 +183,7 @@ async def _accept(entry: Entry, work: Answer, frontend: Frontend, arrived_s: flo
 
 def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
     """Give a journalled request to the engine, and read it to its end, whoever else does."""
-    due_s = work.promise.due_s if work.promise else math.inf  # a restarted server answers whenever it can
-    entry.outputs = [frontend.link.add(choice.request, due_s) for choice in work.choices]
+    entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 

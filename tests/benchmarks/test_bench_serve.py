@@ -27,7 +27,7 @@ def test_every_token_has_text(tmp_path):
 
     vocab = bench_serve.VOCAB
     create_model(tmp_path / "m", "llama", layers=1, hidden=16, heads=1, kv_heads=1, ffn=16, vocab=vocab, context=64)
-    bench_serve.give_text(tmp_path / "m" / "tokenizer.json")
+    bench_serve.give_text(tmp_path / "m" / "tokenizer.json", vocab)
     tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
     assert sorted(tokenizer.get_vocab().values()) == list(range(vocab))
     assert tokenizer.decode([2000]) == " w2000"

@@ -21,8 +21,8 @@ class Link:
     def __init__(self):
         self.aborted, self.stopped = [], None
 
-    def add(self, request):
-        self.output = Output(request)
+    def add(self, request, due_s):
+        self.output = Output(request, due_s=due_s)
         return self.output
 
     def abort(self, outputs):
