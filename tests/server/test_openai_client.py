@@ -105,7 +105,7 @@ class Answering:
     def __init__(self):
         self.opened, self.outputs = None, {}
 
-    def add(self, request):
+    def add(self, request, due_s):
         return Output(request, tokens=[40, 41], made_s=[0.0, 0.0], ended=Ended(request.id, "length"))
 
     def abort(self, outputs):
@@ -122,6 +122,9 @@ class Refusing:
         self.left -= 1
         if self.left >= 0:
             raise _rejected("latency_bound", "Too late.", 0.2)
+
+    def ended(self, output):
+        pass
 
 
 def asked_in_process(model, monkeypatch, admission, keys=(), key="none"):
