@@ -28,6 +28,7 @@ from exegpt.models import load_model
 from exegpt.models.create import create_model
 from exegpt.request import Request
 from xrunner.core.engine import Engine
+from xrunner.rank.warm_up import Extent
 
 INPUT, OUTPUT = 64, 128
 MOST, MOST_S = 0.05, 0.010
@@ -59,10 +60,12 @@ def over_http(url: str, todo: list[list[int]], stream: bool) -> float:
 
 
 def without(engine: Engine, todo: list[list[int]], tokens: int = OUTPUT) -> float:
-    """Output tokens per second of the engine alone."""
-    requests = [Request(str(i), tuple(prompt), tokens, ignore_eos=True) for i, prompt in enumerate(todo)]
+    """Output tokens per second of the open engine alone."""
     begin_s = time.perf_counter()
-    engine.run(requests)
+    for i, prompt in enumerate(todo):
+        engine.add(Request(str(i), tuple(prompt), tokens, ignore_eos=True))
+    while engine.busy:
+        engine.step()
     return len(todo) * tokens / (time.perf_counter() - begin_s)
 
 
@@ -92,6 +95,7 @@ def main() -> None:
         plan = orca(model, asked.seqs)
         document.write(schedule, plan)
         engine = Engine(load_model(model), plan)
+        engine.open(Extent.within(plan, SIZES["context"] - 1, 1))
         with running(directory, model, schedule) as (url, pid):
             held = throughputs(engine, url, pid, asked.rounds, asked.requests)
             held &= first_tokens(engine, url)
@@ -110,7 +114,7 @@ def throughputs(engine: Engine, url: str, pid: int, rounds: int, requests: int) 
     tokens_s: dict[str, list[float]] = {name: [] for name in ways}
     cpu_s: dict[str, dict[str, float]] = {}
     for number in range(rounds):
-        for name, way in ways.items():
+        for name, way in list(ways.items())[:: -1 if number % 2 else 1]:
             before = cpu_seconds(pid)
             tokens_s[name].append(way(prompts(requests, number)))
             cpu_s[name] = {process: used - before[process] for process, used in cpu_seconds(pid).items()}
