@@ -42,14 +42,10 @@ class Compiling(Generic[T]):
 
     def take(self) -> list[tuple[T, bool]]:
         """The items that wait no longer, in the order in which they came, and whether each was aborted meanwhile."""
-        taken, waiting = [], []
-        for entry in self._waiting:
-            item, request_id, compiled = entry
-            if not compiled.done():
-                waiting.append(entry)
-                continue
+        taken: list[tuple[T, bool]] = []
+        while self._waiting and self._waiting[0][2].done():  # the thread takes them in this order
+            item, request_id, compiled = self._waiting.pop(0)
             compiled.result()  # raises what is a bug
             taken.append((item, request_id in self._aborted))
             self._aborted.discard(request_id)
-        self._waiting = waiting
         return taken
