@@ -54,6 +54,9 @@ class Frontend:
 
     def drain(self):
         self.send(DRAIN)
+        self.join()
+
+    def join(self):
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -132,7 +135,7 @@ def test_a_drain_waits_for_what_is_compiled(engine, held):
     held.open.set()
     frontend.read_until(lambda: "1" in frontend.ended)
     assert frontend.ended["1"].reason == "stop" and frontend.tokens["1"]
-    frontend.drain()
+    frontend.join()  # it has drained
 
 
 def test_a_refused_grammar_says_why(engine):
