@@ -13,32 +13,21 @@ import argparse
 import importlib.util
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.servers import INPUT, OUTPUT, SIZES, give_text, orca, running
 from exegpt import document
 from exegpt.app.load.arrivals import random_arrivals
-from exegpt.cluster import local_cluster
-from exegpt.model import ModelSpec
 from exegpt.models.create import create_model
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
 
-INPUT, OUTPUT = 64, 64
-"""Tokens of a request."""
 MOST = 0.05
 """By how much a figure may differ."""
-STARTS_S = 120
-VOCAB = 2048
 CLIENT = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main
@@ -68,7 +57,7 @@ def ours(url: str, model: Path, trace: Path, result: Path) -> Figures:
     """What `exegpt bench serve` measures; since requests were sent, as vLLM does, not since they arrived."""
     command = [sys.executable, "-m", "exegpt", "bench", "serve", "--url", url, "--arrivals", "trace"]
     # ids of the whole vocabulary, as vLLM draws them: outputs resemble prompts, and bytes' texts are held back
-    done = _run([*command, "--workload", str(trace), "--vocab", str(VOCAB), "--json"])
+    done = _run([*command, "--workload", str(trace), "--vocab", str(SIZES["vocab"]), "--json"])
     (run,) = json.loads(done)["runs"]
     if not run["valid"] or run["completed"] < run["requests"]:
         raise SystemExit(f"The run is invalid: {run['warnings']}, {run['errors']}.")
@@ -114,72 +103,11 @@ def _run(command: list[str]) -> str:
 def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
     """URL and model of a server on one thread."""
     model, schedule = directory / "model", directory / "schedule.json"
-    create_model(model, "llama", layers=4, hidden=256, heads=8, kv_heads=4, ffn=768, vocab=VOCAB, context=512)
-    give_text(model / "tokenizer.json", VOCAB)
+    create_model(model, "llama", **SIZES, seed=1)
+    give_text(model / "tokenizer.json", SIZES["vocab"])
     document.write(schedule, orca(model, seqs))
     with running(directory, model, schedule) as (url, _):
         yield url, model
-
-
-@contextmanager
-def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str, int]]:
-    """URL and process of a server on one thread that follows a schedule, once it is ready."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    command = [sys.executable, "-m", "exegpt", "serve", "-m", str(model), "-s", str(schedule), "--threads", "1"]
-    with (directory / "server.log").open("w") as log:
-        server = subprocess.Popen([*command, "--port", url.rpartition(":")[2]], stdout=log, stderr=log)
-        try:
-            until = time.monotonic() + STARTS_S
-            while not ready(url):
-                if server.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"The server doesn't start: {(directory / 'server.log').read_text()[-2000:]}")
-                time.sleep(0.2)
-            yield url, server.pid
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def give_text(tokenizer: Path, size: int) -> None:
-    """Add a word for every token id: the model's own tokenizer has bytes alone, and clients see no token without text,
-    so their times to first token would depend on which tokens come.
-    """
-    data = json.loads(tokenizer.read_text(encoding="utf-8"))
-    vocabulary = data["model"]["vocab"]
-    vocabulary |= {added["content"]: added["id"] for added in data["added_tokens"]}  # else they are numbered anew
-    taken = set(vocabulary.values())
-    vocabulary |= {f"Ġw{i}": i for i in range(size) if i not in taken}
-    tokenizer.write_text(json.dumps(data), encoding="utf-8")
-
-
-def orca(model: Path, seqs: int) -> Schedule:
-    """A schedule of one rank that never lacks memory."""
-    spec = ModelSpec.from_directory(model)
-    return Schedule(
-        version=Schedule.VERSION,
-        policy="orca",
-        model=ModelReference(spec, spec.fingerprint),
-        cluster=local_cluster(),
-        workload=Workload.fixed(INPUT, OUTPUT),
-        profile=ProfileReference("roofline", "0"),
-        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
-        kv_blocks=seqs * spec.context // 16,
-        dtype="fp32",
-        kv_dtype="fp32",
-        admission="reserve",
-        max_num_seqs=seqs,
-        prefills_per_step=2,
-    )
-
-
-def ready(url: str, path: str = "/ready") -> bool:
-    try:
-        with urllib.request.urlopen(url + path, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.HTTPError):
-        return False
 
 
 def medians(runs: list[Figures]) -> Figures:
@@ -207,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of each client, in turns")
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=6.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.bench_serve import orca, running
+from benchmarks.servers import orca, running
 from exegpt import document
 from exegpt.models.create import create_model
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench_serve import give_text, orca, running
-from benchmarks.serving_bound import SIZES
+from benchmarks.servers import SIZES, give_text, orca, running
 from exegpt import document
 from exegpt.models import load_model
 from exegpt.models.create import create_model

@@ -2,9 +2,11 @@
 
 One model in float32, one thread of computation each, the same requests at the same moments, sent by `vllm bench serve`
 to one server at a time, in turns; the others idle. The bounds are multiples of vLLM's median latency when unloaded,
-fixed before any load; ours finds its schedule for each. vLLM runs as it comes, and for each bound at its best of some
-`max_num_seqs` and `max_num_batched_tokens`. A request counts if its answer is whole and within the bound since it was
-sent; goodput is such requests over the time in which requests came. Medians over the rounds.
+fixed before any load; ours finds its schedule for each, or, where none keeps it for 99 of 100 requests, for the lowest
+bound that one keeps. vLLM runs as it comes, for each bound at its best of some `max_num_seqs` and
+`max_num_batched_tokens`, and, at twice its peak's load, behind caps on the requests that it has at a time. A request
+counts if its answer is whole and within the bound since it was sent; goodput is such requests over the time in which
+requests came. Medians over the rounds.
 
 The environment with vLLM (any build) and transformers' server lies beside the project's:
 
@@ -22,21 +24,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_serve import give_text, ready
-from benchmarks.serving_bound import SIZES
+from benchmarks.servers import SIZES, give_text, ready
 from exegpt.app.load.arrivals import random_arrivals
+from exegpt.cli import INFEASIBLE
+from exegpt.errors import Infeasible
 from exegpt.models.create import create_model
 from exegpt.workload import task
 
 STARTS_S = 300
 SEQS, TOKENS = (4, 8, 16, 32, 64), (256, 2048)
 """vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
-LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 2.0)
+LOADS = (0.3, 0.5, 0.7, 0.9, 1.2, 2.0)
 """Offered loads, over the requests/s that vLLM answers when far too many come."""
+CAPS = (6, 9, 13, 19, 28, 42)
+"""Requests at a time that are let through to vLLM."""
+LOOSER = 1.12
+"""From one bound that no schedule keeps to the next that is tried."""
 FIRST_PORT = 8810
 
 
@@ -87,6 +94,15 @@ class Bench:
         given |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LD_PRELOAD": preload}
         return os.environ | given | {"PATH": f"{self.peers / 'bin'}:{os.environ['PATH']}"}
 
+    def starts(self, server: "subprocess.Popen[bytes]", url: str, path: str) -> bool:
+        """Wait until it answers at a path; False where it ends before."""
+        until = time.monotonic() + STARTS_S
+        while not ready(url, path):
+            if server.poll() is not None or time.monotonic() > until:
+                return False
+            time.sleep(0.5)
+        return True
+
     @contextmanager
     def started(self, name: str, port: int, command: Sequence[object], known_as: str, path: str) -> Iterator[Server]:
         """A server, once it answers at a path."""
@@ -95,12 +111,11 @@ class Bench:
             words = [str(word) for word in command]
             server = subprocess.Popen(words, stdout=written, stderr=written, env=environment or self.environment)
         try:
-            until = time.monotonic() + STARTS_S
-            while not ready(f"http://127.0.0.1:{port}", path):
-                if server.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"{name} doesn't start: {log.read_text()[-2000:]}")
-                time.sleep(0.5)
-            yield Server(name, f"http://127.0.0.1:{port}", known_as)
+            if not self.starts(server, url := f"http://127.0.0.1:{port}", path):
+                if server.poll() == INFEASIBLE:
+                    raise Infeasible(log.read_text(), None)
+                raise SystemExit(f"{name} doesn't start: {log.read_text()[-2000:]}")
+            yield Server(name, url, known_as)
         finally:
             server.terminate()
             try:
@@ -122,11 +137,32 @@ class Bench:
         options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
         return self.started("transformers", port, [*command, *options], str(self.model), "/health")
 
-    def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
-        """Our server, with the schedule that it finds for a bound."""
+    @contextmanager
+    def ours(self, port: int, bound_s: float) -> Iterator[Server]:
+        """Our server, with the schedule that it finds for a bound or the lowest above it."""
+        kept_s = bound_s
+        with ExitStack() as running:
+            while True:
+                try:
+                    server = running.enter_context(self.keeping(port, kept_s))
+                    break
+                except Infeasible:
+                    kept_s *= LOOSER
+            name = own_name(bound_s)
+            if kept_s > bound_s:
+                print(f"{name}: no schedule keeps it for 99 of 100, so it keeps {kept_s:.2f} s", flush=True)
+            yield replace(server, name=name)
+
+    def keeping(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
+        """Our server, with the schedule that it finds for a bound; Infeasible where there is none."""
         command = [sys.executable, "-m", "exegpt", "serve", "-m", self.model, "-l", f"{bound_s:.3f}s", "--port", port]
         options = ["-w", self.workload, "--threads", 1, "--pinned"]
-        return self.started(f"exegpt {bound_s:.2f} s", port, [*command, *options], "model", "/ready")
+        return self.started("exegpt", port, [*command, *options], "model", "/ready")
+
+    def capped(self, port: int, to: Server, most: int):  # type: ignore[no-untyped-def]
+        """A cap before a server."""
+        command = [sys.executable, "-m", "benchmarks.capped", "--port", port, "--to", to.url.rpartition(":")[2]]
+        return self.started(f"vLLM behind {most}", port, [*command, "--most", most], to.model, "/health")
 
     def load(self, server: Server, rate: float, seed: int, seconds: float | None = None) -> Run:
         """Requests of the workload at a rate, sent by vLLM's client; `rate` 0: one after the other."""
@@ -154,6 +190,11 @@ class Bench:
         if done.returncode:
             raise SystemExit(f"vLLM's client failed: {done.stderr[-2000:]}")
         return read_run(json.loads(result.read_text()), span)
+
+
+def own_name(bound_s: float) -> str:
+    """Our server's name, with a schedule for a bound."""
+    return f"exegpt {bound_s:.2f} s"
 
 
 def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) -> float:
@@ -249,9 +290,13 @@ def main() -> None:
         servers = [running.enter_context(start) for start in starts]
         runs = measured_in_turns(bench, servers, loads, asked.rounds)
         for bound in bounds:
-            own = f"exegpt {bound:.2f} s"
             others = [server.name for server in servers if not server.name.startswith("exegpt")]
-            say(table(runs, [own, *others], bound, loads))
+            say(table(runs, [own_name(bound), *others], bound, loads))
+        capped = measured_behind_caps(bench, servers, loads[-1], asked.rounds)
+        for bound in bounds:
+            goods = {most: statistics.median(run.goodput(bound) for run in found) for most, found in capped.items()}
+            most = max(goods, key=goods.__getitem__)
+            say(f"within {bound:.2f} s at {loads[-1]:.2f}/s, vLLM behind a cap of {most}: {goods[most]:.2f}/s")
 
 
 def measured_in_turns(
@@ -265,6 +310,16 @@ def measured_in_turns(
         for load in loads:
             for server in servers[:: -1 if number % 2 else 1]:
                 runs.setdefault((server.name, load), []).append(bench.load(server, load, number))
+    return runs
+
+
+def measured_behind_caps(bench: Bench, servers: Sequence[Server], load: float, rounds: int) -> dict[int, list[Run]]:
+    """A load on vLLM as it comes, behind each cap: the engine has no more sequences than are let through."""
+    runs: dict[int, list[Run]] = {}
+    for number in range(rounds):
+        for most in CAPS:
+            with bench.capped(FIRST_PORT + 50, servers[0], most) as server:
+                runs.setdefault(most, []).append(bench.load(server, load, number))
     return runs
 
 

@@ -1,5 +1,6 @@
 """The schedule that a server follows: the one with the highest goodput, whatever the rate will be."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exegpt.app.search import infeasible_text
@@ -38,5 +39,7 @@ def highest_goodput(
             progress=progress,
         )
     if not rated.sustained:
-        raise Infeasible(infeasible_text(rated.tuned, bound_s), rated.tuned.lowest_latency_s)
+        lowest_s = rated.tuned.lowest_latency_s
+        servable = replace(rated.tuned, lowest_latency_s=None if lowest_s is None else lowest_s / (1 - MARGIN))
+        raise Infeasible(infeasible_text(servable, bound_s), servable.lowest_latency_s)
     return max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)

@@ -48,11 +48,19 @@ class Promise:
     accepted_s: float
     start_s: float
     finish_s: float
-    """At the 99th percentile of the output length."""
+    """With all of `tokens`."""
+    tokens: int
+    """The output's length that 99 of 100 stay below, at most what was allowed."""
+    token_s: float
+    """Predicted per token."""
     long: bool = False
     """Longer than the schedule was found for: outside the bound."""
     due_s: float = math.inf
     """When the answer has to be there, less the margin; infinite outside the bound."""
+
+    def end_s(self, tokens: int) -> float:
+        """When so many tokens were to be there."""
+        return self.finish_s - (self.tokens - tokens) * self.token_s
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,8 @@ class Admission:
             raise _rejected("concurrency_limit", f"{waiting} requests wait already.", 1.0)
         long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
-        most = max(most for _, most in prompts)
-        finish = math.inf if start is None else start + self._service_s(most, load)
+        most = min(self._outputs_p99, max(most for _, most in prompts))
+        finish = math.inf if start is None else start + self._pace.service_s(most, load)
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
         if running and finish > due:
             why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
@@ -160,7 +168,8 @@ class Admission:
             self._check_share(running)
         self._accepted += len(prompts)
         self._pace.shared_by(load, now)
-        return Promise(arrived_s, start if start is not None else math.inf, finish, long, due)
+        start = math.inf if start is None else start
+        return Promise(arrived_s, start, finish, most, self._pace.token_s(load), long, due)
 
     def _check_others(self, running: Sequence[Output], more: int) -> None:
         """ApiError where more sequences would make accepted ones late. Those that are late anyway don't count."""
@@ -178,8 +187,8 @@ class Admission:
 
     def _wait_s(self, most: int, load: int) -> float:
         """Seconds until so few sequences share the engine that such a request is in time."""
-        ending = load - self._pace.load_within(self._within_s, min(most, self._outputs_p99))
-        return max(1, ending) * self._service_s(round(self._lengths.mean), load) / load
+        ending = load - self._pace.load_within(self._within_s, most)
+        return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
         """ApiError where too many requests run already that the schedule wasn't found for."""
@@ -187,7 +196,7 @@ class Admission:
         residents = traits_of(self._schedule).value(self._schedule, "residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = f"Requests of more than {self._input_p99:,} input tokens are limited, and {long} run already."
-            raise _rejected("latency_bound", why, 2 * self._service_s(10**9, len(running)))
+            raise _rejected("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """When the last of `count` more sequences starts; None where that is beyond the table."""
@@ -199,9 +208,6 @@ class Admission:
             return None
         start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
         return max(self._now(), table.made_s + self.scale * start)
-
-    def _service_s(self, most: int, load: int) -> float:
-        return self._pace.service_s(min(most, self._outputs_p99), load)
 
     # ---- learning ----
 

@@ -38,6 +38,8 @@ class Answered:
     """Until the last of its sequences has started."""
     wait_error_s: float | None = None
     """Measured less predicted start."""
+    end_error_s: float | None = None
+    """Measured less predicted end, of so many tokens as there were."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     bound_s: float | None = None

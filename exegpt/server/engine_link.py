@@ -83,6 +83,8 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._moving = False
         """Whether the engine is about to connect from another rank: it is still `opened`."""
+        self._asked: list[Schedule] = []
+        """Schedules to follow that the engine hasn't taken up."""
         self._server: asyncio.Server | None = None
         self._next = 0
         self._draining = False
@@ -121,7 +123,8 @@ class EngineLink:
             self._send(Stop(output.request.id, output_tokens))
 
     def follow(self, schedule: Schedule) -> None:
-        """Let the engine follow another schedule."""
+        """Let the engine follow another schedule; in the midst of a change, after that one."""
+        self._asked.append(schedule)
         self._send(Follow(schedule))
 
     def drain(self) -> bool:
@@ -177,6 +180,7 @@ class EngineLink:
             writer.close()
             if not self._moving:
                 self.opened = None
+                self._asked.clear()  # one of them may be what has ended it
                 self.on_lost()
 
     def _take(self, message: object) -> None:
@@ -187,17 +191,23 @@ class EngineLink:
             self._writer.close()
             return
         if isinstance(message, Opened):
-            self.opened, self._moving = message, False
+            before, self.opened, self._moving = self.opened, message, False
+            if before and message.schedule == before.schedule:  # the engine can't take up the one that was asked first
+                del self._asked[:1]
+            self._taken_up(message.schedule)
             self.on_opened(message)
             self._send(BEGIN)
             for output in self.outputs.values():  # which another engine has begun
                 self._send(replace(output.request, output_ids=tuple(output.tokens)))
+            for schedule in self._asked[-1:]:  # it came while no engine looked
+                self._send(Follow(schedule))
             if self._draining:
                 self._send(DRAIN)
             return
         if isinstance(message, Changed):
             assert self.opened, "an engine that has opened"
             self.opened = replace(self.opened, schedule=message.schedule, goodput_seq_s=None)
+            self._taken_up(message.schedule)
             self.on_changed(self.opened)
             return
         assert isinstance(message, Stepped)
@@ -226,3 +236,8 @@ class EngineLink:
         for output in touched.values():
             output.announce()
         self.on_stepped(message)
+
+    def _taken_up(self, schedule: Schedule) -> None:
+        """Forget that it was asked for, and what was asked for before it."""
+        if schedule in self._asked:
+            del self._asked[: self._asked.index(schedule) + 1]

@@ -64,6 +64,9 @@ class Metrics:
         self._wait_error = self._histogram(
             "wait_prediction_error_seconds", "Measured less predicted start of the prefill.", _ERRORS
         )
+        self._end_error = self._histogram(
+            "end_prediction_error_seconds", "Measured less predicted end of the answer, by its length.", _ERRORS
+        )
         build = self._gauge("build_info", "1, with the version and the model.", "version", "model")
         build.labels(__version__, model).set(1)
         self._add_queue(queued, kv_usage)
@@ -115,6 +118,8 @@ class Metrics:
             self._wait.observe(answered.queue_wait_s)
         if answered.wait_error_s is not None:
             self._wait_error.observe(answered.wait_error_s)
+        if answered.end_error_s is not None:
+            self._end_error.observe(answered.end_error_s)
         for seconds in answered.tpot_s:
             self._per_token.observe(seconds)
         if self._latency is None or answered.kind not in ("usual", "long"):

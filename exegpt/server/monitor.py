@@ -1,6 +1,7 @@
 """Monitor: everything that a server counts passes here, to the metrics, the last minutes, the log and traces."""
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -115,6 +116,8 @@ class Monitor:
         zero_s = opened.zero_s if opened and promise and undisturbed else None
         start_s = started_s(choices, zero_s) if zero_s is not None else None
         first_s = first_token_s(choices) if promise else None
+        tokens = [choice.taken for choice in choices]
+        told = promise if promise and undisturbed and math.isfinite(promise.start_s) else None
         missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
         answered = Answered(
             request_id,
@@ -128,9 +131,10 @@ class Monitor:
             ttft_s=first_s - arrival.at_s if first_s is not None else None,
             tpot_s=per_token_s(choices) if promise else (),
             queue_wait_s=start_s - arrival.at_s if start_s is not None else None,
-            wait_error_s=start_s - promise.start_s if start_s is not None and promise and _finite(promise) else None,
+            wait_error_s=start_s - told.start_s if start_s is not None and told else None,
+            end_error_s=now_s - told.end_s(max(tokens)) if told and outcome == "answered" else None,
             prompt_tokens=answering.prompt_tokens if answering and promise else 0,
-            output_tokens=sum(choice.taken for choice in choices),
+            output_tokens=sum(tokens),
             bound_s=bound_s,
             miss=self._miss(arrival) if missed else None,
         )
@@ -170,10 +174,6 @@ class Monitor:
     def batch_sizes(self) -> dict[str, float]:
         """Mean sequences of a micro-batch lately, by phase."""
         return self.observed.sizes(time.monotonic())
-
-
-def _finite(promise: Promise) -> bool:
-    return promise.start_s < float("inf")
 
 
 def _outcome(status: int | None, answering: Answering | None) -> Outcome:

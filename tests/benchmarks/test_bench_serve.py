@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import bench_serve
+from benchmarks import bench_serve, servers
 from exegpt.models.create import create_model
 from exegpt.trace import read_trace
 
@@ -17,17 +17,17 @@ def test_both_clients_read_the_same_load(tmp_path):
     read = read_trace(tmp_path / "t.jsonl")
     assert [r.arrival_s for r in read] == pytest.approx([1e-3 * row["timestamp"] for row in rows])
     assert read[-1].arrival_s == pytest.approx(5.0, rel=0.5)
-    assert {(r.input, r.output) for r in read} == {(bench_serve.INPUT, bench_serve.OUTPUT)}
+    assert {(r.input, r.output) for r in read} == {(servers.INPUT, servers.OUTPUT)}
     blocks = [i for row in rows for i in row["hash_ids"]]
-    assert len(set(blocks)) == len(blocks) == 50 * bench_serve.INPUT // 16
+    assert len(set(blocks)) == len(blocks) == 50 * servers.INPUT // 16
 
 
 def test_every_token_has_text(tmp_path):
     from tokenizers import Tokenizer
 
-    vocab = bench_serve.VOCAB
+    vocab = 2048
     create_model(tmp_path / "m", "llama", layers=1, hidden=16, heads=1, kv_heads=1, ffn=16, vocab=vocab, context=64)
-    bench_serve.give_text(tmp_path / "m" / "tokenizer.json", vocab)
+    servers.give_text(tmp_path / "m" / "tokenizer.json", vocab)
     tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
     assert sorted(tokenizer.get_vocab().values()) == list(range(vocab))
     assert tokenizer.decode([2000]) == " w2000"

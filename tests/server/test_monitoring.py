@@ -80,6 +80,9 @@ def test_the_bound_is_an_edge_and_gauges_return_to_zero(asked):
     _, after = asked
     assert read(after, "exegpt_request_latency_seconds_bucket", le=str(BOUND_S), **{"class": "usual"}) == 3
     assert read(after, "exegpt_wait_prediction_error_seconds_bucket", le="+Inf") == 3
+    assert read(after, "exegpt_end_prediction_error_seconds_bucket", le="+Inf") == 3
+    assert read(after, "exegpt_end_prediction_error_seconds_bucket", le="10.0") == 3
+    assert read(after, "exegpt_end_prediction_error_seconds_bucket", le="-10.0") == 0
     for name in ("queue_requests", "running_requests", "kv_usage_ratio"):
         assert read(after, f"exegpt_{name}") == 0
     assert read(after, "exegpt_batch_size", phase="decode", kind="target") == 8

@@ -74,6 +74,20 @@ def test_another_policy_goes_on_with_what_runs(administered, model, want, policy
     assert administered.log.read_text().count("serving tiny") >= 2
 
 
+def test_the_last_of_several_schedules_holds(administered, model):
+    """The first two need another engine each, while whose layers are loaded the next one comes."""
+    asked = [
+        replace(schedule_for(model, "rra", encode_batch=2, decode_batch=4, decode_iterations=3), kv_blocks=72),
+        replace(schedule_for(model, "static", encode_batch=3), kv_blocks=88),
+        replace(schedule_for(model), max_num_seqs=5, kv_blocks=96),
+    ]
+    for schedule in asked:
+        assert follow(administered, schedule, X_Admin_Token="secret") == 202
+    wait_until(lambda: enforced(administered)["kv_blocks"] == 96)
+    time.sleep(0.5)
+    assert enforced(administered)["policy"] == "orca"
+
+
 def test_outputs_that_stop_texts_end_are_followed(model, schedule, tmp_path):
     """The schedule is for 16 + 16 tokens, and these have 16 + 3."""
     with serving(model, schedule, tmp_path) as server:
