@@ -2,11 +2,10 @@
 
 One model in float32, one thread of computation each, the same requests at the same moments, sent by `vllm bench serve`
 to one server at a time, in turns; the others idle. The bounds are multiples of vLLM's median latency when unloaded,
-fixed before any load; ours finds its schedule for each, or, where none keeps it for 99 of 100 requests, for the lowest
-bound that one keeps. vLLM runs as it comes, for each bound at its best of some `max_num_seqs` and
-`max_num_batched_tokens`, and, at twice its peak's load, behind caps on the requests that it has at a time. A request
-counts if its answer is whole and within the bound since it was sent; goodput is such requests over the time in which
-requests came. Medians over the rounds.
+fixed before any load; ours finds its schedule for each, with `--best-effort`. vLLM runs as it comes, and for each
+bound at its best of some `max_num_seqs` and `max_num_batched_tokens`, and, at the highest load, behind caps on the
+requests that it has at a time. A request counts if its answer is whole and within the bound since it was sent; goodput
+is such requests over the time in which requests came. Medians over the rounds.
 
 The environment with vLLM (any build) and transformers' server lies beside the project's:
 
@@ -24,14 +23,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import SIZES, give_text, ready
 from exegpt.app.load.arrivals import random_arrivals
-from exegpt.cli import INFEASIBLE
-from exegpt.errors import Infeasible
 from exegpt.models.create import create_model
 from exegpt.workload import task
 
@@ -42,8 +39,6 @@ LOADS = (0.3, 0.5, 0.7, 0.9, 1.2, 2.0)
 """Offered loads, over the requests/s that vLLM answers when far too many come."""
 CAPS = (6, 9, 13, 19, 28, 42)
 """Requests at a time that are let through to vLLM."""
-LOOSER = 1.12
-"""From one bound that no schedule keeps to the next that is tried."""
 FIRST_PORT = 8810
 
 
@@ -94,15 +89,6 @@ class Bench:
         given |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LD_PRELOAD": preload}
         return os.environ | given | {"PATH": f"{self.peers / 'bin'}:{os.environ['PATH']}"}
 
-    def starts(self, server: "subprocess.Popen[bytes]", url: str, path: str) -> bool:
-        """Wait until it answers at a path; False where it ends before."""
-        until = time.monotonic() + STARTS_S
-        while not ready(url, path):
-            if server.poll() is not None or time.monotonic() > until:
-                return False
-            time.sleep(0.5)
-        return True
-
     @contextmanager
     def started(self, name: str, port: int, command: Sequence[object], known_as: str, path: str) -> Iterator[Server]:
         """A server, once it answers at a path."""
@@ -111,10 +97,11 @@ class Bench:
             words = [str(word) for word in command]
             server = subprocess.Popen(words, stdout=written, stderr=written, env=environment or self.environment)
         try:
-            if not self.starts(server, url := f"http://127.0.0.1:{port}", path):
-                if server.poll() == INFEASIBLE:
-                    raise Infeasible(log.read_text(), None)
-                raise SystemExit(f"{name} doesn't start: {log.read_text()[-2000:]}")
+            until, url = time.monotonic() + STARTS_S, f"http://127.0.0.1:{port}"
+            while not ready(url, path):
+                if server.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{name} doesn't start: {log.read_text()[-2000:]}")
+                time.sleep(0.5)
             yield Server(name, url, known_as)
         finally:
             server.terminate()
@@ -137,27 +124,11 @@ class Bench:
         options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
         return self.started("transformers", port, [*command, *options], str(self.model), "/health")
 
-    @contextmanager
-    def ours(self, port: int, bound_s: float) -> Iterator[Server]:
-        """Our server, with the schedule that it finds for a bound or the lowest above it."""
-        kept_s = bound_s
-        with ExitStack() as running:
-            while True:
-                try:
-                    server = running.enter_context(self.keeping(port, kept_s))
-                    break
-                except Infeasible:
-                    kept_s *= LOOSER
-            name = own_name(bound_s)
-            if kept_s > bound_s:
-                print(f"{name}: no schedule keeps it for 99 of 100, so it keeps {kept_s:.2f} s", flush=True)
-            yield replace(server, name=name)
-
-    def keeping(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
-        """Our server, with the schedule that it finds for a bound; Infeasible where there is none."""
+    def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
+        """Our server, with the schedule that it finds for a bound."""
         command = [sys.executable, "-m", "exegpt", "serve", "-m", self.model, "-l", f"{bound_s:.3f}s", "--port", port]
-        options = ["-w", self.workload, "--threads", 1, "--pinned"]
-        return self.started("exegpt", port, [*command, *options], "model", "/ready")
+        options = ["-w", self.workload, "--threads", 1, "--pinned", "--best-effort"]
+        return self.started(own_name(bound_s), port, [*command, *options], "model", "/ready")
 
     def capped(self, port: int, to: Server, most: int):  # type: ignore[no-untyped-def]
         """A cap before a server."""

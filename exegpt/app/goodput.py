@@ -16,6 +16,10 @@ MARGIN = 0.1
 """Share of the bound that the search leaves, since a machine is never as even as its profile."""
 
 
+LOOSER = 1.1
+"""From one bound that no schedule keeps to the next."""
+
+
 def highest_goodput(
     setting: Setting, bound_s: float, policies: tuple[str, ...], fixed: dict[str, int] | None = None
 ) -> "Sustained":
@@ -43,3 +47,16 @@ def highest_goodput(
         servable = replace(rated.tuned, lowest_latency_s=None if lowest_s is None else lowest_s / (1 - MARGIN))
         raise Infeasible(infeasible_text(servable, bound_s), servable.lowest_latency_s)
     return max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
+
+
+def nearest_goodput(setting: Setting, bound_s: float, policies: tuple[str, ...]) -> tuple["Sustained", float]:
+    """The schedule with the highest goodput within the lowest bound that one keeps, and that bound in seconds. Under a
+    rate the lowest reachable latency isn't reached, so bounds are tried. Infeasible where nothing fits at all.
+    """
+    while True:
+        try:
+            return highest_goodput(setting, bound_s, policies), bound_s
+        except Infeasible as error:
+            if error.lowest_latency_s is None:
+                raise
+            bound_s = max(LOOSER * bound_s, error.lowest_latency_s)

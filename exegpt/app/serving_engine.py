@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from exegpt.app.choices import admission_rule, policy_names
 from exegpt.app.files import model_directory, read_schedule
-from exegpt.app.goodput import highest_goodput
+from exegpt.app.goodput import highest_goodput, nearest_goodput
 from exegpt.app.profiles import measured_profile, profile_text
 from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
+from exegpt.duration import duration_text
 from exegpt.engine_protocol import Opened
 from exegpt.errors import Infeasible, InputError
 from exegpt.model import ModelSpec
@@ -56,6 +57,8 @@ class EngineOptions:
     threads: int | None
     pinned: bool
     """Whether the schedule stays, whatever the lengths are."""
+    best_effort: bool
+    """Whether to serve though no schedule keeps the bound for 99 of 100 requests."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,13 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
         if answer.schedule is None:
             raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
         return answer.schedule, None
-    best = highest_goodput(setting, bound_s, policies)
+    try:
+        best = highest_goodput(setting, bound_s, policies)
+    except Infeasible as error:
+        if not options.best_effort:
+            raise
+        best, kept_s = nearest_goodput(setting, bound_s, policies)
+        output.note(f"{error} Those that can be in time are served, by a schedule for {duration_text(kept_s)}")
+        return replace(best.schedule, latency_bound_s=bound_s), None
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

@@ -25,6 +25,7 @@ def engine(
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     pinned: Annotated[bool, typer.Option("--pinned")] = False,
+    best_effort: Annotated[bool, typer.Option("--best-effort")] = False,
 ) -> None:
     """Run the requests that come over a socket."""
     from exegpt.app import serving_engine

@@ -61,6 +61,10 @@ def serve(
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Keep the schedule, though lengths become others than it is for.")
     ] = False,
+    best_effort: Annotated[
+        bool,
+        typer.Option("--best-effort", help="Serve under a bound that 99 of 100 can't meet, too: who can, is accepted."),
+    ] = False,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
     """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound.
@@ -101,9 +105,9 @@ def _serve(typed: dict[str, Any]) -> int:
         "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }
     given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
-    pinned = ["--pinned"] if typed["pinned"] else []
+    flags = [flag for flag in ("--pinned", "--best-effort") if typed[flag.strip("-").replace("-", "_")]]
     asked = options.build(supervisor.ServerOptions, typed | read)
-    return supervisor.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *pinned])
+    return supervisor.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *flags])
 
 
 def _serve_as_rank(typed: dict[str, Any]) -> int:

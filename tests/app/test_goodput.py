@@ -1,0 +1,39 @@
+"""The schedule that a server follows: within its bound, or, at best effort, within the lowest that one keeps."""
+
+import pytest
+
+from exegpt.app.goodput import LOOSER, MARGIN, highest_goodput, nearest_goodput
+from exegpt.app.settings import Setting
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.errors import Infeasible
+from exegpt.workload import Workload
+from xprofiler.roofline import roofline_profile
+
+MODEL, CLUSTER = builtin_model("opt-1.3b"), parse_cluster("1xA100-80GB")
+SETTING = Setting(MODEL, CLUSTER, Workload.fixed(128, 64), roofline_profile(MODEL, CLUSTER), "fp16", ())
+ORCA = ("orca",)
+
+
+@pytest.fixture(scope="module")
+def lowest_s():
+    """What is named as the lowest bound that can be kept."""
+    with pytest.raises(Infeasible) as refused:
+        highest_goodput(SETTING, 0.01, ORCA)
+    return refused.value.lowest_latency_s
+
+
+def test_the_lowest_bound_that_is_named_has_room_for_the_margin(lowest_s):
+    assert highest_goodput(SETTING, 1.05 * lowest_s, ORCA).goodput_seq_s > 0
+    for share in (1 - MARGIN / 2, 1 - 2 * MARGIN):
+        with pytest.raises(Infeasible, match="the lowest reachable latency is") as refused:
+            highest_goodput(SETTING, share * lowest_s, ORCA)
+        assert refused.value.lowest_latency_s == lowest_s
+
+
+def test_best_effort_takes_the_nearest_bound(lowest_s):
+    found, kept_s = nearest_goodput(SETTING, 0.01, ORCA)
+    assert lowest_s <= kept_s <= LOOSER**2 * lowest_s
+    assert found.goodput_seq_s == highest_goodput(SETTING, kept_s, ORCA).goodput_seq_s
+    feasible, same_s = nearest_goodput(SETTING, 4 * lowest_s, ORCA)
+    assert same_s == 4 * lowest_s and feasible.goodput_seq_s > found.goodput_seq_s
