@@ -15,6 +15,7 @@ The environment with vLLM (any build) and transformers' server lies beside the p
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -33,11 +34,13 @@ from exegpt.models.create import create_model
 from exegpt.workload import task
 
 STARTS_S = 300
-SEQS, TOKENS = (4, 8, 16, 32, 64), (256, 2048)
+SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)
 """vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
-LOADS = (0.3, 0.5, 0.7, 0.9, 1.2, 2.0)
-"""Offered loads, over the requests/s that vLLM answers when far too many come."""
-CAPS = (6, 9, 13, 19, 28, 42)
+LOADS, SLOW_LOADS = (0.5, 0.75, 1.0, 2.0), (0.1, 0.2, 0.4)
+"""Offered loads, over the requests/s that vLLM answers when far too many come; and those of transformers' server, which
+would be answering them for long.
+"""
+CAPS = (8, 12, 18, 27)
 """Requests at a time that are let through to vLLM."""
 FIRST_PORT = 8810
 
@@ -122,6 +125,7 @@ class Bench:
         """transformers' server with continuous batching."""
         command = [self.peers / "bin" / "transformers", "serve", self.model, "--continuous-batching", "--dtype"]
         options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
+        options += ["--cb-num-blocks", 256]  # else nine tenths of the machine's memory
         return self.started("transformers", port, [*command, *options], str(self.model), "/health")
 
     def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
@@ -215,9 +219,10 @@ def table(
     lines = [f"within {bound_s:.2f} s, requests/s at an offered load of"]
     lines.append(f"{'':28}" + "".join(f"{load:9.2f}" for load in loads) + "     peak  failed")
     for name in names:
-        goods = [statistics.median(run.goodput(bound_s) for run in runs[name, load]) for load in loads]
-        failed = sum(run.failed for load in loads for run in runs[name, load])
-        lines.append(f"{name:28}" + "".join(f"{good:9.2f}" for good in goods) + f"{max(goods):9.2f}{failed:8}")
+        found = [runs.get((name, load), []) for load in loads]
+        goods = [statistics.median(run.goodput(bound_s) for run in some) if some else math.nan for some in found]
+        peak, failed = max(good for good in goods if good >= 0), sum(run.failed for some in found for run in some)
+        lines.append(f"{name:28}" + "".join(f"{good:9.2f}" for good in goods) + f"{peak:9.2f}{failed:8}")
     return "\n".join(lines)
 
 
@@ -246,7 +251,7 @@ def main() -> None:
             flood = bench.load(server, 12.0, 96, 20.0)
             say(f"vLLM unloaded: median latency {alone_s:.2f} s")
         peak = len(flood.latencies_s) / flood.whole_s
-        loads = [share * peak for share in LOADS]
+        loads, slow = ([share * peak for share in shares] for shares in (LOADS, SLOW_LOADS))
         bounds = [float(share) * alone_s for share in asked.bounds.split(",")]
         say(f"vLLM flooded: {peak:.2f} requests/s; bounds {', '.join(f'{bound:.2f} s' for bound in bounds)}")
         if asked.limits:
@@ -259,10 +264,10 @@ def main() -> None:
         starts += [bench.ours(FIRST_PORT + 20 + i, bound) for i, bound in enumerate(bounds)]
         starts += [] if asked.no_transformers else [bench.transformers(FIRST_PORT + 40)]
         servers = [running.enter_context(start) for start in starts]
-        runs = measured_in_turns(bench, servers, loads, asked.rounds)
+        runs = measured_in_turns(bench, servers, (loads, slow), asked.rounds)
         for bound in bounds:
             others = [server.name for server in servers if not server.name.startswith("exegpt")]
-            say(table(runs, [own_name(bound), *others], bound, loads))
+            say(table(runs, [own_name(bound), *others], bound, [*slow, *loads]))
         capped = measured_behind_caps(bench, servers, loads[-1], asked.rounds)
         for bound in bounds:
             goods = {most: statistics.median(run.goodput(bound) for run in found) for most, found in capped.items()}
@@ -271,16 +276,19 @@ def main() -> None:
 
 
 def measured_in_turns(
-    bench: Bench, servers: Sequence[Server], loads: Sequence[float], rounds: int
+    bench: Bench, servers: Sequence[Server], loads: tuple[Sequence[float], Sequence[float]], rounds: int
 ) -> dict[tuple[str, float], list[Run]]:
-    """Every load on every server, in each round."""
+    """Every load on every server, in each round; the second loads for transformers' alone."""
+    usual, slow = loads
     runs: dict[tuple[str, float], list[Run]] = {}
     for server in servers:
-        bench.load(server, loads[0], 95, 10.0)
+        bench.load(server, slow[-1], 95, 10.0)
     for number in range(rounds):
-        for load in loads:
+        for load in (*slow, *usual):
             for server in servers[:: -1 if number % 2 else 1]:
-                runs.setdefault((server.name, load), []).append(bench.load(server, load, number))
+                if load in (slow if server.name == "transformers" else usual):
+                    runs.setdefault((server.name, load), []).append(bench.load(server, load, number))
+        print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
     return runs
 
 
