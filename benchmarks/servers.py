@@ -33,12 +33,13 @@ def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str,
 
 @contextmanager
 def tuned_server(
-    directory: Path, bound: str, workload: str, sizes: dict[str, int] = SIZES
+    directory: Path, bound: str, workload: str, sizes: dict[str, int] = SIZES, pinned: bool = True
 ) -> Iterator[tuple[str, Path]]:
     """URL and log of a server that has searched its schedule; its log has a JSON line for each request."""
     model = directory / "model"
     create_model(model, "llama", **sizes, seed=1)
-    options = ["-m", str(model), "-l", bound, "-w", workload, "--pinned", "--log-format", "json", "--log-requests"]
+    options = ["-m", str(model), "-l", bound, "-w", workload, "--log-format", "json", "--log-requests"]
+    options += ["--pinned"] if pinned else []
     with _started(directory, options) as (url, _):
         yield url, directory / "server.log"
 

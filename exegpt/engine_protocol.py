@@ -79,13 +79,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Ended:
-    """A request's end, after its last token. Seconds of the engine's clock, None for what never happened."""
+    """A request's end, after its last token."""
 
     id: str
     reason: FinishReason
-    start_s: float | None = None
-    first_token_s: float | None = None
-    finish_s: float | None = None
     refused: str | None = None
     """Why the engine can't run it."""
 
@@ -154,7 +151,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What has come of steps of the engine: tokens, in order, then ends."""
+    """What has come of steps of the engine: tokens, in order, then ends. Seconds of its clock."""
 
     now_s: float
     ids: Array
@@ -163,6 +160,8 @@ class Stepped:
     """int64 [tokens]"""
     made_s: Array
     """float64 [tokens]"""
+    starts_s: Array
+    """float64 [tokens]: when the request started whose first token it is; NaN for further ones"""
     ended: tuple[Ended, ...]
     occupancy: Occupancy
     spans: tuple[Span, ...] = ()

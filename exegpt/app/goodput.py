@@ -12,7 +12,7 @@ from exegpt.report import output
 if TYPE_CHECKING:
     from xscheduler.open_tune import Sustained
 
-MARGIN = 0.1
+MARGIN = 0.15
 """Share of the bound that the search leaves, since a machine is never as even as its profile."""
 
 

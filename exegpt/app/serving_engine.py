@@ -88,7 +88,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         while moved:
             link.leave_unless(engine.leads)
             context = engine.schedule.model.spec.context
-            engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True), again)
+            engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True, promises=True), again)
             engine.prepare_grammars()
             zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
             moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s))

@@ -1,12 +1,13 @@
 """Admission control: a request is accepted only if its answer will be there within the latency bound, and no accepted
 one's comes too late by it.
 
-    start(k) + service(s, n) <= (1 - MARGIN) * bound    and for each that runs    now + left * t(n) <= due
+    start(k) + shared(s) <= (1 - MARGIN) * bound    and for each that runs    now + shared(left) <= due
 
 k is the request's place in the queue, and start(k) a table, made a few times a second by continuing the engine's
 present sequences in the event simulator; s is the output length that 99 of 100 requests stay below, at most what the
-request allows; n is how many sequences share the engine then, and t(n) the time per token (`pace.py`); left is what is
-left of such an s, given what a sequence has generated.
+request allows; left is what is left of such an s, given what a sequence has generated. shared(l) is the time of l
+tokens on an engine that all share until each has what is left to it, with t(n) per token while there are n (`pace.py`):
+those that run, as far as they haven't ended, or as many as come meanwhile.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from exegpt.policies import traits_of
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
 from exegpt.server.pace import Pace
-from exegpt.workload import LengthDistribution
+from exegpt.workload import Array, LengthDistribution
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
@@ -106,6 +107,21 @@ class Lengths:
         return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))
 
 
+class ArrivalRate:
+    """Sequences per second that come, accepted or not: a mean that forgets within so many seconds."""
+
+    def __init__(self, memory_s: float):
+        self._memory_s, self._rate, self._at_s = memory_s, 0.0, 0.0
+
+    def come(self, count: int, now_s: float) -> None:
+        """So many have come."""
+        self._rate, self._at_s = self.rate(now_s) + count / self._memory_s, now_s
+
+    def rate(self, now_s: float) -> float:
+        """Lately."""
+        return self._rate * math.exp((self._at_s - now_s) / self._memory_s)
+
+
 class Admission:
     """Decides for one engine. `outputs` are the sequences that it has, in order of arrival."""
 
@@ -124,6 +140,7 @@ class Admission:
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
         self._input_p99 = self._inputs.quantile(QUANTILE)
         self._pace = Pace(schedule, self._cost, opened.profile, now())
+        self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._table = Table(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
@@ -151,36 +168,61 @@ class Admission:
         ApiError where their answer, or an accepted one, would come too late, or too many wait.
         """
         running, now = self._outputs(), self._now()
+        self._arrivals.come(len(prompts), now)
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
             raise _rejected("concurrency_limit", f"{waiting} requests wait already.", 1.0)
         long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
-        finish = math.inf if start is None else start + self._pace.service_s(most, load)
+        left = self._left(running)
+        shared = self._shared_s([*left, *([most - 1] * len(prompts))])
+        service_s = self._pace.first_s(load) + float(shared[-1])
+        finish = math.inf if start is None else start + service_s
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
         if running and finish > due:
             why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
             raise _rejected("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
         if self.bound_s is not None:
-            self._check_others(running, len(prompts))
+            self._check_others(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
         if self.bound_s is not None and long:
             self._check_share(running)
         self._accepted += len(prompts)
         self._pace.shared_by(load, now)
         start = math.inf if start is None else start
-        return Promise(arrived_s, start, finish, most, self._pace.token_s(load), long, due)
+        return Promise(arrived_s, start, finish, most, service_s / most, long, due)
 
-    def _check_others(self, running: Sequence[Output], more: int) -> None:
-        """ApiError where more sequences would make accepted ones late. Those that are late anyway don't count."""
-        now, load, late = self._now(), len(running) + more, []
-        prefill_s = self._pace.first_s(1) * (more + sum(1 for output in running if not output.tokens))
-        token_s, alone_s = self._pace.token_s(load), self._pace.token_s(1)
+    def _left(self, running: Sequence[Output]) -> list[int]:
+        """The tokens that 99 of 100 sequences like each one stay below yet."""
+        left = []
         for output in running:
             generated = len(output.tokens)
-            left = self._lengths.longest(generated, min(output.request.max_tokens, self._outputs_p99)) - generated
-            if now + prefill_s + left * token_s > output.due_s >= now + left * alone_s:
-                late.append(left * token_s)
+            most = min(output.request.max_tokens, self._outputs_p99)
+            left.append(max(0, self._lengths.longest(generated, most) - generated))
+        return left
+
+    def _shared_s(self, left: Sequence[int]) -> Array:
+        """Seconds until each of the sequences that share the engine has its tokens. They become fewer, but not than
+        those that come meanwhile: at the rate of late, each for the mean of its service (Little's law).
+        """
+        tokens = np.array(left, dtype=np.float64)
+        order = np.argsort(tokens, kind="stable")
+        load = len(left)
+        by_load_s = self._pace.tokens_s(load)
+        coming = math.ceil(self._arrivals.rate(self._now()) * self._lengths.mean * by_load_s[-1])
+        token_s = by_load_s[np.maximum(np.arange(load, 0, -1), min(load, coming)) - 1]
+        seconds = np.empty(len(left))
+        seconds[order] = np.cumsum(np.diff(tokens[order], prepend=0.0) * token_s)
+        return seconds
+
+    def _check_others(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> None:
+        """ApiError where accepted sequences would be late. Those that are late anyway don't count."""
+        now, alone_s = self._now(), self._pace.token_s(1)
+        late = [
+            seconds
+            for output, tokens, seconds in zip(running, left, shared.tolist(), strict=False)
+            if now + seconds > output.due_s >= now + tokens * alone_s
+        ]
         if late:
             why = f"With {len(running)} others, not all answers would be there within {self.bound_s:g} s."
             raise _rejected("latency_bound", why, min(late))

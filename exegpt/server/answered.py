@@ -66,13 +66,10 @@ def per_token_s(choices: Sequence[Choice]) -> tuple[float, ...]:
     return tuple((o.last_s - o.first_s) / (len(o.tokens) - 1) for o in outputs if o.first_s is not None)
 
 
-def started_s(choices: Sequence[Choice], zero_s: float) -> float | None:
-    """When the last sequence started, by the monotonic clock; `zero_s`: that of the engine's zero. None where one was
-    ended by a stop text, of which the engine doesn't report its start.
-    """
-    starts = [choice.output.ended.start_s for choice in choices if choice.output.ended]
-    known = [start for start in starts if start is not None]
-    return zero_s + max(known) if known and len(known) == len(choices) else None
+def started_s(choices: Sequence[Choice]) -> float | None:
+    """When the last sequence started, by the monotonic clock; None where one never had a token."""
+    starts = [choice.output.start_s for choice in choices if choice.output.start_s is not None]
+    return max(starts) if starts and len(starts) == len(choices) else None
 
 
 def kind_of(promise: Promise | None, answered: bool) -> Kind:

@@ -45,6 +45,8 @@ class Output:
     """Of each token, where the request asks for them."""
     prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
     """Of each token of the prompt, likewise; they come with the first token."""
+    start_s: float | None = None
+    """When its prefill began, by this process's monotonic clock; known from its first token on."""
     first_s: float | None = None
     """When its first token came, by this process's monotonic clock."""
     last_s: float = 0.0
@@ -213,9 +215,10 @@ class EngineLink:
         assert isinstance(message, Stepped)
         self.last = message
         touched: dict[str, Output] = {}
-        ids, tokens, times = message.ids.tolist(), message.tokens.tolist(), message.made_s.tolist()
+        columns = [column.tolist() for column in (message.ids, message.tokens, message.made_s, message.starts_s)]
+        ids, zero_s = columns[0], self.opened.zero_s if self.opened else 0.0
         logprobs = message.logprobs.rows() if message.logprobs else [None] * len(ids)
-        for number, token, made_s, logprob in zip(ids, tokens, times, logprobs, strict=True):
+        for number, token, made_s, start_s, logprob in zip(*columns, logprobs, strict=True):
             receiver = self.outputs.get(str(number))
             if receiver:  # else it was aborted
                 receiver.tokens.append(token)
@@ -224,6 +227,8 @@ class EngineLink:
                     receiver.logprobs.append(logprob)
                 receiver.last_s = self.heard_s
                 receiver.first_s = receiver.first_s or self.heard_s
+                if start_s == start_s:
+                    receiver.start_s = zero_s + start_s
                 touched[receiver.request.id] = receiver
         for prompt in message.prompts:
             if receiver := self.outputs.get(prompt.id):

@@ -113,8 +113,7 @@ class Monitor:
         opened = self._link.opened
         bound_s = opened.schedule.latency_bound_s if opened and promise and not promise.long else None
         latency_s, undisturbed = now_s - arrival.at_s, self._lost_s < arrival.at_s
-        zero_s = opened.zero_s if opened and promise and undisturbed else None
-        start_s = started_s(choices, zero_s) if zero_s is not None else None
+        start_s = started_s(choices) if promise else None
         first_s = first_token_s(choices) if promise else None
         tokens = [choice.taken for choice in choices]
         told = promise if promise and undisturbed and math.isfinite(promise.start_s) else None
@@ -141,7 +140,7 @@ class Monitor:
         self.metrics.answered(answered)
         self.observed.answered(answered)
         if self.tracing:
-            self.tracing.answered(answered, arrival.parent, choices if promise else (), zero_s)
+            self.tracing.answered(answered, arrival.parent, choices if promise else ())
         if self._log_requests:
             facts = {name: value for name, value in asdict(answered).items() if value not in (None, ())}
             output.note(answered.text, event="request", **facts)

@@ -15,6 +15,7 @@ import numpy as np
 import xsimulator
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
+from exegpt.workload import Array
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
@@ -51,6 +52,14 @@ class Pace:
     def token_s(self, load: float) -> float:
         """Seconds per further token."""
         return self.scale(load) * self._predicted_s(load)
+
+    def tokens_s(self, most: int) -> Array:
+        """Seconds per further token at each load from 1 to `most`."""
+        loads = np.arange(1, most + 1)
+        octaves = np.rint(np.log2(loads)).astype(int)
+        scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
+        seconds: Array = scales[octaves] * np.interp(loads, self._loads, self._token_s)
+        return seconds
 
     def service_s(self, tokens: int, load: float) -> float:
         """Seconds from a sequence's start to the last of its tokens."""
@@ -123,7 +132,7 @@ class Pace:
 
 
 def _octave(load: float) -> int:
-    return round(math.log2(max(1.0, load)))
+    return int(np.rint(np.log2(max(1.0, load))))
 
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:

@@ -45,12 +45,9 @@ class Tracing:
         self._provider = _provider(endpoint)
         self._tracer = self._provider.get_tracer("exegpt", __version__)
 
-    def answered(
-        self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice], zero_s: float | None
-    ) -> None:
+    def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice]) -> None:
         """A request has ended. `parent` has the headers of its caller's trace; `choices` are its sequences, none where
-        it ran no sequences of its own; `zero_s` is the engine's zero by the monotonic clock, None where it isn't that
-        of all of its sequences.
+        it ran no sequences of its own.
         """
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -68,7 +65,7 @@ class Tracing:
         whole = add(f"{operation} {self._model}", begin_s, answered.ended_s, SpanKind.SERVER)
         whole.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": self._model})
         whole.set_attributes(_facts(answered) | _asked(choices))
-        for name, start_s, end_s in _phases(choices, zero_s, begin_s):
+        for name, start_s, end_s in _phases(choices, begin_s):
             add(name, start_s, end_s, SpanKind.INTERNAL, whole)
         if answered.outcome == "failed":
             from opentelemetry.trace import StatusCode
@@ -160,17 +157,17 @@ def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
     }
 
 
-def _phases(choices: Sequence[Choice], zero_s: float | None, begin_s: float) -> list[tuple[str, float, float]]:
+def _phases(choices: Sequence[Choice], begin_s: float) -> list[tuple[str, float, float]]:
     """The parts of a request's time that are known, by the monotonic clock: in the queue, until any of its sequences
     starts; prefill, until any has its first token; decode, until all have their last ones.
     """
     outputs = [choice.output for choice in choices]
     firsts = [output.first_s for output in outputs if output.first_s is not None]
-    starts = [output.ended.start_s for output in outputs if output.ended and output.ended.start_s is not None]
+    starts = [output.start_s for output in outputs if output.start_s is not None]
     if not firsts:
         return []
     first_s, phases = min(firsts), []
-    if zero_s is not None and len(starts) == len(outputs):
-        start_s = min(max(begin_s, zero_s + min(starts)), first_s)
+    if starts:
+        start_s = min(max(begin_s, min(starts)), first_s)
         phases = [("queue", begin_s, start_s), ("prefill", start_s, first_s)]
     return [*phases, ("decode", first_s, max(output.last_s for output in outputs))]

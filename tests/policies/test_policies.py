@@ -202,6 +202,13 @@ def test_chunked_never_exceeds_its_token_budget_or_its_sequences(most, budget, r
     assert all(len(step.encode) + len(step.decode) <= most for step in steps)
 
 
+@pytest.mark.parametrize(("residents", "tokens", "joins"), [(4, 2, False), (4, 3, True), (2, 3, False)])
+def test_chunked_says_whether_a_prompt_could_join_its_decoding_iterations(residents, tokens, joins):
+    steps, _, _ = drive(ChunkedPolicy(residents, tokens), [(1, 6, 0.0), (1, 6, 0.0)])
+    (both,) = {step.arrivals for step in steps if not step.encode and len(step.decode) == 2}
+    assert both == joins
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 10), REQUESTS)
 def test_rra_encodes_at_most_its_batch_and_decodes_at_most_its_iterations_in_between(batch, iterations, requests):

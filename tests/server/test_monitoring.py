@@ -132,6 +132,16 @@ def test_logs_are_json_lines_without_text(bounded, asked):
     assert all("time" in event and "message" in event for event in events)
 
 
+def test_the_start_of_an_output_that_a_stop_text_ends_is_known(bounded, asked):
+    (letter,) = json.loads(bounded.post("/tokenize", {"prompt": "a"}, **KEY)[2])["tokens"]
+    body = {"prompt": SECRET, "logit_bias": {str(letter): 100}, "stop": "aaa", "max_tokens": 60}
+    before = read(samples(bounded), "exegpt_queue_wait_seconds_count")
+    answer = json.loads(bounded.post("/v1/completions", body, **KEY)[2])
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    time.sleep(0.2)
+    assert read(samples(bounded), "exegpt_queue_wait_seconds_count") == before + 1
+
+
 def test_a_browser_draws_the_page(server):
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:

@@ -29,15 +29,20 @@ the bound.
 
 class Adaptation:
     """Follows a run's lengths and finds schedules for drifted ones. `held` is the schedule whose layers and caches the
-    ranks hold; `broadcast` is called with every change.
+    ranks hold; `broadcast` is called with every change. With `promises`, a schedule of other lengths takes over though
+    it leads to the same decisions: somebody predicts by them.
     """
 
     def __init__(
-        self, held: Schedule, reschedule: Reschedule, broadcast: Callable[[Change], None] = lambda change: None
+        self,
+        held: Schedule,
+        reschedule: Reschedule,
+        broadcast: Callable[[Change], None] = lambda change: None,
+        promises: bool = False,
     ):
         self.drift = Drift(held.workload)
         self._held, self._running = held, held
-        self._reschedule, self._broadcast = reschedule, broadcast
+        self._reschedule, self._broadcast, self._promises = reschedule, broadcast, promises
         self._search: Future[Schedule | None] | None = None
         self._drifted_s = 0.0
 
@@ -53,7 +58,7 @@ class Adaptation:
         if not self._search.done():
             return None
         schedule, self._search = self._search.result(), None
-        if schedule is None or same(schedule, self._running):
+        if schedule is None or (same(schedule, self._running) and not self._promises):
             return None
         self._running = schedule
         change = Change(self._drifted_s, now, now, 0.0, schedule.stages != self._held.stages, schedule)

@@ -39,6 +39,8 @@ class Options:
     """Whether a timeline and the requests' times are kept, which grow with the run."""
     spans: bool = False
     """Whether this rank's spans are kept until they are taken (`Engine.take_spans`)."""
+    promises: bool = False
+    """Whether what the schedule's lengths let expect is promised: as `Adaptation` has it."""
     adjustment: float | None = None
     """As in `make_policy`."""
     order: Order = fcfs

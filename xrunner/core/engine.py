@@ -217,7 +217,7 @@ class Engine:
             driver = self._driver = self._driver_of(leader.emit, options)
             driver.elsewhere = leader.abort
             if reschedule:
-                adaptation = Adaptation(self.schedule, reschedule, leader.broadcast)
+                adaptation = Adaptation(self.schedule, reschedule, leader.broadcast, options.promises)
                 driver.look, driver.outputs.drift = adaptation.look, adaptation.drift
         else:
             assert self.transport, "a rank alone leads"

@@ -19,6 +19,8 @@ class Token:
     """Its log-probability, where the request asks for it; -9999.0 for minus infinity."""
     likeliest: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens in its place, as many as the request asks for, with their log-probabilities."""
+    start_s: float | None = None
+    """When its request's encoding began: with its first token alone."""
     prompt: tuple[tuple[float | None, tuple[tuple[int, float], ...]], ...] = ()
     """The same of each token of the prompt, where the request asks for it: with its first token alone."""
 

@@ -180,12 +180,13 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
     tokens = [event for event in events if isinstance(event, Token)]
     results = [event for event in events if not isinstance(event, Token)]
     asked = any(token.logprob is not None for token in tokens)
-    ended = [Ended(r.id, r.finish_reason, r.start_s, r.first_token_s, r.finish_s) for r in results]
+    ended = [Ended(result.id, result.finish_reason) for result in results]
     return Stepped(
         now_s=engine.worker.now(),
         ids=np.array([int(token.request_id) for token in tokens], dtype=np.int64),
         tokens=np.array([token.token for token in tokens], dtype=np.int64),
         made_s=np.array([token.made_s for token in tokens], dtype=np.float64),
+        starts_s=np.array([np.nan if t.start_s is None else t.start_s for t in tokens], dtype=np.float64),
         ended=(*refused, *ended),
         occupancy=engine.occupancy,
         spans=engine.take_spans(),

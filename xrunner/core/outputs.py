@@ -198,7 +198,8 @@ def _token(receiver: Running, token: int, moment: float) -> Token:
         own, likeliest = receiver.logprobs[-1], receiver.likeliest[-1]
     if receiver.request.prompt_logprobs and index == 0:
         prompt = tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True))
-    return Token(receiver.request.id, index, token, moment, own, likeliest, prompt)
+    start_s = None if index else receiver.start_s
+    return Token(receiver.request.id, index, token, moment, own, likeliest, start_s, prompt)
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:

@@ -86,6 +86,20 @@ def test_a_search_that_finds_nothing_better_changes_nothing(model, undisturbed):
         assert not report.changes
 
 
+def test_other_lengths_take_over_where_they_are_promised(model):
+    held, found = schedule(model.spec), []
+    for promises in (False, True):
+        looking = adaptation.Adaptation(
+            held, lambda observed, held: replace(held, workload=observed), promises=promises
+        )
+        for index in range(2 * WINDOW):
+            looking.drift.begin(index)
+            looking.drift.end(index, 5, 17)
+            found.append((promises, looking.look(float(index))))
+    (change,) = [change for promises, change in found if change]
+    assert (True, change) in found and same(change.schedule, held) and change.schedule.workload.output.max == 17
+
+
 def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, undisturbed, monkeypatch):
     new = schedule(model.spec, kv_blocks=60, encode_batch=5)
     first = Engine.load(directories["llama"], schedule(model.spec), Ranks())

@@ -266,6 +266,7 @@ def plans(draw, policies=(*POLICIES, *DISAGGREGATED), models=(MODEL, T5)):
 def test_everybody_is_served_once_and_in_time(plan, requests):
     run = replay(*plan, requests)
     assert sorted(s.index for s in run.served) == list(range(len(requests)))
+    assert run.reused == 0 or plan[0].prefix_caching
     for s in run.served:
         asked = requests[s.index]
         assert (s.input_tokens, s.output_tokens, s.arrival_s) == (asked.input, asked.output, asked.arrival_s)
