@@ -10,7 +10,6 @@ from exegpt.batching.admission import Admission
 from exegpt.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
 from exegpt.duration import duration_text, format_duration
 from exegpt.policies import TRAITS
-from exegpt.profile import Profile
 from exegpt.report.series import Series
 from exegpt.schedule import Bound
 
@@ -48,10 +47,7 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
     from xscheduler import advice
 
     def again(bound_s: float | None, cluster: ClusterSpec) -> "Tuned":
-        where = setting
-        if cluster != setting.cluster:
-            where = replace(setting, cluster=cluster, profile=_profile_on(setting, cluster))
-        return search_schedule(where, bound_s, **vars(options))
+        return search_schedule(on_cluster(setting, cluster), bound_s, **vars(options))
 
     texts = []
     if answer.schedule and answer.estimate:
@@ -69,9 +65,13 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
     return texts
 
 
-def _profile_on(setting: Setting, cluster: ClusterSpec) -> Profile:
-    """The roofline of another cluster; a measured profile holds for more of the same devices."""
-    return like(setting.profile, setting.model, cluster) if setting.profile.source == "roofline" else setting.profile
+def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
+    """The same on another cluster: its roofline; a measured profile holds for more or fewer of the same devices."""
+    if cluster == setting.cluster:
+        return setting
+    rooflined = setting.profile.source == "roofline"
+    profile = like(setting.profile, setting.model, cluster) if rooflined else setting.profile
+    return replace(setting, cluster=cluster, profile=profile)
 
 
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:

@@ -9,6 +9,7 @@ from exegpt.cli import (
     engine,
     listing,
     model,
+    plan,
     profile,
     profile_import,
     reproduce,
@@ -33,6 +34,7 @@ for command, about in (  # a line of `exegpt --help` each; their own --help says
     (tune.tune, "Find the schedule with the highest throughput under a bound."),
     (run.run, "Run requests offline, beside what was predicted."),
     (serve.serve, "Serve a model over HTTP, as OpenAI's API does."),
+    (plan.plan, "Several models on one cluster: devices and schedules."),
     (simulate.simulate, "What a schedule, or an engine's settings, will give."),
     (show.show, "What a schedule, profile or result file says."),
 ):

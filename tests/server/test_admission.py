@@ -1,6 +1,7 @@
 """Admission control: what is predicted of the queue, and what follows from it."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from exegpt.cluster import parse_cluster
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.server.admission import Admission, Lengths, Table
+from exegpt.server.admission import Admission, ArrivalRate, Lengths, Table
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.workload import LengthDistribution, task
@@ -166,6 +167,32 @@ def test_nobody_is_accepted_who_makes_others_late():
     for output in present:
         output.tokens += [0] * 150
     assert made.admit([(100, 2)], 100.0)  # half of each is done, and no time has gone
+
+
+def test_the_rate_of_arrival_forgets():
+    rate = ArrivalRate(10.0)
+    for number in range(300):
+        rate.come(1, number / 5)
+    assert rate.rate(60.0) == pytest.approx(5.0, rel=0.05)
+    assert rate.rate(70.0) == pytest.approx(rate.rate(60.0) / math.e)
+
+
+def test_more_are_accepted_where_few_others_come():
+    """A load that ends leaves the engine to those that stay; one that is replaced doesn't."""
+    accepted = []
+    for come in (0, 5000):
+        present = outputs(100, 0)
+        for number, output in enumerate(present):
+            output.request = replace(output.request, max_tokens=1 + number)
+        made = admission(present, bound_s=8.0, **WIDE)
+        made._arrivals.come(come, 100.0)
+        accepted.append(0)
+        with pytest.raises(ApiError, match="latency bound"):
+            while True:
+                promise = made.admit([(100, 128)], 100.0)
+                present.append(Output(Request("x", (1,) * 100, 128), tokens=[0], due_s=promise.due_s))
+                accepted[-1] += 1
+    assert accepted[0] > accepted[1]
 
 
 def test_who_is_late_anyway_or_never_due_holds_up_nobody():

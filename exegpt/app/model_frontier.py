@@ -1,0 +1,110 @@
+"""What one of several models does by its number of devices."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from exegpt.app.goodput import MARGIN
+from exegpt.app.models_file import Demand
+from exegpt.app.search import on_cluster, search_schedule
+from exegpt.app.settings import Setting
+from exegpt.app.shortlist import MOST, best_by_replay
+from exegpt.app.tuning import arrivals_of
+from exegpt.cluster import ClusterSpec
+from exegpt.estimate import Estimate
+from exegpt.schedule import Schedule
+
+if TYPE_CHECKING:
+    from xscheduler.multimodel.budgets import Budget
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a model does on so many devices."""
+
+    devices: int
+    schedule: Schedule
+    estimate: Estimate
+    goodput_seq_s: float | None
+    seconds: float | None
+
+    def budget(self, demand: Demand) -> "Budget":
+        """What the search of budgets compares."""
+        from xscheduler.multimodel.budgets import Budget
+
+        if demand.rate_seq_s is not None and self.goodput_seq_s is not None:
+            return Budget(self.devices, self.goodput_seq_s / demand.rate_seq_s)
+        return Budget(self.devices, seconds=math.inf if self.seconds is None else self.seconds)
+
+
+class ModelFrontier:
+    """What one model does by its number of devices, searched once for each."""
+
+    def __init__(self, demand: Demand, policies: tuple[str, ...]):
+        self.demand, self._policies = demand, policies
+        self._served: dict[int, Served | None] = {}
+
+    def on(self, devices: int) -> Served | None:
+        """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
+        if devices not in self._served:
+            setting = on_cluster(self.demand.setting, _part(self.demand.setting.cluster, devices))
+            find = _offline if self.demand.rate_seq_s is None else _online
+            self._served[devices] = find(self.demand, setting, self._policies)
+        return self._served[devices]
+
+    def within(self, devices: int) -> Served:
+        """On so many, or on the next fewer that do, of which some are known to."""
+        from xscheduler.multimodel.budgets import counts
+
+        cluster = self.demand.setting.cluster
+        sizes = [size for size in counts(cluster.nodes, cluster.devices_per_node) if size <= devices]
+        return next(served for size in reversed(sizes) if (served := self.on(size)))
+
+
+def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+    """So many devices of a cluster: of one node, or whole nodes."""
+    nodes = max(1, devices // cluster.devices_per_node)
+    each = devices // nodes
+    name = f"{nodes}x{each}x{cluster.device.kind}" if nodes > 1 else f"{each}x{cluster.device.kind}"
+    return replace(cluster, name=name, nodes=nodes, devices_per_node=each)
+
+
+def _online(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
+    """The schedule with the highest goodput within the bound less a margin, and what it gives at the model's rate."""
+    from xscheduler.goodput import Bounds
+    from xscheduler.open_tune import tune_at
+
+    assert demand.rate_seq_s is not None
+    bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
+    arrivals = arrivals_of(setting, "poisson", 0)
+    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
+    options: dict[str, Any] = {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
+    rated = tune_at(*where, demand.rate_seq_s, **options)
+    if not rated.sustained:
+        return None
+    best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
+    tuned = rated.tuned
+    met = tuned.schedule is not None and tuned.estimate is not None
+    schedule, estimate = (tuned.schedule, tuned.estimate) if met else (best.schedule, best.steady)
+    assert schedule and estimate
+    goodput = rated.sustained[schedule.policy].goodput_seq_s
+    return Served(setting.cluster.devices, replace(schedule, latency_bound_s=demand.bound_s), estimate, goodput, None)
+
+
+def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
+    """The schedule that is done with all requests soonest, of those with the highest throughput within the bound: by a
+    replay, as the steady state knows neither ramp-up nor drain; a long list is nearly all steady state.
+    """
+    from xsimulator.replay.event_simulator import replay
+
+    assert demand.requests is not None
+    context = None if setting.model.architecture == "t5" else setting.model.context
+    drawn = setting.workload.without_requests.draw(demand.requests, 0, context)
+    tuned = best_by_replay(search_schedule(setting, demand.bound_s, policies=policies), setting.profile, drawn)
+    if tuned.schedule is None:
+        return None
+    if demand.requests > MOST and tuned.estimate:
+        seconds = demand.requests / tuned.estimate.throughput_seq_s
+        return Served(setting.cluster.devices, tuned.schedule, tuned.estimate, None, seconds)
+    run = replay(tuned.schedule, setting.profile, drawn, timeline=False)
+    return Served(setting.cluster.devices, tuned.schedule, run.estimate, None, run.seconds)

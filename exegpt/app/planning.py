@@ -1,0 +1,144 @@
+"""Plans of several models on one cluster: how its devices are shared out, and what each model then does."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exegpt.app.model_frontier import ModelFrontier
+from exegpt.app.models_file import Demand
+from exegpt.cluster import ClusterSpec
+from exegpt.errors import Infeasible
+from exegpt.plan import Plan, PlannedModel
+from exegpt.policies import TRAITS
+from exegpt.quantity import figure_text
+from exegpt.report import output
+
+METHODS = ("exegpt", "spatial")
+"""How devices are shared out: by what each model reaches on them, searched together; or in proportion to what each
+computes, under the policy of most engines (MuxServe's baseline).
+"""
+_POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a method comes to: a plan, or why it has none."""
+
+    method: str
+    plan: Plan | None
+    why_not: str = ""
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Plans come first; of those what is done sooner, then has more headroom, then takes fewer devices."""
+        if self.plan is None:
+            return (1.0,)
+        headroom = min((m.headroom for m in self.plan.models if m.headroom is not None), default=0.0)
+        seconds = max((m.seconds for m in self.plan.models if m.seconds is not None), default=0.0)
+        return 0.0, seconds, -headroom, -self.plan.free
+
+
+def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...]) -> list[Proposal]:
+    """What each method comes to, the best one first."""
+    proposals = []
+    for method in methods:
+        try:
+            proposals.append(Proposal(method, make_plan(demands, cluster, method)))
+        except Infeasible as error:
+            proposals.append(Proposal(method, None, str(error)))
+    return sorted(proposals, key=lambda proposal: proposal.order)
+
+
+def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+    """The plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says how
+    near it comes.
+    """
+    frontiers = [ModelFrontier(demand, _POLICIES[method]) for demand in demands]
+    with output.progress(f"budgets by {method}") as progress:
+        given = {"exegpt": _searched, "spatial": _in_proportion}[method](frontiers, cluster, progress)
+    models = [_planned(frontier, devices) for frontier, devices in zip(frontiers, given, strict=True)]
+    _check_rates(models)
+    return Plan(Plan.VERSION, method, cluster, tuple(models))
+
+
+def _planned(frontier: ModelFrontier, devices: tuple[int, ...]) -> PlannedModel:
+    demand, served = frontier.demand, frontier.within(len(devices))
+    rates, done = (demand.rate_seq_s, served.goodput_seq_s), (demand.requests, served.seconds)
+    return PlannedModel(demand.name, devices[: served.devices], served.schedule, served.estimate, *rates, *done)
+
+
+def _check_rates(models: list[PlannedModel]) -> None:
+    """Infeasible where a model's goodput is below its rate."""
+    short = min(models, key=lambda model: math.inf if model.headroom is None else model.headroom)
+    if short.headroom is not None and short.headroom < 1:
+        reached, rate = (f"{figure_text(value or 0.0)}/s" for value in (short.goodput_seq_s, short.rate_seq_s))
+        raise Infeasible(
+            f"These budgets don't sustain all rates: model '{short.name}', which is furthest from its own, reaches "
+            f"{reached} of {rate} on {len(short.devices)} devices.",
+            None,
+        )
+
+
+def _searched(
+    frontiers: list[ModelFrontier], cluster: ClusterSpec, progress: Callable[[int, int], None]
+) -> tuple[tuple[int, ...], ...]:
+    """The devices of the best budgets."""
+    from xscheduler.multimodel.budgets import best_budgets, counts, rising
+
+    sizes, known = counts(cluster.nodes, cluster.devices_per_node), []
+    for number, frontier in enumerate(frontiers):
+        found = []
+        for place, size in enumerate(sizes):
+            progress(number * len(sizes) + place, len(sizes) * len(frontiers))
+            if served := frontier.on(size):
+                found.append(served.budget(frontier.demand))
+        if not found:
+            raise Infeasible(_nothing_fits(frontier.demand, cluster), None)
+        known.append(rising(found))
+    best = best_budgets(known, cluster.nodes, cluster.devices_per_node)
+    if best is None:
+        raise Infeasible(_no_room(frontiers, [of_one[0].devices for of_one in known], cluster), None)
+    return best.devices
+
+
+def _in_proportion(
+    frontiers: list[ModelFrontier], cluster: ClusterSpec, progress: Callable[[int, int], None]
+) -> tuple[tuple[int, ...], ...]:
+    """Devices in proportion to what each model computes, at least as many as it needs to run at all, by the largest
+    remainders; a budget is one that a node, or whole nodes, can be.
+    """
+    from xscheduler.multimodel.budgets import counts, place
+
+    sizes = counts(cluster.nodes, cluster.devices_per_node)
+    work = [frontier.demand.work for frontier in frontiers]
+    budgets = []
+    for number, frontier in enumerate(frontiers):
+        progress(number, len(frontiers))
+        least = next((size for size in sizes if frontier.on(size)), None)
+        if least is None:
+            raise Infeasible(_nothing_fits(frontier.demand, cluster), None)
+        budgets.append(least)
+    while True:  # the next device goes to whom most is lacking
+        lacking = sorted(range(len(work)), key=lambda i: work[i] / budgets[i], reverse=True)
+        for i in lacking:
+            more = next((size for size in sizes if size > budgets[i]), None)
+            trial = [more if more and j == i else budget for j, budget in enumerate(budgets)]
+            if more and place(trial, cluster.nodes, cluster.devices_per_node):
+                budgets = trial
+                break
+        else:
+            break
+    placed = place(budgets, cluster.nodes, cluster.devices_per_node)
+    if placed is None:
+        raise Infeasible(_no_room(frontiers, budgets, cluster), None)
+    return placed
+
+
+def _no_room(frontiers: list[ModelFrontier], least: list[int], cluster: ClusterSpec) -> str:
+    each = ", ".join(f"{frontier.demand.name} {size}" for frontier, size in zip(frontiers, least, strict=True))
+    return f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}."
+
+
+def _nothing_fits(demand: Demand, cluster: ClusterSpec) -> str:
+    bound = "" if demand.bound_s is None else f" within {figure_text(demand.bound_s)} s"
+    return f"Model '{demand.name}' runs on no part of {cluster.name}{bound}: name more devices, or a looser bound."

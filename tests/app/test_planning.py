@@ -1,0 +1,122 @@
+"""Plans of several models: what a file asks for, what each method comes to, and what is refused in one sentence."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from exegpt import document
+from exegpt.app import planning
+from exegpt.app.model_frontier import ModelFrontier
+from exegpt.app.models_file import read_demands
+from exegpt.app.planning import make_plan, propose
+from exegpt.cli import main
+from exegpt.cluster import parse_cluster
+from exegpt.errors import Infeasible, InputError
+from exegpt.plan import Plan
+
+CLUSTER = parse_cluster("4xA100-80GB")
+CHAT = {"name": "chat", "model": "opt-1.3b", "workload": "128/64", "rate": "20/s", "latency_bound": "4s"}
+BATCH = {"name": "batch", "model": "opt-13b", "workload": "128/32", "requests": 500}
+
+
+def write(path, *models):
+    file = path / "models.yaml"
+    file.write_text(json.dumps({"models": models}))  # JSON is YAML
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_policies():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "_POLICIES", {"exegpt": ("static", "orca"), "spatial": ("orca",)})
+        yield
+
+
+@pytest.fixture(scope="module")
+def demands(tmp_path_factory):
+    return read_demands(write(tmp_path_factory.mktemp("models"), CHAT, BATCH), "4xA100-80GB")
+
+
+@pytest.fixture(scope="module")
+def plan(demands):
+    return make_plan(demands, CLUSTER, "exegpt")
+
+
+def test_every_model_meets_its_own(plan):
+    chat, batch = plan.models
+    assert (chat.name, batch.name) == ("chat", "batch")
+    assert chat.headroom > 1 and chat.goodput_seq_s > 20 and chat.schedule.latency_bound_s == 4.0
+    assert batch.headroom is None and batch.seconds == pytest.approx(500 / batch.estimate.throughput_seq_s)
+    assert not set(chat.devices) & set(batch.devices) and set(chat.devices + batch.devices) <= {0, 1, 2, 3}
+    for model in plan.models:
+        assert model.schedule.cluster.devices == len(model.devices)
+        assert {d for stage in model.schedule.stages for d in stage.devices} <= set(range(len(model.devices)))
+
+
+def test_a_plan_round_trips(plan, tmp_path):
+    document.write(tmp_path / "plan.json", plan)
+    assert document.read(Plan, tmp_path / "plan.json") == plan
+    twice = tuple(replace(model, devices=(0,)) for model in plan.models)
+    with pytest.raises(InputError, match="each may be given once"):
+        replace(plan, models=twice)
+
+
+def test_searched_budgets_are_no_worse_than_shares_in_proportion(demands):
+    proposals = propose(demands, CLUSTER, ("spatial", "exegpt"))
+    searched = next(proposal for proposal in proposals if proposal.method == "exegpt")
+    assert searched.plan and searched.order == proposals[0].order
+
+
+def test_what_can_not_be_met_is_named_with_the_nearest(tmp_path):
+    hungry = CHAT | {"rate": "100000/s"}
+    with pytest.raises(Infeasible, match=r"model 'chat', .* reaches .*/s of .*/s on 3 devices"):
+        make_plan(read_demands(write(tmp_path, hungry, BATCH), "4xA100-80GB"), CLUSTER, "exegpt")
+    huge = BATCH | {"model": "opt-66b"}
+    with pytest.raises(Infeasible, match="don't fit 2xA100-80GB all at once: the fewest devices of each are a 2, b 2"):
+        named = [huge | {"name": name} for name in "ab"]
+        make_plan(read_demands(write(tmp_path, *named), "2xA100-80GB"), parse_cluster("2xA100-80GB"), "exegpt")
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"),
+    [
+        ([CHAT | {"requests": 5}], "Model 'chat' needs a rate, like 5/s, or a number of requests, and not both"),
+        ([CHAT, CHAT], "names chat twice"),
+        ([], "has 0 models"),
+        ([CHAT | {"colour": "red"}], "colour is not known"),
+        ([CHAT | {"model": "opt-14b"}], "Model 'chat' of"),
+        ([CHAT | {"rate": "often"}], "often"),
+        ([BATCH | {"requests": 0}], "has 0 requests"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(models, sentence, tmp_path, capsys):
+    assert main(["plan", str(write(tmp_path, *models)), "--cluster", "4xA100-80GB"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said and "\n" not in said
+
+
+def test_a_traces_file_is_looked_for_beside_the_models(tmp_path):
+    (tmp_path / "chat.csv").write_text("input,output\n" + "100,50\n" * 30)
+    (demand,) = read_demands(write(tmp_path, CHAT | {"workload": "chat.csv"}), "4xA100-80GB")
+    assert demand.setting.workload.input.mean == 100
+
+
+def test_the_command_prints_a_document(tmp_path, capsys):
+    file, out = write(tmp_path, CHAT, BATCH), tmp_path / "plan.json"
+    assert main(["plan", str(file), "-c", "4xA100-80GB", "--method", "best", "--out", str(out), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["plan"] == document.read_json(out) and {m["method"] for m in printed["methods"]} == {
+        "exegpt",
+        "spatial",
+    }
+    assert main(["plan", str(file), "-c", "4xA100-80GB"]) == 0
+    assert "exegpt: 2 models on 4xA100-80GB" in capsys.readouterr().out
+    assert main(["plan", str(write(tmp_path, CHAT | {"rate": "100000/s"})), "-c", "1xA100-80GB", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["plan"] is None
+
+
+def test_a_frontier_is_searched_once(demands, monkeypatch):
+    frontier, asked = ModelFrontier(demands[1], ("orca",)), []
+    monkeypatch.setattr("exegpt.app.model_frontier._offline", lambda *given: asked.append(given))
+    assert frontier.on(2) is None and frontier.on(2) is None and len(asked) == 1

@@ -1,0 +1,80 @@
+"""Budgets of dedicated devices: the best of all, by brute force; every device is given once, and never across nodes."""
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xscheduler.multimodel.budgets import Budget, best_budgets, counts, place, rising
+
+
+def some_frontier(random, most):
+    """Of a model with a rate, or of one with requests, which some counts of devices don't do at all."""
+    online, least = random.random() < 0.6, random.randint(1, max(1, most // 2))
+    budgets, reached = [], random.uniform(0.2, 1.0)
+    for devices in range(1, most + 1):
+        reached *= random.choice([0.9, 1.0, 1.1, 1.5])
+        fits = devices >= least
+        headroom = (reached if fits else 0.0) if online else math.inf
+        budgets.append(Budget(devices, headroom, 0.0 if online else 10 / reached if fits else math.inf))
+    return rising(budgets)
+
+
+def score(budgets):
+    """What is compared, in this order; fewer devices are better where all else is equal."""
+    seconds, headroom = max(b.seconds for b in budgets), min(b.headroom for b in budgets)
+    return min(1.0, headroom), -seconds, headroom, -sum(b.devices for b in budgets)
+
+
+def exhaustive(frontiers, nodes, devices_per_node):
+    choices = (
+        budgets
+        for budgets in itertools.product(*frontiers)
+        if place([b.devices for b in budgets], nodes, devices_per_node) and max(b.seconds for b in budgets) < math.inf
+    )
+    return max(choices, key=score, default=None)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_they_are_the_best_of_all(seed):
+    drawn = random.Random(seed)
+    nodes, most = drawn.choice([(1, 4), (1, 8), (2, 4)])
+    frontiers = [some_frontier(drawn, most) for _ in range(drawn.randint(1, 4))]
+    want, found = exhaustive(frontiers, nodes, most), best_budgets(frontiers, nodes, most)
+    assert (found is None) == (want is None)
+    if found and want:
+        assert score(found.budgets) == score(want)
+        assert (found.level.headroom, found.level.seconds) == (score(want)[2], -score(want)[1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 8), st.data())
+def test_every_device_is_given_once_and_no_small_budget_is_split(nodes, most, data):
+    sizes = data.draw(st.lists(st.sampled_from(counts(nodes, most)), min_size=1, max_size=6))
+    placed = place(sizes, nodes, most)
+    if placed is None:
+        assert not fits(sizes, nodes, most)
+        return
+    assert [len(devices) for devices in placed] == sizes
+    given_out = list(itertools.chain(*placed))
+    assert len(set(given_out)) == len(given_out) and set(given_out) <= set(range(nodes * most))
+    for devices in placed:
+        assert len({device // most for device in devices}) == -(-len(devices) // most)
+
+
+def fits(sizes, nodes, most):
+    """Whether there is room, by trying every assignment of small budgets to nodes."""
+    whole = sum(size // most for size in sizes if size > most)
+    small = [size for size in sizes if size <= most]
+    return whole <= nodes and any(
+        all(sum(s for s, n in zip(small, chosen, strict=True) if n == node) <= most for node in range(nodes - whole))
+        for chosen in itertools.product(range(nodes - whole), repeat=len(small))
+    )
+
+
+def test_where_more_devices_do_worse_fewer_are_taken():
+    measured = [Budget(1, 0.5), Budget(3, 0.4), Budget(2, 0.9), Budget(4, 0.9), Budget(8, 2.0)]
+    assert [b.devices for b in rising(measured)] == [1, 2, 8]

@@ -1,0 +1,1 @@
+"""Several models on one cluster: budgets, and which devices they are (docs/multimodel.md)."""

@@ -1,0 +1,150 @@
+"""Budgets: how many devices each of several models gets, for itself, so that each meets its own bound at its own rate.
+
+A model's frontier says what it does on each number of devices. On more of them it does no worse, so for a level that
+all models should reach each has a least budget, and a level can be reached exactly if those have room on the nodes
+together. The best level is found by bisection over the values that the frontiers have.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one model does on so many devices."""
+
+    devices: int
+    headroom: float = math.inf
+    """Goodput within its bound over its rate, at least 1 where it is met; infinite for a model without a rate."""
+    seconds: float = 0.0
+    """Until its requests are done; 0 for one that has none, infinite where the model doesn't fit."""
+
+
+Frontier = Sequence[Budget]
+"""By rising devices; headroom rises, and seconds fall, along it. Not empty."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What all models should reach: in this order the rates are met, the last one is done soon, headroom is great."""
+
+    headroom: float
+    seconds: float
+
+    def least(self, frontier: Frontier) -> Budget | None:
+        """The fewest devices on which a model reaches it."""
+        reached = (b for b in frontier if b.headroom >= self.headroom and b.seconds <= self.seconds)
+        return next(reached, None)
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Each model's budget, and its devices: whole nodes, or some of one node."""
+
+    budgets: tuple[Budget, ...]
+    devices: tuple[tuple[int, ...], ...]
+
+    @property
+    def level(self) -> Level:
+        """What all models reach."""
+        return Level(min(b.headroom for b in self.budgets), max(b.seconds for b in self.budgets))
+
+
+def rising(budgets: Sequence[Budget]) -> Frontier:
+    """A frontier of measured budgets: where more devices did worse, those of fewer are taken, and the others idle."""
+    frontier: list[Budget] = []
+    for budget in sorted(budgets, key=lambda b: b.devices):
+        before = frontier[-1] if frontier else budget
+        better = budget.headroom > before.headroom or budget.seconds < before.seconds
+        worse = budget.headroom < before.headroom or budget.seconds > before.seconds
+        if not frontier or (better and not worse):
+            frontier.append(budget)
+    return frontier
+
+
+def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: int) -> Budgets | None:
+    """The budgets of the best level; of those the fewest devices. None where the models don't fit all at once."""
+
+    def reach(headroom: float, seconds: float) -> Budgets | None:
+        least = [Level(headroom, seconds).least(frontier) for frontier in frontiers]
+        budgets = [budget for budget in least if budget]
+        placed = place([b.devices for b in budgets], nodes, devices_per_node) if len(budgets) == len(least) else None
+        return Budgets(tuple(budgets), placed) if placed else None
+
+    every = [budget for frontier in frontiers for budget in frontier]
+    shares = sorted({min(1.0, budget.headroom) for budget in every})
+    share = _highest(shares, lambda value: reach(value, _finite(every)) is not None)
+    if share is None:
+        return None
+    times = sorted({budget.seconds for budget in every if budget.seconds < math.inf}, reverse=True)
+    seconds = _highest(times, lambda value: reach(share, value) is not None)
+    assert seconds is not None, "the longest time is that of the share"
+    highs = sorted({budget.headroom for budget in every if budget.headroom >= share})
+    headroom = _highest(highs, lambda value: reach(value, seconds) is not None)
+    assert headroom is not None, "the share itself is one of them"
+    return reach(headroom, seconds)
+
+
+def _finite(budgets: Sequence[Budget]) -> float:
+    """The longest time that ends."""
+    return max((b.seconds for b in budgets if b.seconds < math.inf), default=0.0)
+
+
+def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
+    """The last value that holds, where those before it do too; None where none does."""
+    low, high = -1, len(values) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(values[middle]) else (low, middle - 1)
+    return values[low] if low >= 0 else None
+
+
+def counts(nodes: int, devices_per_node: int) -> list[int]:
+    """The numbers of devices that a budget may have."""
+    return [*range(1, devices_per_node + 1), *(k * devices_per_node for k in range(2, nodes + 1))]
+
+
+def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tuple[int, ...], ...] | None:
+    """Devices for budgets of these sizes, each in one node or in whole nodes; None where they have no room."""
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    free, chosen = [devices_per_node] * nodes, dict[int, list[int]]()
+
+    def fill(place_in_order: int) -> bool:
+        if place_in_order == len(order):
+            return True
+        budget = order[place_in_order]
+        size = sizes[budget]
+        if size > devices_per_node:
+            whole = [node for node in range(nodes) if free[node] == devices_per_node][: -(-size // devices_per_node)]
+            tries = [whole] if len(whole) * devices_per_node >= size else []
+        else:  # nodes with as much room are alike
+            alike = {free[node]: [node] for node in reversed(range(nodes)) if free[node] >= size}
+            tries = [alike[room] for room in sorted(alike)]
+        for taken in tries:
+            each = min(size, devices_per_node)
+            for node in taken:
+                free[node] -= each
+            chosen[budget] = taken
+            if fill(place_in_order + 1):
+                return True
+            for node in taken:
+                free[node] += each
+        return False
+
+    if not fill(0):
+        return None
+    return _numbered(sizes, chosen, nodes, devices_per_node)
+
+
+def _numbered(
+    sizes: Sequence[int], chosen: dict[int, list[int]], nodes: int, devices_per_node: int
+) -> tuple[tuple[int, ...], ...]:
+    """The devices of budgets whose nodes are chosen, numbered through the cluster."""
+    rest = [itertools.count(node * devices_per_node) for node in range(nodes)]
+    devices = []
+    for budget, size in enumerate(sizes):
+        each = min(size, devices_per_node)
+        devices.append(tuple(next(rest[node]) for node in chosen[budget] for _ in range(each)))
+    return tuple(devices)
