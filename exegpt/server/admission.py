@@ -13,7 +13,6 @@ those that run, as far as they haven't ended, or as many as come meanwhile.
 import asyncio
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,24 +21,23 @@ import numpy as np
 
 from exegpt.engine_protocol import Opened
 from exegpt.policies import traits_of
+from exegpt.server.arrival_rate import ArrivalRate
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
+from exegpt.server.lengths import QUANTILE, Lengths
 from exegpt.server.pace import Pace
-from exegpt.workload import Array, LengthDistribution
+from exegpt.workload import Array
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
 MARGIN = 0.04
 """Share of the bound that predictions leave."""
-QUANTILE = 0.99
-"""Of the output lengths for which the bound is promised."""
 LONG_SHARE = 0.1
 """Of the residents that may be longer than the schedule was found for."""
 _CPU_SHARE = 0.04
 """Of one CPU that the table may take."""
 _LEAST_S = 0.1
 """Between two tables."""
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -75,51 +73,6 @@ class Table:
     """Between the starts of places beyond; None where those are beyond the horizon."""
     first: int
     """The place of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
-
-
-class Lengths:
-    """The outputs' lengths, given what sequences have generated."""
-
-    def __init__(self, outputs: LengthDistribution):
-        self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
-        self.mean = outputs.mean
-        self._longest: dict[int, int] = {}
-        """What `longest` found, without a cap: it is asked for every sequence at every arrival."""
-
-    def supposed(self, number: int, generated: int, most: int) -> int:
-        """A sequence's output tokens: the same quantile each time, spread evenly over sequences, of the lengths beyond
-        what it has generated.
-        """
-        return self._beyond(generated, most, (number * _GOLDEN) % 1.0)
-
-    def longest(self, generated: int, most: int) -> int:
-        """The output tokens that 99 of 100 sequences stay below which have generated so many."""
-        if generated not in self._longest:
-            self._longest[generated] = self._beyond(generated, sys.maxsize, QUANTILE)
-        return min(most, self._longest[generated])
-
-    def _beyond(self, generated: int, most: int, u: float) -> int:
-        first = int(np.searchsorted(self._s, generated, side="right"))
-        left = self._above[first] if first < len(self._s) else 0.0
-        if left <= 1e-9:  # longer than any: about half as much again of the mean
-            return min(most, generated + max(1, round(self.mean / 2)))
-        place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
-        return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))
-
-
-class ArrivalRate:
-    """Sequences per second that come, accepted or not: a mean that forgets within so many seconds."""
-
-    def __init__(self, memory_s: float):
-        self._memory_s, self._rate, self._at_s = memory_s, 0.0, 0.0
-
-    def come(self, count: int, now_s: float) -> None:
-        """So many have come."""
-        self._rate, self._at_s = self.rate(now_s) + count / self._memory_s, now_s
-
-    def rate(self, now_s: float) -> float:
-        """Lately."""
-        return self._rate * math.exp((self._at_s - now_s) / self._memory_s)
 
 
 class Admission:

@@ -12,9 +12,11 @@ from exegpt.cluster import parse_cluster
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.server.admission import Admission, ArrivalRate, Lengths, Table
+from exegpt.server.admission import Admission, Table
+from exegpt.server.arrival_rate import ArrivalRate
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
+from exegpt.server.lengths import Lengths
 from exegpt.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
 
