@@ -50,7 +50,7 @@ class DecodeSeconds:
         self._cost = cost
         layer = cost.tables.decoder
         points = (layer.mixed_attention or layer.decode_attention).points[-1]
-        self._points = np.array(points if len(points) > 1 else (points[0], points[0] + 1.0))
+        self._points = np.array(points)
         self._values: dict[int, Array] = {}
 
     def __call__(self, sequences: int, contexts: Array | float) -> Array:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from tests.exegpt.nouns import MODEL, profile, schedule
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
-from xsimulator.replay.cells import _shape
+from xsimulator.replay.cells import DecodeSeconds, _shape
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import rra
 from xsimulator.steady.scenario import Scenario
@@ -212,6 +213,15 @@ def test_the_work_of_a_tensor_parallel_group_is_shown_on_its_first_device():
         schedule(stages=stages, cluster=parse_cluster("6xA40"), replicas=2), tables, [RequestLengths(20, 5)] * 4
     )
     assert {(span.stage, span.device) for span in run.timeline.spans} == {(0, 0), (1, 2), (0, 3), (1, 5)}
+
+
+def test_a_table_of_one_context_costs_the_same_at_all():
+    (degree,) = PROFILE.degrees
+    flat = Table(("batch", "context"), ((1.0, 64.0), (100.0,)), (1e-5, 2e-5))
+    decoder = replace(degree.decoder, decode_attention=flat)
+    cost = ReplicaCost.of(schedule(), replace(PROFILE, degrees=(replace(degree, decoder=decoder),))).decode.costs[0]
+    contexts = np.array([1.0, 100.0, 101.0, 900.0])
+    assert DecodeSeconds(cost)(5, contexts) == pytest.approx([cost.step(None, 5, context) for context in contexts])
 
 
 def test_no_requests_take_no_time():
