@@ -1,4 +1,4 @@
-"""`exegpt show`: what a schedule, profile, result or cluster file says, and a cluster by its name."""
+"""`exegpt show`: what a schedule, plan, profile, result or cluster file says, and a cluster by its name."""
 
 import re
 from pathlib import Path
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 def show(
     file: Annotated[
-        Path, typer.Argument(help="A schedule, a profile, a result file (.jsonl), a cluster's file or its name.")
+        Path,
+        typer.Argument(help="A schedule, plan, profile or result file (.jsonl), a cluster's file or its name."),
     ],
     yaml: Annotated[
         bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
     ] = False,
     json: options.JSON = False,
 ) -> None:
-    """What a schedule, profile or result file says, or what a cluster is taken for.
+    """What a schedule, plan, profile or result file says, or what a cluster is taken for.
 
     Example: exegpt show schedule.json
 
@@ -43,7 +44,7 @@ def show(
         if kind != "cluster":
             raise InputError(f"'{file}' is a {kind} and no cluster: leave --yaml out.")
         return print(_cluster_yaml(file), end="")
-    shown = {"results": _results, "schedule": _schedule, "profile": _profile, "cluster": _cluster}
+    shown = {"results": _results, "schedule": _schedule, "plan": _plan, "profile": _profile, "cluster": _cluster}
     facts, print_them = shown[kind](file)
     if json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
@@ -62,9 +63,11 @@ def _kind(file: Path) -> str:
     keys = data.keys() if isinstance(data, dict) else ()
     if "policy" in keys:
         return "schedule"
+    if "models" in keys:
+        return "plan"
     if "degrees" in keys:
         return "profile"
-    raise InputError(f"'{file}' is neither a schedule nor a profile nor a result file.")
+    raise InputError(f"'{file}' is neither a schedule nor a plan nor a profile nor a result file.")
 
 
 def _cluster_yaml(file: Path) -> str:
@@ -100,6 +103,15 @@ def _cluster(file: Path) -> "Shown":
         },
     }
     return to_dict(cluster), lambda: output.table(("cluster", ""), [[*row] for row in rows.items()], cluster.name)
+
+
+def _plan(file: Path) -> "Shown":
+    from exegpt import document
+    from exegpt.cli.plan import print_plan
+    from exegpt.plan import Plan
+
+    plan = document.read(Plan, file)
+    return document.to_dict(plan), lambda: print_plan(plan)
 
 
 def _text(value: Any) -> str:

@@ -62,6 +62,15 @@ def test_a_plan_round_trips(plan, tmp_path):
         replace(plan, models=twice)
 
 
+def test_a_plans_file_is_shown(plan, tmp_path, capsys):
+    document.write(tmp_path / "plan.json", plan)
+    assert main(["show", str(tmp_path / "plan.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "exegpt: 2 models on 4xA100-80GB" in printed and "500 requests" in printed
+    assert main(["show", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"] == document.to_dict(plan)
+
+
 def test_searched_budgets_are_no_worse_than_shares_in_proportion(demands):
     proposals = propose(demands, CLUSTER, ("spatial", "exegpt"))
     searched = next(proposal for proposal in proposals if proposal.method == "exegpt")
@@ -110,8 +119,6 @@ def test_the_command_prints_a_document(tmp_path, capsys):
         "exegpt",
         "spatial",
     }
-    assert main(["plan", str(file), "-c", "4xA100-80GB"]) == 0
-    assert "exegpt: 2 models on 4xA100-80GB" in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, CHAT | {"rate": "100000/s"})), "-c", "1xA100-80GB", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["plan"] is None
 
