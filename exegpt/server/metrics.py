@@ -58,7 +58,7 @@ class Metrics:
         self._preemptions = self._counter("preemptions", "Sequences preempted for lack of KV blocks.")
         self._drift = self._gauge("drift_statistic", "Greatest distance of lengths' distributions from the schedule's.")
         self._batch = self._gauge("batch_size", "Sequences of a micro-batch.", "phase", "kind")
-        self._phase = self._histogram("phase_seconds", "Time of a micro-batch on the first device.", _PHASE, "phase")
+        self._phase = self._histogram("phase_seconds", "Time of a micro-batch on one stage.", _PHASE, "phase")
         self._per_token = self._histogram("time_per_output_token_seconds", "Per token after the first.", _PER_TOKEN)
         self._wait = self._histogram("queue_wait_seconds", "From arrival to the start of the prefill.", _SECONDS)
         self._wait_error = self._histogram(

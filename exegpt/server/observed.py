@@ -12,7 +12,7 @@ from exegpt.timeline import Span
 
 MINUTE_S, KEPT_S, LATELY_S = 60, 300, 10
 _SPANS = 400
-"""Spans that are kept."""
+"""Spans that are kept of each device."""
 _ANSWERS = 20_000
 """Requests that are kept, at most."""
 
@@ -33,8 +33,8 @@ class Observed:
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
-        self.spans: deque[Span] = deque(maxlen=_SPANS)
-        """The latest of the engine's first device, by the monotonic clock."""
+        self.spans: dict[int, deque[Span]] = {}
+        """The latest of each stage's first device, by the monotonic clock."""
         self._seconds: deque[Second] = deque(maxlen=KEPT_S)
         self._answers: deque[Answered] = deque(maxlen=_ANSWERS)
 
@@ -53,7 +53,8 @@ class Observed:
             size[0] += 1
             size[1] += span.sequences
             start_s, end_s = zero_s + span.start_s, zero_s + span.end_s
-            self.spans.append(Span(span.device, span.stage, span.phase, 0, start_s, end_s, span.sequences, span.tokens))
+            shifted = Span(span.device, span.stage, span.phase, 0, start_s, end_s, span.sequences, span.tokens)
+            self.spans.setdefault(span.device, deque(maxlen=_SPANS)).append(shifted)
 
     def answered(self, answered: Answered) -> None:
         """A request has ended."""
@@ -108,6 +109,12 @@ class Observed:
                 for a in answers[-600:]
             ],
         }
+
+    def latest_spans(self, most: int) -> list[Span]:
+        """Up to so many of each device that has worked within a minute of the latest."""
+        until_s = max((spans[-1].end_s for spans in self.spans.values()), default=0.0)
+        live = [spans for spans in self.spans.values() if spans[-1].end_s > until_s - MINUTE_S]
+        return [span for spans in live for span in list(spans)[-most:]]
 
     def preempted(self, now_s: float) -> int:
         """Sequences preempted in the last minute."""

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from exegpt.timeline import Span
 
 _PAGE = Path(__file__).parent / "status.html"
 _SHOWN = 120
-"""Spans that the page draws."""
+"""Spans that the page draws of each device."""
+_MOST_DEVICES = 8
+"""That it draws."""
 
 
 def add_pages(api: FastAPI, described: Description, frontend: Frontend) -> None:
@@ -97,8 +100,8 @@ def status_document(frontend: Frontend) -> dict[str, Any]:
         "minute": _observed(frontend),
         "series": monitor.observed.series(now_s),
         "timeline": {
-            "measured": _spans(list(monitor.observed.spans)[-_SHOWN:]),
-            "predicted": _spans(predicted.spans) if predicted else [],
+            "measured": _rows(monitor.observed.latest_spans(_SHOWN)),
+            "predicted": _rows(predicted.spans) if predicted else [],
         },
     }
 
@@ -111,10 +114,14 @@ def _state(frontend: Frontend) -> str:
     return "ready"
 
 
-def _spans(spans: "list[Span] | tuple[Span, ...]") -> list[list[Any]]:
-    """(phase, start, duration, sequences), in seconds from the first."""
-    zero_s = spans[0].start_s if spans else 0.0
-    return [[s.phase, round(s.start_s - zero_s, 5), round(s.end_s - s.start_s, 5), s.sequences] for s in spans]
+def _rows(spans: "Sequence[Span]") -> list[dict[str, Any]]:
+    """The first devices, each with its spans: (phase, start, duration, sequences), in seconds from the first of all."""
+    zero_s = min((span.start_s for span in spans), default=0.0)
+    rows: dict[int, list[list[Any]]] = {}
+    for s in spans:
+        row = [s.phase, round(s.start_s - zero_s, 5), round(s.end_s - s.start_s, 5), s.sequences]
+        rows.setdefault(s.device, []).append(row)
+    return [{"device": device, "spans": rows[device]} for device in sorted(rows)[:_MOST_DEVICES]]
 
 
 @cache

@@ -13,7 +13,7 @@ from exegpt.schedule import Schedule
 from exegpt.timeline import Span
 
 _SPANS = 120
-"""Of a timeline that are kept."""
+"""Of a timeline that are kept, of the first device; of the others those of the same time."""
 _REQUESTS = 200
 """Of the simulated run: enough for several turnovers of the engine."""
 
@@ -25,7 +25,7 @@ class Predicted:
     estimate: Estimate | None
     """None where the policy has no closed form under this admission."""
     spans: tuple[Span, ...]
-    """A stretch of a simulated run under load, on the first device."""
+    """A stretch of a simulated run under load."""
 
     @staticmethod
     async def of(opened: Opened) -> "Predicted":
@@ -38,9 +38,12 @@ class Predicted:
         schedule, profile = opened.schedule, opened.profile
         estimate = xsimulator.estimate(schedule, profile) if xsimulator.has_steady_state(schedule) else None
         run = xsimulator.timeline(schedule, profile, requests=_REQUESTS)
-        spans = [span for span in run.spans if span.device == 0 and span.phase != "overhead"]
-        middle = max(0, len(spans) // 2 - _SPANS // 2)
-        return Predicted(estimate, tuple(spans[middle : middle + _SPANS]))
+        spans = [span for span in run.spans if span.phase != "overhead"]
+        first = [span for span in spans if span.device == 0]
+        middle = max(0, len(first) // 2 - _SPANS // 2)
+        shown = first[middle : middle + _SPANS]
+        since_s, until_s = (shown[0].start_s, shown[-1].end_s) if shown else (0.0, 0.0)
+        return Predicted(estimate, tuple(s for s in spans if since_s <= s.start_s and s.end_s <= until_s))
 
 
 def targets(schedule: Schedule) -> Mapping[str, float]:

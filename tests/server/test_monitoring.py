@@ -107,9 +107,11 @@ def test_the_status_has_the_same_figures(bounded, asked):
     assert (shown["state"], shown["model"], shown["restarts"]) == ("ready", "tiny", 0)
     assert [r[-1] for r in shown["series"]["requests"]].count(True) == 1
     assert sum(tokens for _, tokens in shown["series"]["tokens"]) == 48
-    measured, predicted = shown["timeline"]["measured"], shown["timeline"]["predicted"]
-    assert measured[0][1] == predicted[0][1] == 0 and {span[0] for span in measured} >= {"decode"}
-    assert all(duration > 0 for _, _, duration, _ in measured)
+    (measured,), (predicted,) = shown["timeline"]["measured"], shown["timeline"]["predicted"]
+    assert measured["device"] == predicted["device"] == 0
+    assert measured["spans"][0][1] == predicted["spans"][0][1] == 0
+    assert {span[0] for span in measured["spans"]} >= {"decode"}
+    assert all(duration > 0 for _, _, duration, _ in measured["spans"])
 
 
 def test_the_page_needs_no_key_and_its_data_does(bounded):

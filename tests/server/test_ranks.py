@@ -78,6 +78,8 @@ def launched(model, schedule, directory, *options, program="exegpt"):
 def test_launched_ranks_serve_and_drain(model, two_stages, tmp_path, want):
     with launched(model, two_stages, tmp_path) as server:
         check_all([ask(server, prompt) for prompt in prompts(3)], want[:3])
+        rows = json.loads(server.get("/status")[2])["timeline"]["measured"]
+        assert [row["device"] for row in rows] == [0, 1] and all(len(row["spans"]) >= 16 for row in rows)
         check_all(under_load(server, lambda: server.process.send_signal(signal.SIGUSR1)), want)
         assert server.process.wait(30) == 0, server.log.read_text()
 

@@ -20,7 +20,7 @@ from exegpt.message import pack, unpack
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.ranks import Ranks
 
-ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE, REQUEST = range(1, 9)
+ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE, REQUEST, SPANS = range(1, 10)
 """Message tags; messages of one tag arrive in the order in which they were sent."""
 _AWAKE_S = 2e-4
 """Poll without sleeping for so long: most messages are already there."""

@@ -38,7 +38,7 @@ class Options:
     record: bool = False
     """Whether a timeline and the requests' times are kept, which grow with the run."""
     spans: bool = False
-    """Whether this rank's spans are kept until they are taken (`Engine.take_spans`)."""
+    """Whether spans are kept until they are taken (`Engine.take_spans`)."""
     promises: bool = False
     """Whether what the schedule's lengths let expect is promised: as `Adaptation` has it."""
     adjustment: float | None = None

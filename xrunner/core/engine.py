@@ -21,7 +21,7 @@ from exegpt.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.place import Place, devices, ranks_needed
 from xrunner.comm.ranks import Agreed, Ranks
-from xrunner.comm.transport import Transport
+from xrunner.comm.transport import SPANS, Transport
 from xrunner.core.adaptation import Adaptation, Reschedule
 from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
@@ -190,7 +190,9 @@ class Engine:
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
-        worker.begin(self._clock, options.record or options.spans)
+        shown = options.spans and self.place.part == 0  # the others of a tensor-parallel group do as the first
+        leader = None if self.leads or options.record else Place(self.schedule, 0).driver
+        worker.begin(self._clock, options.record or shown, leader)
         zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
         clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
         worker.now = lambda: clock() - zero
@@ -289,11 +291,13 @@ class Engine:
         return self._parts()[0].moving
 
     def take_spans(self) -> tuple[Span, ...]:
-        """What this rank has computed since the last call, where spans are kept."""
-        spans = tuple(self.worker.spans or ())
-        if self.worker.spans:
-            self.worker.spans.clear()
-        return spans
+        """What has been computed since the last call, where spans are kept: of each stage's first device."""
+        spans, own = list(self.worker.spans or ()), self.worker.spans
+        if own:
+            own.clear()
+        while self.transport and (message := self.transport.poll(tag=SPANS)) is not None:
+            spans += message
+        return tuple(spans)
 
     @property
     def occupancy(self) -> Occupancy:

@@ -14,6 +14,7 @@ from exegpt.models.device import identity
 from exegpt.models.planning import check_attention, described
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
+from exegpt.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.place import Place, devices, ranks_needed
@@ -24,7 +25,7 @@ from xrunner.core.events import Token
 from xrunner.core.valid import why_not
 from xrunner.rank.assembly import DeviceBatch
 
-KINDS = DeviceBatch, Arrival, Request, Result, Token, Change
+KINDS = DeviceBatch, Arrival, Request, Result, Token, Change, Span
 """What ranks send each other, beside numbers and texts."""
 
 

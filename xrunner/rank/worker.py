@@ -14,12 +14,14 @@ from xrunner.comm.encoder_output import EncodedReceiving
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival, Receiving, Sending
 from xrunner.comm.place import Place
-from xrunner.comm.transport import CACHE, NOTICE, STATES, TOKENS, Transport, wait
+from xrunner.comm.transport import CACHE, NOTICE, SPANS, STATES, TOKENS, Transport, wait
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute, Launched
 
 END = "end"
 """The order that ends a worker's run."""
+_SPANS_AT_ONCE = 16
+"""Some 3 KB: MPI takes as much at once, though nobody receives it any more."""
 FREE = "free"
 """The notice that the first encoding stage is free for the next batch."""
 
@@ -50,6 +52,8 @@ class Worker:
         """When the last batch was computed."""
         self.spans: list[Span] | None = []
         """What it has computed; None: that isn't kept."""
+        self._report_to: int | None = None
+        """The rank that gets the spans; None: they are kept here."""
         self.between: Callable[[], object] = lambda: None
         """What else this rank does between the layers of an iteration, and while it waits."""
         self.gpu = gpu
@@ -57,9 +61,10 @@ class Worker:
         self.sending, self.receiving = self._kv_transfer()
         self.encoded = self._encoded_in_pipeline()
 
-    def begin(self, now: Callable[[], float], record: bool = True) -> None:
-        """Start a run, whose spans are kept if asked to `record`."""
+    def begin(self, now: Callable[[], float], record: bool = True, report_to: int | None = None) -> None:
+        """Start a run, whose spans are kept if asked to `record`, or sent to the rank `report_to`."""
         self.now, self.spans, self._ended = now, [] if record else None, 0.0
+        self._report_to = report_to
 
     def wait(self, poll: Callable[[], Any]) -> Any:
         """Call `poll` until it returns neither None nor False, and return that."""
@@ -96,10 +101,18 @@ class Worker:
             start = max(running.start, self._ended)  # it may have been launched while another was computed
             facts = batch.phase, batch.micro_batch, start, end, batch.sequences, batch.computed
             self.spans.append(Span(place.rank, place.stage, *facts))
+            self._report(self.spans)
         self._ended, tokens = end, running.launched.tokens
         if tokens is None:
             return None
         return torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), tokens])
+
+    def _report(self, spans: list[Span]) -> None:
+        """Send spans to where they are collected, as many at a time as MPI sends though nobody waits for them."""
+        if self._report_to is not None and len(spans) >= _SPANS_AT_ONCE:
+            assert self.transport
+            self.transport.post(spans, self._report_to, tag=SPANS)
+            spans.clear()
 
     def _pass_on(self, batch: DeviceBatch, x: torch.Tensor) -> None:
         """Send states [rows, hidden] to the stage after, and the encoder's output to the ranks that need it."""
