@@ -26,6 +26,7 @@ from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
 from exegpt.server.lengths import QUANTILE, Lengths
 from exegpt.server.pace import Pace
+from exegpt.server.retry_after import RetryAfter
 from exegpt.workload import Array
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
@@ -94,6 +95,7 @@ class Admission:
         self._input_p99 = self._inputs.quantile(QUANTILE)
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
+        self._retry = RetryAfter(schedule.latency_bound_s or 1.0)
         self._table = Table(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
@@ -124,7 +126,7 @@ class Admission:
         self._arrivals.come(len(prompts), now)
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
-            raise _rejected("concurrency_limit", f"{waiting} requests wait already.", 1.0)
+            raise self._refusal("concurrency_limit", f"{waiting} requests wait already.", 1.0)
         long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
@@ -135,12 +137,13 @@ class Admission:
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
         if running and finish > due:
             why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
-            raise _rejected("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
+            raise self._refusal("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
         if self.bound_s is not None:
             self._check_others(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
         if self.bound_s is not None and long:
             self._check_share(running)
         self._accepted += len(prompts)
+        self._retry.accepted(now)
         self._pace.shared_by(load, now)
         start = math.inf if start is None else start
         return Promise(arrived_s, start, finish, most, service_s / most, long, due)
@@ -178,7 +181,11 @@ class Admission:
         ]
         if late:
             why = f"With {len(running)} others, not all answers would be there within {self.bound_s:g} s."
-            raise _rejected("latency_bound", why, min(late))
+            raise self._refusal("latency_bound", why, min(late))
+
+    def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
+        """429, where there may be room after `room_s`."""
+        return _rejected(code, why, self._retry.refused(room_s, self._now()))
 
     def _wait_s(self, most: int, load: int) -> float:
         """Seconds until so few sequences share the engine that such a request is in time."""
@@ -191,7 +198,7 @@ class Admission:
         residents = traits_of(self._schedule).value(self._schedule, "residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = f"Requests of more than {self._input_p99:,} input tokens are limited, and {long} run already."
-            raise _rejected("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
+            raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """When the last of `count` more sequences starts; None where that is beyond the table."""
@@ -208,6 +215,7 @@ class Admission:
 
     def ended(self, output: Output) -> None:
         """A sequence has ended."""
+        self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
         if len(output.request.prompt_ids) <= self._input_p99 and output.first_s is not None:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)

@@ -1,6 +1,7 @@
 """Admission control: what is predicted of the queue, and what follows from it."""
 
 import asyncio
+import heapq
 import math
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from exegpt.server.arrival_rate import ArrivalRate
 from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.server.lengths import Lengths
+from exegpt.server.retry_after import RetryAfter
 from exegpt.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
 
@@ -284,6 +286,76 @@ def shared_engine(policy, rate, bound_s, seed):
                 present.append(Output(Request("x", (1,) * 50, tokens), added_s=s, due_s=due_s))
                 left[id(present[-1])] = tokens
     return counts
+
+
+@pytest.mark.parametrize(("bound_s", "goodput"), [(7.0, 8.9), (8.0, 11.8)])
+def test_after_a_burst_who_comes_back_when_told_is_accepted(bound_s, goodput):
+    """Half a minute of twice the goodput, then 60 % of it: four of five first retries should be accepted."""
+    tried = accepted = 0
+    for seed in range(3):
+        for came, told in retries_of(bound_s, goodput, seed):
+            assert told <= 60
+            tried, accepted = tried + 1, accepted + came
+    assert tried > 100 and accepted >= 0.8 * tried
+
+
+def retries_of(bound_s, goodput, seed):
+    """Whether each first retry was accepted, and for how long it waited. Engine as in `shared_engine`."""
+    rng, outputs, pace = np.random.default_rng(seed), SCHEDULE.workload.output, admission([], **WIDE)._pace
+    present, left, retried = [], {}, []
+    made = admission(present, bound_s=bound_s, **WIDE)
+    made._table = Table(100.0, (), None, 0)
+    todo = []
+    for begin_s, rate in ((100.0, 2 * goodput), (130.0, 0.6 * goodput)):
+        arrivals = begin_s + np.cumsum(rng.exponential(1 / rate, round(30 * rate)))
+        todo += [(s, 0.0, int(tokens)) for s, tokens in zip(arrivals, outputs.sample(len(arrivals), rng), strict=True)]
+    heapq.heapify(todo)
+    s = 100.0
+    while todo:
+        token_s = pace.token_s(max(1, len(present)))
+        until_s = min([todo[0][0], *(s + left[id(output)] * token_s for output in present)])
+        for output in present:
+            left[id(output)] -= (until_s - s) / token_s
+            output.tokens = [0] * max(1, int(output.request.max_tokens - left[id(output)]))
+        s = made._clock.s = until_s
+        for output in [output for output in present if left[id(output)] <= 1e-6]:
+            present.remove(output)
+            made._retry.ended(s)
+        if s < todo[0][0]:
+            continue
+        came_s, told_s, tokens = heapq.heappop(todo)
+        try:
+            due_s = made.admit([(50, tokens)], s).due_s
+        except ApiError as error:
+            if told_s:
+                retried.append((False, told_s))
+            elif came_s < 130.0:
+                wait_s = int(error.headers["retry-after-ms"]) / 1000
+                heapq.heappush(todo, (s + wait_s, wait_s, tokens))
+            continue
+        if told_s:
+            retried.append((True, told_s))
+        present.append(Output(Request("x", (1,) * 50, tokens), added_s=s, due_s=due_s))
+        left[id(present[-1])] = tokens
+    return retried
+
+
+def test_a_few_refusals_are_no_overload():
+    retry = RetryAfter(10.0)
+    for number in range(100):
+        retry.accepted(number / 10)
+    assert retry.refused(1.5, 10.0) == 1.5
+
+
+def test_an_overload_is_taken_to_last_twice_as_long_as_it_has_and_all_take_turns():
+    retry = RetryAfter(10.0)
+    told = [retry.refused(1.5, 100.0 + s) for s in range(30)]
+    assert told == sorted(told) and told[0] == 1.5 and told[12] >= 24.0 and told[-1] == 42.0
+    for _ in range(50):
+        retry.ended(129.0)
+    turns = [retry.refused(1.5, 129.0 + 0.01 * number) for number in range(3)]
+    assert all(wait == 42.0 for wait in turns)
+    assert retry.refused(1.5, 300.0) == 1.5  # another one begins
 
 
 def test_a_cache_smaller_than_a_long_request_is_no_obstacle():
