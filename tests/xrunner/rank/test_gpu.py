@@ -222,7 +222,7 @@ def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
     compute = SimpleNamespace(
         launch=lambda work, x, between: Launched(x.add_(1), None, None), complete=lambda launched, between: None
     )
-    worker.now, worker.compute, worker._ended = time.perf_counter, compute, 0.0
+    worker.now, worker.compute, worker._ended, worker._report_to = time.perf_counter, compute, 0.0, None
     work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
     for _ in range(3):
         worker.run(work)
