@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 NOUNS = {"exegpt", "exegpt.batching", "exegpt.policies", "exegpt.orders"}
 RUNNABLE = {"exegpt.models", "exegpt.kernels"}
-SIMULATOR = {"xsimulator", "xsimulator.cost", "xsimulator.steady", "xsimulator.replay"}
+SIMULATOR = {"xsimulator", *(f"xsimulator.{room}" for room in ("cost", "steady", "replay", "multimodel"))}
 RUNNER = {"xrunner.comm", "xrunner.rank", "xrunner.core"}
 ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import beside itself; None: all
     "exegpt.kernels": set(),
@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xsimulator.cost": {"exegpt"},
     "xsimulator.steady": NOUNS | {"xsimulator.cost"},
     "xsimulator.replay": NOUNS | {"xsimulator.cost"},
+    "xsimulator.multimodel": NOUNS | {"xsimulator.cost", "xsimulator.steady", "xsimulator.replay"},
     "xscheduler": NOUNS | SIMULATOR,
     "xrunner": set(),
     "xrunner.comm": {"exegpt", *RUNNABLE},

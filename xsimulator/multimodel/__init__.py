@@ -1,0 +1,1 @@
+"""Several models on shared devices in simulated time."""
