@@ -1,12 +1,27 @@
 """Plan: several models on one cluster, each with its devices and its schedule."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.noun import Noun
 from exegpt.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Share(Noun):
+    """How a model has devices that others have too."""
+
+    by: Literal["space", "time"]
+    """Jobs of several models beside each other, each on some of the multiprocessors; or one after the other."""
+    decode: float = 1.0
+    """Of the multiprocessors, while it decodes; prompts may have all."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decode <= 1:
+            raise InputError(f"A model decodes on a share of {self.decode:g} of its devices: above 0, at most 1.")
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,10 @@ class PlannedModel(Noun):
     requests: int | None = None
     seconds: float | None = None
     """Until its requests are done; None with a rate."""
+    share: Share | None = None
+    """None: its devices are its own. Models that share any share all of theirs, in one way."""
+    attainment: float | None = None
+    """Share of its requests within its bound, replayed at its rate; None where that wasn't replayed."""
 
     @property
     def headroom(self) -> float | None:
@@ -52,14 +71,23 @@ class Plan(Noun):
             raise InputError(
                 f"This plan has version {self.version}, this exegpt reads version {Plan.VERSION}: plan again."
             )
-        taken = sorted(device for model in self.models for device in model.devices)
+        taken = sorted(device for unit in self.units for device in unit[0].devices)
         if len(set(taken)) < len(taken) or not set(taken) <= set(range(self.cluster.devices)):
             raise InputError(
-                f"The plan's models have the devices {taken} of {self.cluster.devices}: each may be given once; "
-                "plan again."
+                f"The plan's models have the devices {taken} of {self.cluster.devices}: each may be given once, or to "
+                "models that share all of theirs in one way; plan again."
             )
+
+    @property
+    def units(self) -> tuple[tuple[PlannedModel, ...], ...]:
+        """Models by the devices that they have together, one alone where they are its own."""
+        units: dict[object, list[PlannedModel]] = {}
+        for model in self.models:
+            key = (model.devices, model.share.by) if model.share else model.name
+            units.setdefault(key, []).append(model)
+        return tuple(map(tuple, units.values()))
 
     @property
     def free(self) -> int:
         """Devices that no model has."""
-        return self.cluster.devices - sum(len(model.devices) for model in self.models)
+        return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)

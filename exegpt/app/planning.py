@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from exegpt.app.model_frontier import ModelFrontier
 from exegpt.app.models_file import Demand
 from exegpt.cluster import ClusterSpec
-from exegpt.errors import Infeasible
+from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output
 
-METHODS = ("exegpt", "spatial")
-"""How devices are shared out: by what each model reaches on them, searched together; or in proportion to what each
-computes, under the policy of most engines (MuxServe's baseline).
+METHODS = ("exegpt", "muxserve", "temporal", "spatial")
+"""How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
+of the multiprocessors or taking turns; in proportion to what each computes, under the policy of most engines
+(MuxServe's baseline).
 """
 _POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
+_SHARING: dict[str, Literal["space", "time"]] = {"muxserve": "space", "temporal": "time"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[st
     for method in methods:
         try:
             proposals.append(Proposal(method, make_plan(demands, cluster, method)))
-        except Infeasible as error:
+        except (Infeasible, InputError) as error:
+            if len(methods) == 1 and isinstance(error, InputError):
+                raise
             proposals.append(Proposal(method, None, str(error)))
     return sorted(proposals, key=lambda proposal: proposal.order)
 
@@ -53,11 +58,37 @@ def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) ->
     """The plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says how
     near it comes.
     """
-    frontiers = [ModelFrontier(demand, _POLICIES[method]) for demand in demands]
     with output.progress(f"budgets by {method}") as progress:
-        given = {"exegpt": _searched, "spatial": _in_proportion}[method](frontiers, cluster, progress)
-    models = [_planned(frontier, devices) for frontier, devices in zip(frontiers, given, strict=True)]
-    _check_rates(models)
+        find = _shared if method in _SHARING else _dedicated
+        plan = find(demands, cluster, method, progress)
+    _check_rates(plan.models)
+    return plan
+
+
+def _shared(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
+) -> Plan:
+    """Models on devices that they share."""
+    from exegpt.app.plan_evaluation import evaluated
+    from exegpt.app.shared_devices import place_together
+
+    placed = Plan(Plan.VERSION, method, cluster, tuple(place_together(demands, cluster, _SHARING[method], progress)))
+    by_name = {demand.name: demand for demand in demands}
+    found = {model.name: model for unit in placed.units for model in evaluated(unit, by_name)}
+    return replace(placed, models=tuple(found[demand.name] for demand in demands))
+
+
+def _dedicated(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
+) -> Plan:
+    """Models on devices of their own."""
+    from exegpt.app.plan_evaluation import evaluated
+
+    frontiers = [ModelFrontier(demand, _POLICIES[method]) for demand in demands]
+    give = _searched if method == "exegpt" else _in_proportion
+    models = [_planned(f, devices) for f, devices in zip(frontiers, give(frontiers, cluster, progress), strict=True)]
+    by_name = {demand.name: demand for demand in demands}
+    models = [evaluated([m], by_name)[0] if m.rate_seq_s else m for m in models]
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
@@ -67,7 +98,7 @@ def _planned(frontier: ModelFrontier, devices: tuple[int, ...]) -> PlannedModel:
     return PlannedModel(demand.name, devices[: served.devices], served.schedule, served.estimate, *rates, *done)
 
 
-def _check_rates(models: list[PlannedModel]) -> None:
+def _check_rates(models: tuple[PlannedModel, ...]) -> None:
     """Infeasible where a model's goodput is below its rate."""
     short = min(models, key=lambda model: math.inf if model.headroom is None else model.headroom)
     if short.headroom is not None and short.headroom < 1:

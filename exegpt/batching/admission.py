@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.sequence import Sequence
+from exegpt.batching.step import ENDLESS
 
 Admission = Literal["reserve", "grow"]
 
@@ -60,16 +61,19 @@ class Grow:
         return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
 
 
-def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence]) -> int:
-    """How many decoding iterations in a row the free blocks suffice for, these sequences' first already having theirs;
-    at least 1. Finished ones of a static batch need no more.
+def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:
+    """How many decoding iterations in a row the free blocks suffice for, of `most`, these sequences' first already
+    having theirs; at least 1. Finished ones of a static batch need no more.
     """
+    available = pool.available
+    if len(sequences) * pool.blocks_for(min(most, pool.total * pool.block_size)) <= available:
+        return most  # even if each took as many new blocks as an empty one
     cached = [sequence.cached for sequence in sequences if not sequence.finished]
-    most = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + pool.available
-    low, high = 1, 1 + pool.block_size * (1 + pool.available)
+    blocks = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + available
+    low, high = 1, min(most, 1 + pool.block_size * (1 + available))
     while low < high:  # the blocks that k iterations need rise with k
         middle = (low + high + 1) // 2
-        if sum([pool.blocks_for(tokens + middle) for tokens in cached]) <= most:
+        if sum([pool.blocks_for(tokens + middle) for tokens in cached]) <= blocks:
             low = middle
         else:
             high = middle - 1

@@ -15,9 +15,12 @@ def check_size(total: int, block_size: int) -> None:
 class KVPool(Protocol):
     """Blocks of the KV cache by number."""
 
-    total: int
     block_size: int
     """Tokens of a block."""
+
+    @property
+    def total(self) -> int:
+        """Blocks, were none held."""
 
     @property
     def available(self) -> int:

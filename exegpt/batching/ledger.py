@@ -162,16 +162,16 @@ class Ledger:
             return 1
         if any(sequence.behind for sequence in step.decode):
             return 1
-        return min(step.repeats, iterations_until_shortage(self.pool, step.decode))
+        return iterations_until_shortage(self.pool, step.decode, step.repeats)
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
         """Give a sequence the blocks for so many more cached tokens, if they are free; a finished row needs none."""
         if sequence.status is FINISHED:
             return True
         missing = self.pool.blocks_for(sequence.cached + tokens) - len(sequence.blocks)
-        if missing > self.pool.available:
-            return False
         if missing > 0:
+            if missing > self.pool.available:
+                return False
             sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
         if self._shares_in_step:
             self._publish(sequence, sequence.cached + tokens)

@@ -16,7 +16,8 @@ def plan(
     file: Annotated[Path, typer.Argument(help="YAML: the models, each with its workload, rate and bound.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="local, 4xA40, 2x8xA100-80GB, or a YAML file.")],
     method: Annotated[
-        str, typer.Option(help="exegpt (budgets searched together), spatial (in proportion), or best: of all.")
+        str,
+        typer.Option(help="exegpt (budgets searched together), muxserve, temporal, spatial, or best: the best of all."),
     ] = "exegpt",
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
@@ -96,7 +97,7 @@ def print_plan(plan: "Plan") -> None:
     from exegpt.report import output
 
     free = f", {plan.free} of them free" if plan.free else ""
-    columns = ("model", "devices", "asked", "goodput/s", "done in", "latency", "tokens/s", "schedule")
+    columns = ("model", "devices", "shared by", "asked", "goodput/s", "done in", "latency", "tokens/s", "schedule")
     title = f"{plan.method}: {len(plan.models)} models on {plan.cluster.name}{free}"
     output.table(columns, [_row(model) for model in plan.models], title)
 
@@ -111,6 +112,7 @@ def _row(model: "PlannedModel") -> list[str]:
     return [
         model.name,
         ranges(model.devices),
+        _share_text(model),
         what if bound_s is None else f"{what} in {format_duration(bound_s)}",
         "–" if model.goodput_seq_s is None else figure_text(model.goodput_seq_s),
         "–" if model.seconds is None else duration_text(model.seconds),
@@ -118,6 +120,13 @@ def _row(model: "PlannedModel") -> list[str]:
         figure_text(estimate.throughput_tok_s),
         schedule_text(model.schedule),
     ]
+
+
+def _share_text(model: "PlannedModel") -> str:
+    """How it has its devices: alone, taking turns, or decoding on some of the multiprocessors."""
+    if model.share is None:
+        return "–"
+    return "time" if model.share.by == "time" else f"space, {model.share.decode:.0%}"
 
 
 def ranges(devices: tuple[int, ...]) -> str:

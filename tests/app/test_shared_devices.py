@@ -1,0 +1,112 @@
+"""Plans in which models share devices: who is placed where, what replays say of it, and what can't share."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from exegpt import document
+from exegpt.app.models_file import read_demands
+from exegpt.app.plan_evaluation import evaluated, in_time
+from exegpt.app.planning import make_plan
+from exegpt.cli import main
+from exegpt.cluster import parse_cluster
+from exegpt.errors import Infeasible, InputError
+from exegpt.plan import Plan, Share
+from xsimulator.multimodel.plan_replay import replay_plan
+
+CLUSTER = parse_cluster("2xA100-80GB")
+BUSY = {"name": "busy", "model": "opt-1.3b", "workload": "128/64", "rate": "60/s", "latency_bound": "6s"}
+IDLE = {"name": "idle", "model": "opt-2.7b", "workload": "128/32", "rate": "0.5/s", "latency_bound": "6s"}
+RARE = {"name": "rare", "model": "opt-1.3b", "workload": "64/32", "rate": "0.5/s", "latency_bound": "6s"}
+
+
+def demands_of(path, *models, cluster="2xA100-80GB"):
+    file = path / "models.yaml"
+    file.write_text(json.dumps({"models": models}))
+    return read_demands(file, cluster)
+
+
+@pytest.fixture(scope="module")
+def demands(tmp_path_factory):
+    return demands_of(tmp_path_factory.mktemp("models"), BUSY, IDLE, RARE)
+
+
+@pytest.fixture(scope="module", params=["muxserve", "temporal"])
+def plan(request, demands):
+    return make_plan(demands, CLUSTER, request.param)
+
+
+def test_more_models_than_devices_meet_their_rates(plan, demands):
+    assert [model.name for model in plan.models] == ["busy", "idle", "rare"]
+    shared = [unit for unit in plan.units if len(unit) > 1]
+    assert shared and all(model.share for unit in shared for model in unit)
+    for model, demand in zip(plan.models, demands, strict=True):
+        assert model.headroom >= 1 and model.attainment >= 0.99
+        assert model.goodput_seq_s == pytest.approx(model.headroom * demand.rate_seq_s)
+
+
+def test_memory_of_a_unit_is_not_given_twice(plan):
+    for unit in plan.units:
+        device = CLUSTER.device.memory_bytes * CLUSTER.memory_fraction
+        weights = sum(2 * model.schedule.model.spec.parameters for model in unit)
+        spec = [model.schedule.model.spec for model in unit]
+        blocks = [
+            m.schedule.kv_blocks * m.schedule.block_size * s.layers * s.kv_bytes()
+            for m, s in zip(unit, spec, strict=True)
+        ]
+        assert weights + sum(blocks) < len(unit[0].devices) * device
+
+
+def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):
+    document.write(tmp_path / "plan.json", plan)
+    assert document.read(Plan, tmp_path / "plan.json") == plan
+    assert main(["show", str(tmp_path / "plan.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "busy" in shown and ("time" if plan.method == "temporal" else "space") in shown
+
+
+def test_devices_are_shared_whole_and_in_one_way(plan):
+    unit = next(unit for unit in plan.units if len(unit) > 1)
+    other = "time" if unit[0].share.by == "space" else "space"
+    mixed = tuple(replace(m, share=Share(other)) if m is unit[0] else m for m in plan.models)
+    with pytest.raises(InputError, match="share all of theirs in one way"):
+        replace(plan, models=mixed)
+    with pytest.raises(InputError, match="a share of 0 of its devices"):
+        Share("space", 0.0)
+
+
+def test_a_replay_of_one_models_requests_leaves_the_others_out(plan, demands):
+    requests = {"idle": demands[1].setting.workload.draw(20)}
+    replays = replay_plan(plan, {d.name: d.setting.profile for d in demands}, requests, timeline=True)
+    assert set(replays) == {"idle"} and len(replays["idle"].served) == 20
+    devices = {span.device for span in replays["idle"].spans}
+    assert devices and devices <= set(plan.models[1].devices)
+
+
+def test_goodput_is_where_one_more_step_would_miss(plan, demands):
+    by_name = {demand.name: demand for demand in demands}
+    unit = plan.units[0]
+    factor = unit[0].headroom
+    faster = {name: replace(demand, rate_seq_s=demand.rate_seq_s * factor * 1.5) for name, demand in by_name.items()}
+    raised = [replace(model, rate_seq_s=faster[model.name].rate_seq_s) for model in unit]
+    assert any(model.headroom < 1 for model in evaluated(raised, faster))
+
+
+def test_shares_within_a_bound(plan, demands):
+    served = replay_plan(
+        plan, {d.name: d.setting.profile for d in demands}, {"rare": demands[2].setting.workload.draw(30)}
+    )
+    assert in_time(served["rare"].served, None) == 1.0 and in_time(served["rare"].served, 1e-9) == 0.0
+
+
+def test_what_cant_share_is_named(tmp_path, demands):
+    offline = {"name": "batch", "model": "opt-1.3b", "workload": "128/32", "requests": 10}
+    with pytest.raises(InputError, match="Model 'batch' has no rate, and can't share devices: use --method exegpt"):
+        make_plan(demands_of(tmp_path, BUSY, offline), CLUSTER, "muxserve")
+    with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
+        big = IDLE | {"model": "opt-30b"}
+        one = parse_cluster("1xA100-80GB")
+        make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, "muxserve")
+    with pytest.raises(Infeasible, match="model 'busy', which is furthest from its own, reaches"):
+        make_plan(demands_of(tmp_path, BUSY | {"rate": "5000/s"}, IDLE), CLUSTER, "muxserve")

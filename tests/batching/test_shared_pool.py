@@ -1,0 +1,80 @@
+"""Pools of several models over one memory: nothing is given twice, lost, or beyond a quota."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store
+from exegpt.errors import InputError
+
+ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 5)), max_size=60)
+
+
+def follow(pools, actions):
+    """Allocate and free as told, as far as there is room; check after each action. Returns what is held."""
+    held = [[] for _ in pools]
+    for which, takes, count in actions:
+        pool, own = pools[which], held[which]
+        if takes and count <= pool.available:
+            own += pool.allocate(count)
+        elif takes:
+            with pytest.raises(MemoryError):
+                pool.allocate(count)
+        else:
+            gone, own[:] = own[:count], own[count:]
+            pool.free(gone)
+        for one, blocks in zip(pools, held, strict=True):
+            assert len(set(blocks)) == len(blocks)
+            one.check(Counter(blocks))
+    return held
+
+
+@settings(deadline=None)
+@given(ACTIONS, st.integers(4, 30))
+def test_quotas_and_the_store_are_kept(actions, total):
+    store = Store(total)
+    pools = [QuotaPool(store, parts, 16, max(parts, total // 2)) for parts in (1, 2, 3)]
+    held = follow(pools, actions)
+    used = sum(len(blocks) * parts for blocks, parts in zip(held, (1, 2, 3), strict=True))
+    assert store.used == used <= total
+    assert all(len(blocks) * parts <= pool.quota for blocks, parts, pool in zip(held, (1, 2, 3), pools, strict=True))
+
+
+@settings(deadline=None)
+@given(ACTIONS, st.integers(1, 10))
+def test_merged_blocks_have_one_models_slots_alone(actions, total):
+    merged = MergedBlocks(total, 1000)
+    pools = [MergedPool(merged, bytes, 16) for bytes in (1000, 480, 320)]
+    assert [pool.slots for pool in pools] == [1, 2, 3]
+    held = follow(pools, actions)
+    blocks = [{block // pool.slots for block in own} for pool, own in zip(pools, held, strict=True)]
+    assert not (blocks[0] & blocks[1] | blocks[0] & blocks[2] | blocks[1] & blocks[2])
+    assert sum(map(len, blocks)) + merged.free == total
+
+
+def test_a_7b_block_wastes_a_third_of_a_13b_block():
+    """Merged blocks of 13B hold one of 7B's (32 of 40 layers, 4,096 of 5,120 wide): 36 % stays empty (SeaLLM)."""
+    small, large = 2 * 32 * 4096 * 2 * 16, 2 * 40 * 5120 * 2 * 16
+    pool = MergedPool(MergedBlocks(10, large), small, 16)
+    assert pool.slots == 1 and pool.total == 10
+    assert 1 - pool.slots * small / large == pytest.approx(0.36)
+
+
+def test_a_block_larger_than_a_merged_one_and_a_quota_below_a_block_are_refused():
+    with pytest.raises(InputError, match="1,001 bytes fits no merged block of 1,000"):
+        MergedPool(MergedBlocks(4, 1000), 1001, 16)
+    with pytest.raises(InputError, match="not usable"):
+        QuotaPool(Store(10), 4, 16, 3)
+
+
+def test_a_block_that_comes_back_twice_is_noticed():
+    merged = MergedPool(MergedBlocks(2, 100), 30, 16)
+    blocks = merged.allocate(2)
+    merged.free(blocks[:1])
+    with pytest.raises(ValueError, match="came back twice"):
+        merged.free(blocks[:1])
+    quota = QuotaPool(Store(10), 1, 16, 10)
+    with pytest.raises(ValueError, match="only 0 were held"):
+        quota.free([1])

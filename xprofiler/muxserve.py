@@ -1,0 +1,74 @@
+"""MuxServe's cost tables: milliseconds of whole iterations of a model by GPUs, share of their multiprocessors in per
+cent, batch and length, as its repository publishes them (JSON).
+
+A cell of -1 didn't fit its memory. Some cells are outliers of several times their neighbours (the specification names
+them), and a batch's decoding was averaged over shorter contexts: no cell may cost more than one with more work on no
+more devices, so each gets the least of those (its lower envelope).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.errors import InputError
+from exegpt.iteration_profile import IterationProfile, IterationTables
+from exegpt.profile import Table
+
+Array = NDArray[np.float64]
+
+DEVICE = "A100-80GB"
+MOST_BYTES = 64 * 2**20
+
+
+def muxserve_profiles(path: Path) -> dict[str, IterationProfile]:
+    """Every model's iteration profile by MuxServe's name; InputError for a file that isn't one of its tables."""
+    if path.stat().st_size > MOST_BYTES:
+        raise InputError(f"'{path}' has over {MOST_BYTES >> 20} MiB: no table of MuxServe's is as large.")
+    try:
+        models = json.loads(path.read_text(encoding="utf-8"))
+        return {name: _profile(name, degrees) for name, degrees in models.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"'{path}' isn't a cost table of MuxServe's: {error}.") from None
+
+
+def _profile(name: str, degrees: dict[str, Any]) -> IterationProfile:
+    tables: list[IterationTables] = []
+    for tp in sorted(degrees, key=int):
+        shares = sorted(degrees[tp], key=int)
+        cells = [degrees[tp][share] for share in shares]
+        batches = sorted({int(batch) for of_share in cells for batch in of_share})
+        lengths = sorted({int(length) for of_share in cells for row in of_share.values() for length in row})
+        prefill, decode = (_enveloped(cells, batches, lengths, phase) for phase in ("prefill", "decoding"))
+        for share, of_prefill, of_decode in zip(shares, prefill, decode, strict=True):
+            both = [_table(values, batches, lengths) for values in (of_prefill, of_decode)]
+            tables.append(IterationTables(int(tp), int(share) / 100, *both))
+    provenance = {"source": "MuxServe's cost tables", "cleaned": "lower envelope over work and share"}
+    return IterationProfile(IterationProfile.VERSION, name, DEVICE, tuple(tables), provenance)
+
+
+def _enveloped(cells: list[dict[str, Any]], batches: list[int], lengths: list[int], phase: str) -> Array:
+    """[shares, batches, lengths] in seconds; infinite where nothing with as much work was measured."""
+    seconds = np.full((len(cells), len(batches), len(lengths)), np.inf)
+    for s, of_share in enumerate(cells):
+        for b, batch in enumerate(batches):
+            for i, length in enumerate(lengths):
+                measured = of_share.get(str(batch), {}).get(str(length), {}).get(phase, -1)
+                seconds[s, b, i] = measured / 1e3 if measured > 0 else np.inf
+    for axis in (1, 2):  # more work takes no less
+        seconds = np.flip(np.minimum.accumulate(np.flip(seconds, axis), axis), axis)
+    return np.minimum.accumulate(seconds, 0)  # nor a smaller share
+
+
+def _table(seconds: Array, batches: list[int], lengths: list[int]) -> Table:
+    """The largest rectangle of measured cells that begins with the smallest batch and length."""
+    known = np.isfinite(seconds)
+    if not known[0, 0]:
+        raise ValueError(f"nothing was measured with batch {batches[0]} and length {lengths[0]}")
+    columns = [int(np.cumprod(known[: rows + 1].all(axis=0)).sum()) for rows in range(len(batches))]
+    rows = max(range(len(batches)), key=lambda row: (row + 1) * columns[row])
+    values = seconds[: rows + 1, : columns[rows]]
+    points = tuple(map(float, batches[: rows + 1])), tuple(map(float, lengths[: columns[rows]]))
+    return Table(("batch", "length"), points, tuple(values.ravel().tolist()))

@@ -1,0 +1,96 @@
+"""Requests of several models through a plan: models with devices of their own, and units that share theirs."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from exegpt.batching.shared_pool import QuotaPool, Store
+from exegpt.plan import Plan, PlannedModel
+from exegpt.profile import Profile
+from exegpt.served import Served
+from exegpt.timeline import Span
+from exegpt.workload import RequestLengths
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.multimodel.iteration_cost import ProfileCost
+from xsimulator.multimodel.replay import Load, replay_unit
+from xsimulator.multimodel.tenant import Limits
+from xsimulator.replay.event_simulator import replay
+
+CONTENTION = 1.0
+"""How much longer iterations take beside another model's: nothing, as nobody has measured it for most models."""
+
+
+@dataclass(frozen=True)
+class ModelReplay:
+    """What one model's requests experienced."""
+
+    served: tuple[Served, ...]
+    """In order of completion."""
+    preemptions: int
+    spans: tuple[Span, ...] = ()
+    """Numbered by the plan's devices; where they were not asked for none."""
+
+
+def replay_plan(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+) -> dict[str, ModelReplay]:
+    """Run every model's requests through a plan; profiles and requests by the models' names, which may be some of the
+    plan's. InputError for a request that a model's cache could not hold.
+    """
+    replays: dict[str, ModelReplay] = {}
+    for unit in plan.units:
+        asked = [model for model in unit if model.name in requests]
+        replays |= replay_models(asked, profiles, requests, timeline) if asked else {}
+    return replays
+
+
+def replay_models(
+    unit: Items[PlannedModel],
+    profiles: Mapping[str, Profile],
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+) -> dict[str, ModelReplay]:
+    """Those of models that share devices, or of one alone."""
+    share = unit[0].share
+    if share is None:
+        (model,) = unit
+        run = replay(model.schedule, profiles[model.name], requests[model.name], timeline=timeline)
+        return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
+    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
+    loads = [_load(model, store, profiles[model.name], requests[model.name]) for model in unit]
+    run_of_unit = replay_unit(loads, share.by, CONTENTION, timeline)
+    spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
+    return {
+        model.name: ModelReplay(
+            run_of_unit.served[model.name],
+            run_of_unit.preemptions[model.name],
+            _moved(spans[model.name], model),
+        )
+        for model in unit
+    }
+
+
+def _load(model: PlannedModel, store: Store, profile: Profile, requests: Items[RequestLengths]) -> Load:
+    schedule, parts = model.schedule, _parts(model)
+    assert model.share is not None, "it shares its devices"
+    tokens = schedule.variable("prefills_per_step") * max(1, round(schedule.workload.input.mean))
+    limits = Limits(schedule.variable("max_num_seqs"), tokens, decode_share=model.share.decode)
+    pool = QuotaPool(store, parts, schedule.block_size, schedule.kv_blocks * parts)
+    return Load(model.name, ProfileCost(ReplicaCost.of(schedule, profile)), requests, pool, limits)
+
+
+def _parts(model: PlannedModel) -> int:
+    """Head-wise parts of one of its KV blocks."""
+    spec = model.schedule.model.spec
+    return spec.layers * spec.kv_heads
+
+
+def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:
+    """Spans on the plan's devices."""
+    where = model.devices
+    return tuple(
+        Span(where[s.device], s.stage, s.phase, s.micro_batch, s.start_s, s.end_s, s.sequences, s.tokens) for s in spans
+    )

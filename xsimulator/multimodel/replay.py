@@ -1,0 +1,78 @@
+"""Requests of several models through units of shared devices."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exegpt.batching import Ledger, Order, Sequence
+from exegpt.batching.kv_pool import KVPool
+from exegpt.orders import fcfs
+from exegpt.served import Served
+from exegpt.timeline import Span
+from exegpt.workload import RequestLengths
+from xsimulator.multimodel.iteration_cost import IterationCost
+from xsimulator.multimodel.sharing import SpatialSharing, TimeSharing
+from xsimulator.multimodel.tenant import Limits, Tenant
+from xsimulator.multimodel.unit import Sharing, Unit
+from xsimulator.replay.record import Record
+
+SHARINGS = {"space": SpatialSharing, "time": TimeSharing}
+"""How models share devices: shares of their multiprocessors, or turns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """One model's requests on a unit, what its iterations cost there, and the pool of its keys and values."""
+
+    name: str
+    cost: IterationCost
+    requests: Items[RequestLengths]
+    pool: KVPool
+    limits: Limits = field(default_factory=Limits)
+    order: Order = fcfs
+
+
+@dataclass(frozen=True)
+class UnitReplay:
+    """What the requests of a unit's models experienced."""
+
+    served: dict[str, tuple[Served, ...]]
+    """Of each model, in order of completion."""
+    preemptions: dict[str, int]
+    busy_s: dict[str, float]
+    """Seconds of each model's jobs."""
+    spans: tuple[Span, ...]
+    """The model's place as the stage; where they were not asked for none."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last request is done."""
+        return max((served[-1].finish_s for served in self.served.values() if served), default=0.0)
+
+
+def replay_unit(
+    loads: Items[Load],
+    sharing: Literal["space", "time"] | Sharing,
+    contention: float = 1.0,
+    timeline: bool = False,
+    step_by_step: bool = False,
+) -> UnitReplay:
+    """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
+    begins while another model's runs. InputError for a request that its pool could not hold.
+    """
+    tenants = [_tenant(load) for load in loads]
+    rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
+    unit = Unit(tenants, rule, contention, spans=[] if timeline else None, step_by_step=step_by_step)
+    unit.run()
+    for tenant in tenants:
+        tenant.ledger.check()
+    served = {t.name: tuple(sorted(t.record.served, key=lambda s: (s.finish_s, s.index))) for t in tenants}
+    preemptions = {tenant.name: tenant.ledger.preemptions for tenant in tenants}
+    busy = {tenant.name: sum(tenant.busy_s.values()) for tenant in tenants}
+    return UnitReplay(served, preemptions, busy, tuple(sorted(unit.spans or (), key=lambda span: span.start_s)))
+
+
+def _tenant(load: Load) -> Tenant:
+    ledger = Ledger(load.pool, load.order, admission="grow")
+    ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in enumerate(load.requests))
+    return Tenant(load.name, ledger, load.cost, load.limits, Record(len(load.requests), lambda _: 0, False))

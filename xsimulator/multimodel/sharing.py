@@ -1,0 +1,87 @@
+"""Rules of sharing: which of several models runs next on devices that they have together.
+
+MuxServe's adaptive batch scheduling gives each job its share of the multiprocessors; time sharing gives each all of
+them, one after the other.
+"""
+
+from xsimulator.multimodel.tenant import Tenant
+from xsimulator.multimodel.unit import Unit
+
+
+def in_turn(unit: Unit) -> list[Tenant]:
+    """The models that run nothing, beginning with the one that has for longest."""
+    return sorted((t for t in unit.tenants if t.job is None), key=lambda t: t.idle_since_s)
+
+
+class SpatialSharing:
+    """Jobs beside each other within their shares (MuxServe's ADBS).
+
+    Prompts first, in turns, one prefill at a time; while one could run but for the multiprocessors that decoding has,
+    no other decoding begins; then decoding in turns on what is left.
+    """
+
+    OVERLAP = 0.3
+    """By how much the shares together may exceed the devices."""
+
+    def __init__(self, overlap: float = OVERLAP):
+        self._most = 1.0 + overlap + 1e-9
+        self._next = 0
+        """The place of the model after the last that prefilled."""
+
+    def start(self, unit: Unit, now: float) -> None:
+        """Start a prefill if none runs, and decoding beside it."""
+        prefilling = any(job.phase == "encode" for job in unit.running)
+        waits = not prefilling and self._must_wait(unit, now)
+        if not waits:
+            decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
+            shares = unit.used + sum(tenant.limits.decode_share for tenant in decoding)
+            waits = shares > self._most and len(decoding) + len(unit.running) > 1
+            for tenant in decoding:
+                if self._fits(unit, tenant.limits.decode_share):
+                    unit.decode(tenant, 1 if waits else None)
+        if waits:  # each row gives way after the iteration that runs
+            for job in unit.running:
+                job.cut(now)
+
+    def _must_wait(self, unit: Unit, now: float) -> bool:
+        """Start the first prefill that can run; whether there is one that can't for want of devices."""
+        blocked, count = False, len(unit.tenants)
+        for place in range(self._next, self._next + count):
+            tenant = unit.tenants[place % count]
+            if not tenant.can_prefill(now):
+                continue
+            if tenant.job is None and self._fits(unit, tenant.limits.prefill_share):
+                unit.prefill(tenant)
+                self._next = place + 1
+                return False
+            blocked = True
+        return blocked
+
+    def _fits(self, unit: Unit, share: float) -> bool:
+        return not unit.running or unit.used + share <= self._most
+
+
+class TimeSharing:
+    """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns."""
+
+    def start(self, unit: Unit, now: float) -> None:
+        """Start a job if none runs; a row ends where a prompt waits."""
+        waiting = [tenant for tenant in unit.tenants if tenant.can_prefill(now)]
+        if unit.running:
+            if waiting:
+                unit.running[0].cut(now)
+            return
+        if waiting:
+            unit.prefill(min(waiting, key=lambda tenant: _first_arrival(tenant, now)))
+            return
+        decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
+        for tenant in decoding:
+            unit.decode(tenant, 1 if len(decoding) > 1 else None)
+            if unit.running:
+                return
+
+
+def _first_arrival(tenant: Tenant, now: float) -> float:
+    first = tenant.ledger.waiting.peek(now)
+    assert first is not None, "it has a prompt that waits"
+    return first.arrival_s

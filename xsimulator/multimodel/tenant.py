@@ -1,0 +1,134 @@
+"""Tenant: one model on devices that it shares, with its requests, its memory and what its iterations cost."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.batching import ENDLESS, Ledger, Sequence, Step
+from xsimulator.multimodel.iteration_cost import IterationCost
+from xsimulator.replay.cells import Ran
+from xsimulator.replay.record import Record
+
+Array = NDArray[np.float64]
+
+MOST_AT_ONCE = 1024
+"""Decoding iterations that are followed at once."""
+_COUNT = np.arange(float(MOST_AT_ONCE))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one model may run at a time."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    """Of prompts that are prefilled together; a longer prompt runs alone."""
+    prefill_share: float = 1.0
+    """Of the multiprocessors, while it prefills."""
+    decode_share: float = 1.0
+    """And while it decodes."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A model's step, or a row of decoding iterations alike, on a share of the devices. Seconds."""
+
+    tenant: "Tenant"
+    step: Step
+    phase: Literal["encode", "decode"]
+    share: float
+    start_s: float
+    ends: Array
+    """[iterations]: when each one ends."""
+
+    @property
+    def end_s(self) -> float:
+        """When it is done."""
+        return float(self.ends[-1])
+
+    def cut(self, now: float) -> None:
+        """End the row with the iteration that runs at `now`."""
+        self.ends = self.ends[: 1 + int(np.searchsorted(self.ends, now))]
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One model's requests on shared devices.
+
+    It prefills or decodes, one at a time: prompts are whole, and preempted sequences are prefilled again.
+    """
+
+    name: str
+    ledger: Ledger
+    cost: IterationCost
+    limits: Limits
+    record: Record
+    job: Job | None = None
+    """What it runs now."""
+    resumes_s: float = 0.0
+    """Before that it can't run: its weights are loaded or moved."""
+    idle_since_s: float = 0.0
+    """When its last job ended."""
+    busy_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
+    """Seconds of its jobs so far."""
+
+    def can_prefill(self, now: float) -> bool:
+        """Whether a waiting prompt would be admitted."""
+        ledger = self.ledger
+        if ledger.residents >= self.limits.max_num_seqs or now < self.resumes_s:
+            return False
+        first = ledger.waiting.peek(now)
+        if first is None or first.ready_s > now:
+            return False
+        return ledger.admission.blocks(first) <= ledger.pool.available
+
+    def can_decode(self, now: float) -> bool:
+        """Whether it has sequences to decode."""
+        return bool(self.ledger.decoding) and now >= self.resumes_s
+
+    def prefill(self, now: float, slowdown: float) -> Job:
+        """Start prompts that wait, as many as fit; where `can_prefill`."""
+        limits, room = self.limits, self.limits.max_num_batched_tokens
+
+        def fits(sequence: Sequence) -> bool:
+            nonlocal room
+            whole = room == limits.max_num_batched_tokens or sequence.to_prefill <= room
+            room -= sequence.to_prefill
+            return whole
+
+        admitted = self.ledger.admit(limits.max_num_seqs - self.ledger.residents, now, fits=fits)
+        step = Step(tuple((sequence, sequence.to_prefill) for sequence in admitted))
+        self.record.start(step, now)
+        seconds = self.cost.prefill_seconds([count for _, count in step.encode], limits.prefill_share)
+        ends = np.array([now + slowdown * seconds])
+        self.job = Job(self, step, "encode", limits.prefill_share, now, ends)
+        return self.job
+
+    def decode(self, now: float, slowdown: float, most: int = ENDLESS) -> Job | None:
+        """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted."""
+        decode = self.ledger.grow_decoding(now)
+        if not decode:
+            return None
+        most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
+        step = Step(decode=decode, repeats=most)
+        row = self.ledger.repeats(step)
+        contexts = sum([s.cached + 1 for s in decode]) / len(decode) + _COUNT[:row]
+        seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
+        self.job = Job(self, step, "decode", self.limits.decode_share, now, now + slowdown * np.cumsum(seconds))
+        return self.job
+
+    def finish(self) -> None:
+        """Book the job that has ended."""
+        job, self.job = self.job, None
+        assert job is not None, "a job has run"
+        self.idle_since_s = job.end_s
+        iterations, end_s = len(job.ends), job.end_s
+        if iterations > 1:
+            self.ledger.extend(job.step, iterations)
+        finished = self.ledger.advance(job.step, iterations)
+        out = np.array([end_s])
+        encoded = {sequence.index: end_s for sequence, _ in job.step.encode}
+        self.record.book(job.step, Ran(iterations, end_s, encoded, out, out), finished)
+        self.busy_s[job.phase] += end_s - job.start_s

@@ -1,0 +1,105 @@
+"""Unit: devices that several models share, and what runs on them from one event to the next.
+
+Events are the ends of jobs and the arrivals of requests. At each of them the rule of sharing starts what it can; rows
+of decoding iterations are followed at once and cut where the rule must decide in their midst.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from exegpt.timeline import Span
+from xsimulator.multimodel.tenant import Job, Tenant
+
+
+class Sharing(Protocol):
+    """Which model runs next, on what share."""
+
+    def start(self, unit: "Unit", now: float) -> None:
+        """Start all that may run now, by `unit.prefill` and `unit.decode`; cut rows that are in the way."""
+
+
+@dataclass(eq=False)
+class Unit:
+    """Models on shared devices in simulated time."""
+
+    tenants: Items[Tenant]
+    sharing: Sharing
+    contention: float = 1.0
+    """How much longer an iteration takes that begins while another job runs."""
+    first_device: int = 0
+    spans: list[Span] | None = None
+    """Pieces of work, where they are kept."""
+    step_by_step: bool = False
+    """Whether every iteration is followed alone: the same result, slower."""
+    running: list[Job] = field(default_factory=list)
+    now: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """The shares of all jobs that run."""
+        return sum(job.share for job in self.running)
+
+    def run(self, until: float = inf) -> None:
+        """Follow the requests of all models to their ends, or until some time in seconds."""
+        while True:
+            self.sharing.start(self, self.now)
+            next_s = self._next_event()
+            if next_s > until:
+                return
+            if next_s == inf:
+                waiting = [tenant.name for tenant in self.tenants if not tenant.ledger.idle]
+                if waiting:
+                    raise RuntimeError(f"requests of {waiting} can never be admitted")
+                return
+            self.now = next_s
+            self._end_jobs()
+
+    def prefill(self, tenant: Tenant) -> None:
+        """Start a model's prompts."""
+        self._begin(tenant.prefill(self.now, self._slowdown()))
+
+    def decode(self, tenant: Tenant, most: int | None = None) -> None:
+        """Start a model's decoding, unless all of its sequences have been preempted."""
+        limit = {"most": 1} if self.step_by_step else {} if most is None else {"most": most}
+        job = tenant.decode(self.now, self._slowdown(), **limit)
+        if job:
+            self._begin(job)
+
+    def _slowdown(self) -> float:
+        return self.contention if self.running else 1.0
+
+    def _begin(self, job: Job) -> None:
+        if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't
+            self.running[0].cut(self.now)
+        self.running.append(job)
+
+    def _next_event(self) -> float:
+        ends = min([job.end_s for job in self.running], default=inf)
+        return min([ends, *[self._arrival(tenant) for tenant in self.tenants]])
+
+    def _arrival(self, tenant: Tenant) -> float:
+        if tenant.resumes_s > self.now:
+            return tenant.resumes_s
+        arrival = tenant.ledger.waiting.next_arrival(self.now)
+        return inf if arrival is None else arrival
+
+    def _end_jobs(self) -> None:
+        over = [job for job in self.running if job.end_s <= self.now]
+        if not over:
+            return
+        self.running = [job for job in self.running if job.end_s > self.now]
+        for job in over:
+            job.tenant.finish()
+            if self.spans is not None:
+                self._keep(job)
+        if len(self.running) == 1 and self.contention != 1:
+            self.running[0].cut(self.now)
+
+    def _keep(self, job: Job) -> None:
+        assert self.spans is not None
+        stage = self.tenants.index(job.tenant)
+        sequences = len(job.step.encode) + len(job.step.decode)
+        tokens = job.step.tokens * len(job.ends)
+        self.spans.append(Span(self.first_device, stage, job.phase, 0, job.start_s, job.end_s, sequences, tokens))
