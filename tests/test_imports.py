@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "exegpt.cli": None,
     "exegpt.report": {"exegpt"},
     "exegpt.server": NOUNS | SIMULATOR | {"exegpt.report", "exegpt.app"},
-    "exegpt.reproduction": SIMULATOR | {"exegpt", "exegpt.report", "exegpt.app", "xprofiler", "xscheduler"},
+    "exegpt.reproduction": NOUNS | SIMULATOR | {"exegpt.report", "exegpt.app", "xprofiler", "xscheduler"},
     "xprofiler": {"exegpt", *RUNNABLE, *RUNNER},
     "xsimulator": NOUNS | {"xsimulator.steady", "xsimulator.replay"},
     "xsimulator.cost": {"exegpt"},

@@ -114,22 +114,22 @@ def _searched(
     frontiers: list[ModelFrontier], cluster: ClusterSpec, progress: Callable[[int, int], None]
 ) -> tuple[tuple[int, ...], ...]:
     """The devices of the best budgets."""
-    from xscheduler.multimodel.budgets import best_budgets, counts, rising
+    from xscheduler.multimodel.budgets import Budget, Unsearched
 
-    sizes, known = counts(cluster.nodes, cluster.devices_per_node), []
+    def search(frontier: ModelFrontier) -> Callable[[int], Budget | None]:
+        return lambda devices: served.budget(frontier.demand) if (served := frontier.on(devices)) else None
+
+    unsearched = Unsearched([search(frontier) for frontier in frontiers], cluster.nodes, cluster.devices_per_node)
+    best = unsearched.best(progress)
+    if best and best.level.headroom > 0 and best.level.seconds < math.inf:
+        return best.devices
+    least = []
     for number, frontier in enumerate(frontiers):
-        found = []
-        for place, size in enumerate(sizes):
-            progress(number * len(sizes) + place, len(sizes) * len(frontiers))
-            if served := frontier.on(size):
-                found.append(served.budget(frontier.demand))
-        if not found:
+        fewest = unsearched.least(number)
+        if fewest is None:
             raise Infeasible(_nothing_fits(frontier.demand, cluster), None)
-        known.append(rising(found))
-    best = best_budgets(known, cluster.nodes, cluster.devices_per_node)
-    if best is None:
-        raise Infeasible(_no_room(frontiers, [of_one[0].devices for of_one in known], cluster), None)
-    return best.devices
+        least.append(fewest)
+    raise Infeasible(_no_room(frontiers, least, cluster), None)
 
 
 def _in_proportion(

@@ -87,6 +87,82 @@ def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: in
     return reach(headroom, seconds)
 
 
+class Unsearched:
+    """Frontiers that are searched where they decide.
+
+    A number of devices that hasn't been searched counts as the most that it could do: as much as a larger number that
+    has been, and `OPTIMISM` times a smaller one's share. The best budgets under that are then searched, until all of
+    them are known, or the level of those that are comes within `TOLERANCE` of what others could reach.
+    """
+
+    OPTIMISM = 1.1
+    """Replicas scale by their number; more devices for each may do a little better."""
+    TOLERANCE = 0.03
+
+    def __init__(self, search: Sequence[Callable[[int], Budget | None]], nodes: int, devices_per_node: int):
+        self._search, self._nodes, self._each = search, nodes, devices_per_node
+        self._sizes = counts(nodes, devices_per_node)
+        self._known: list[dict[int, Budget]] = [{} for _ in search]
+        self.searched = 0
+        """How many numbers of devices so far."""
+
+    def best(self, progress: Callable[[int, int], None]) -> Budgets | None:
+        """The best budgets; None where the models don't fit all at once, whatever each does."""
+        while True:
+            hoped = best_budgets([self._hoped(i) for i in range(len(self._known))], self._nodes, self._each)
+            if hoped is None:
+                return None
+            known = self._best_known()
+            if known and _near(known.level, hoped.level, self.TOLERANCE):
+                return known
+            unknown = [(i, b.devices) for i, b in enumerate(hoped.budgets) if b.devices not in self._known[i]]
+            if not unknown:
+                return hoped
+            for i, devices in unknown:
+                progress(self.searched, self.searched + len(unknown))
+                self._find(i, devices)
+
+    def least(self, i: int) -> int | None:
+        """The fewest devices that a model does anything on; None where that is none. Searches on if need be."""
+        return next((devices for devices in self._sizes if self._does(self._find(i, devices))), None)
+
+    def _find(self, i: int, devices: int) -> Budget:
+        if devices not in self._known[i]:
+            self._known[i][devices] = self._search[i](devices) or Budget(devices, 0.0, math.inf)
+            self.searched += 1
+        return self._known[i][devices]
+
+    def _does(self, budget: Budget) -> bool:
+        return budget.headroom > 0 and budget.seconds < math.inf
+
+    def _best_known(self) -> Budgets | None:
+        frontiers = [rising(list(known.values())) for known in self._known]
+        return best_budgets(frontiers, self._nodes, self._each) if all(frontiers) else None
+
+    def _hoped(self, i: int) -> Frontier:
+        return rising([self._at_most(i, devices) for devices in self._sizes])
+
+    def _at_most(self, i: int, devices: int) -> Budget:
+        known = self._known[i]
+        if devices in known:
+            return known[devices]
+        headroom, seconds = math.inf, 0.0
+        for other, budget in known.items():
+            if other > devices:
+                headroom, seconds = min(headroom, budget.headroom), max(seconds, budget.seconds)
+            elif self._does(budget):
+                more = self.OPTIMISM * devices / other
+                headroom, seconds = min(headroom, budget.headroom * more), max(seconds, budget.seconds / more)
+        return Budget(devices, headroom, seconds)
+
+
+def _near(level: Level, other: Level, tolerance: float) -> bool:
+    """Whether a level is as good as another, but for a little."""
+    short = min(1.0, other.headroom) - min(1.0, level.headroom)
+    slower = level.seconds - other.seconds * (1 + tolerance)
+    return short <= 0 and slower <= 0 and level.headroom >= other.headroom * (1 - tolerance)
+
+
 def _finite(budgets: Sequence[Budget]) -> float:
     """The longest time that ends."""
     return max((b.seconds for b in budgets if b.seconds < math.inf), default=0.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xscheduler.multimodel.budgets import Budget, best_budgets, counts, place, rising
+from xscheduler.multimodel.budgets import Budget, Unsearched, best_budgets, counts, place, rising
 
 
 def some_frontier(random, most):
@@ -78,3 +78,49 @@ def fits(sizes, nodes, most):
 def test_where_more_devices_do_worse_fewer_are_taken():
     measured = [Budget(1, 0.5), Budget(3, 0.4), Budget(2, 0.9), Budget(4, 0.9), Budget(8, 2.0)]
     assert [b.devices for b in rising(measured)] == [1, 2, 8]
+
+
+def scaling_frontier(random, nodes, each):
+    """Of a model that does no better than in proportion to its devices, and a tenth."""
+    online, per_device, budgets = random.random() < 0.6, random.uniform(0.1, 0.5), []
+    least = random.choice([1, 1, 2, 4])
+    for devices in counts(nodes, each):
+        done = per_device * devices if devices >= least else 0.0
+        done *= random.uniform(0.95, 1.0)
+        budgets.append(
+            Budget(devices, done if online else math.inf, 0.0 if online else 10 / done if done else math.inf)
+        )
+    return budgets
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_frontiers_searched_where_they_decide_give_the_best_budgets(seed):
+    drawn = random.Random(seed)
+    nodes, each = drawn.choice([(1, 4), (1, 8), (2, 4), (8, 8)])
+    frontiers = [scaling_frontier(drawn, nodes, each) for _ in range(drawn.randint(1, 6))]
+    asked = []
+
+    def search(frontier):
+        def find(devices):
+            asked.append((id(frontier), devices))
+            return next(budget for budget in frontier if budget.devices == devices)
+
+        return find
+
+    unsearched = Unsearched([search(frontier) for frontier in frontiers], nodes, each)
+    found = unsearched.best(lambda done, of: None)
+    want = best_budgets([rising(frontier) for frontier in frontiers], nodes, each)
+    assert (found is None) == (want is None) and len(set(asked)) == len(asked) == unsearched.searched
+    if found and want:
+        assert min(1.0, found.level.headroom) == pytest.approx(min(1.0, want.level.headroom), abs=1e-12)
+        assert found.level.seconds <= want.level.seconds * (1 + Unsearched.TOLERANCE) or want.level.seconds == math.inf
+        if found.level.seconds == want.level.seconds:
+            assert found.level.headroom >= want.level.headroom * (1 - Unsearched.TOLERANCE)
+
+
+def test_few_numbers_of_devices_are_searched():
+    drawn = random.Random(5)
+    frontiers = [scaling_frontier(drawn, 8, 8) for _ in range(20)]
+    unsearched = Unsearched([{b.devices: b for b in frontier}.get for frontier in frontiers], 8, 8)
+    assert unsearched.best(lambda done, of: None) is not None
+    assert unsearched.searched < 4 * 20 < 20 * len(counts(8, 8)) / 3
