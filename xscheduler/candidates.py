@@ -77,7 +77,7 @@ def candidates(
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
-        beyond = result.decode_batch / widest if widest else 0.0
+        beyond = result.decode_batch / widest
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.load.workload.output.mean
         return Evaluation(result.throughput * tokens, figures, result.crest * tokens, result.falls)

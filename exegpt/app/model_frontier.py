@@ -1,7 +1,11 @@
 """What one of several models does by its number of devices."""
 
 import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.goodput import MARGIN
@@ -16,6 +20,9 @@ from exegpt.schedule import Schedule
 
 if TYPE_CHECKING:
     from xscheduler.multimodel.budgets import Budget
+
+_WORTH_PROCESSES = 5
+"""Searches; a process takes seconds to import what they need."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +45,18 @@ class Served:
 
 
 class ModelFrontier:
-    """What one model does by its number of devices, searched once for each."""
+    """What models that are alike do by their number of devices, searched once for each."""
 
-    def __init__(self, demand: Demand, policies: tuple[str, ...]):
-        self.demand, self._policies = demand, policies
+    def __init__(self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = ()):
+        """With `quick` policies, a number of devices is searched for all policies only if none of these does."""
+        self.demand, self._policies, self._quick = demand, policies, quick
         self._served: dict[int, Served | None] = {}
 
     def on(self, devices: int) -> Served | None:
         """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
         if devices not in self._served:
-            setting = on_cluster(self.demand.setting, _part(self.demand.setting.cluster, devices))
-            find = _offline if self.demand.rate_seq_s is None else _online
-            self._served[devices] = find(self.demand, setting, self._policies)
+            quickly = served_on(self.demand, devices, self._quick) if self._quick else None
+            self._served[devices] = quickly or served_on(self.demand, devices, self._policies)
         return self._served[devices]
 
     def within(self, devices: int) -> Served:
@@ -61,6 +68,27 @@ class ModelFrontier:
         return next(served for size in reversed(sizes) if (served := self.on(size)))
 
 
+def served_on(demand: Demand, devices: int, policies: tuple[str, ...]) -> Served | None:
+    """What a model does on so many devices under the best of these policies; None where it does nothing."""
+    setting = on_cluster(demand.setting, _part(demand.setting.cluster, devices))
+    find = _offline if demand.rate_seq_s is None else _online
+    return find(demand, setting, policies)
+
+
+def served_each(wanted: Sequence[tuple[Demand, int]], policies: tuple[str, ...]) -> list[Served]:
+    """What models do on their numbers of devices, each of which is known to do; several at a time, in processes of
+    their own, where that is worth starting them.
+    """
+    if len(wanted) < _WORTH_PROCESSES:
+        found = [served_on(demand, devices, policies) for demand, devices in wanted]
+    else:
+        with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), get_context("spawn")) as processes:
+            asked = [processes.submit(served_on, demand, devices, policies) for demand, devices in wanted]
+            found = [answer.result() for answer in asked]
+    assert all(found), "some of these policies do"
+    return [served for served in found if served]
+
+
 def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     """So many devices of a cluster: of one node, or whole nodes."""
     nodes = max(1, devices // cluster.devices_per_node)
@@ -70,25 +98,20 @@ def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
 
 
 def _online(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
-    """The schedule with the highest goodput within the bound less a margin, and what it gives at the model's rate."""
+    """The schedule with the highest goodput within the bound less a margin."""
     from xscheduler.goodput import Bounds
     from xscheduler.open_tune import tune_at
 
-    assert demand.rate_seq_s is not None
     bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
     arrivals = arrivals_of(setting, "poisson", 0)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
     options: dict[str, Any] = {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
-    rated = tune_at(*where, demand.rate_seq_s, **options)
+    rated = tune_at(*where, None, **options)
     if not rated.sustained:
         return None
     best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
-    tuned = rated.tuned
-    met = tuned.schedule is not None and tuned.estimate is not None
-    schedule, estimate = (tuned.schedule, tuned.estimate) if met else (best.schedule, best.steady)
-    assert schedule and estimate
-    goodput = rated.sustained[schedule.policy].goodput_seq_s
-    return Served(setting.cluster.devices, replace(schedule, latency_bound_s=demand.bound_s), estimate, goodput, None)
+    schedule = replace(best.schedule, latency_bound_s=demand.bound_s)
+    return Served(setting.cluster.devices, schedule, best.steady, best.goodput_seq_s, None)
 
 
 def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:

@@ -58,6 +58,12 @@ class Demand:
     bound_s: float | None
 
     @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for models of which each does what the others do on as many devices."""
+        setting = self.setting
+        return setting.model, setting.workload, setting.kv_dtype, self.requests, self.bound_s
+
+    @property
     def work(self) -> float:
         """Tokens times parameters, per second or in all: what a share in proportion counts."""
         lengths = self.setting.workload

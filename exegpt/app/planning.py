@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import ModelFrontier
+from exegpt.app.model_frontier import ModelFrontier, Served, served_each
 from exegpt.app.models_file import Demand
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
@@ -20,6 +20,10 @@ of the multiprocessors or taking turns; in proportion to what each computes, und
 (MuxServe's baseline).
 """
 _POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
+_QUICK = ("orca",)
+"""Policies by which numbers of devices are compared: their searches take a fifth of all policies', and the best ones'
+goodput is rarely a tenth higher.
+"""
 _SHARING: dict[str, Literal["space", "time"]] = {"muxserve": "space", "temporal": "time"}
 
 
@@ -81,19 +85,29 @@ def _shared(
 def _dedicated(
     demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
 ) -> Plan:
-    """Models on devices of their own."""
+    """Models on devices of their own. Their numbers are chosen by what a quick policy does on them, if there is one;
+    then all are searched on those.
+    """
     from exegpt.app.plan_evaluation import evaluated
 
-    frontiers = [ModelFrontier(demand, _POLICIES[method]) for demand in demands]
+    policies = _POLICIES[method]
+    quick = tuple(policy for policy in _QUICK if policy in policies)
+    alike = {demand.alike: ModelFrontier(demand, policies, quick) for demand in demands}
+    frontiers = [alike[demand.alike] for demand in demands]
     give = _searched if method == "exegpt" else _in_proportion
-    models = [_planned(f, devices) for f, devices in zip(frontiers, give(frontiers, cluster, progress), strict=True)]
-    by_name = {demand.name: demand for demand in demands}
-    models = [evaluated([m], by_name)[0] if m.rate_seq_s else m for m in models]
+    devices = give(demands, frontiers, cluster, progress)
+    sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
+    wanted = dict.fromkeys(zip(frontiers, sizes, strict=True))
+    served = served_each([(frontier.demand, size) for frontier, size in wanted], policies)
+    found = dict(zip(wanted, served, strict=True))
+    models = []
+    for demand, frontier, of_model, size in zip(demands, frontiers, devices, sizes, strict=True):
+        model = _planned(demand, found[frontier, size], of_model)
+        models += evaluated([model], {demand.name: demand}) if demand.rate_seq_s else [model]
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _planned(frontier: ModelFrontier, devices: tuple[int, ...]) -> PlannedModel:
-    demand, served = frontier.demand, frontier.within(len(devices))
+def _planned(demand: Demand, served: Served, devices: tuple[int, ...]) -> PlannedModel:
     rates, done = (demand.rate_seq_s, served.goodput_seq_s), (demand.requests, served.seconds)
     return PlannedModel(demand.name, devices[: served.devices], served.schedule, served.estimate, *rates, *done)
 
@@ -111,29 +125,36 @@ def _check_rates(models: tuple[PlannedModel, ...]) -> None:
 
 
 def _searched(
-    frontiers: list[ModelFrontier], cluster: ClusterSpec, progress: Callable[[int, int], None]
+    demands: tuple[Demand, ...],
+    frontiers: list[ModelFrontier],
+    cluster: ClusterSpec,
+    progress: Callable[[int, int], None],
 ) -> tuple[tuple[int, ...], ...]:
     """The devices of the best budgets."""
     from xscheduler.multimodel.budgets import Budget, Unsearched
 
-    def search(frontier: ModelFrontier) -> Callable[[int], Budget | None]:
-        return lambda devices: served.budget(frontier.demand) if (served := frontier.on(devices)) else None
+    def search(demand: Demand, frontier: ModelFrontier) -> Callable[[int], Budget | None]:
+        return lambda devices: served.budget(demand) if (served := frontier.on(devices)) else None
 
-    unsearched = Unsearched([search(frontier) for frontier in frontiers], cluster.nodes, cluster.devices_per_node)
+    searches = [search(demand, frontier) for demand, frontier in zip(demands, frontiers, strict=True)]
+    unsearched = Unsearched(searches, cluster.nodes, cluster.devices_per_node)
     best = unsearched.best(progress)
     if best and best.level.headroom > 0 and best.level.seconds < math.inf:
         return best.devices
     least = []
-    for number, frontier in enumerate(frontiers):
+    for number, demand in enumerate(demands):
         fewest = unsearched.least(number)
         if fewest is None:
-            raise Infeasible(_nothing_fits(frontier.demand, cluster), None)
+            raise Infeasible(_nothing_fits(demand, cluster), None)
         least.append(fewest)
-    raise Infeasible(_no_room(frontiers, least, cluster), None)
+    raise Infeasible(_no_room(demands, least, cluster), None)
 
 
 def _in_proportion(
-    frontiers: list[ModelFrontier], cluster: ClusterSpec, progress: Callable[[int, int], None]
+    demands: tuple[Demand, ...],
+    frontiers: list[ModelFrontier],
+    cluster: ClusterSpec,
+    progress: Callable[[int, int], None],
 ) -> tuple[tuple[int, ...], ...]:
     """Devices in proportion to what each model computes, at least as many as it needs to run at all, by the largest
     remainders; a budget is one that a node, or whole nodes, can be.
@@ -141,13 +162,13 @@ def _in_proportion(
     from xscheduler.multimodel.budgets import counts, place
 
     sizes = counts(cluster.nodes, cluster.devices_per_node)
-    work = [frontier.demand.work for frontier in frontiers]
+    work = [demand.work for demand in demands]
     budgets = []
-    for number, frontier in enumerate(frontiers):
+    for number, (demand, frontier) in enumerate(zip(demands, frontiers, strict=True)):
         progress(number, len(frontiers))
         least = next((size for size in sizes if frontier.on(size)), None)
         if least is None:
-            raise Infeasible(_nothing_fits(frontier.demand, cluster), None)
+            raise Infeasible(_nothing_fits(demand, cluster), None)
         budgets.append(least)
     while True:  # the next device goes to whom most is lacking
         lacking = sorted(range(len(work)), key=lambda i: work[i] / budgets[i], reverse=True)
@@ -161,12 +182,12 @@ def _in_proportion(
             break
     placed = place(budgets, cluster.nodes, cluster.devices_per_node)
     if placed is None:
-        raise Infeasible(_no_room(frontiers, budgets, cluster), None)
+        raise Infeasible(_no_room(demands, budgets, cluster), None)
     return placed
 
 
-def _no_room(frontiers: list[ModelFrontier], least: list[int], cluster: ClusterSpec) -> str:
-    each = ", ".join(f"{frontier.demand.name} {size}" for frontier, size in zip(frontiers, least, strict=True))
+def _no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec) -> str:
+    each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
     return f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}."
 
 
