@@ -1,15 +1,13 @@
 """What one of several models does by its number of devices."""
 
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.goodput import MARGIN
 from exegpt.app.models_file import Demand
+from exegpt.app.processes import Processes
 from exegpt.app.search import on_cluster, search_schedule
 from exegpt.app.settings import Setting
 from exegpt.app.shortlist import MOST, best_by_replay
@@ -20,9 +18,6 @@ from exegpt.schedule import Schedule
 
 if TYPE_CHECKING:
     from xscheduler.multimodel.budgets import Budget
-
-_WORTH_PROCESSES = 5
-"""Searches; a process takes seconds to import what they need."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,7 @@ class ModelFrontier:
     def on(self, devices: int) -> Served | None:
         """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
         if devices not in self._served:
-            quickly = served_on(self.demand, devices, self._quick) if self._quick else None
-            self._served[devices] = quickly or served_on(self.demand, devices, self._policies)
+            self._served[devices] = served_quickly(self.demand, devices, self._quick, self._policies)
         return self._served[devices]
 
     def within(self, devices: int) -> Served:
@@ -67,26 +61,25 @@ class ModelFrontier:
         sizes = [size for size in counts(cluster.nodes, cluster.devices_per_node) if size <= devices]
         return next(served for size in reversed(sizes) if (served := self.on(size)))
 
+    @staticmethod
+    def search(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> None:
+        """Let frontiers know what they do on these numbers of devices."""
+        new = [(f, n) for f, n in dict.fromkeys(wanted) if n not in f._served]
+        asked = [(f.demand, n, f._quick, f._policies) for f, n in new]
+        for (frontier, devices), served in zip(new, processes.each(served_quickly, asked), strict=True):
+            frontier._served[devices] = served
+
+
+def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
+    """What a model does on so many devices under the best of the quick policies, if one does, else of all."""
+    return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
+
 
 def served_on(demand: Demand, devices: int, policies: tuple[str, ...]) -> Served | None:
     """What a model does on so many devices under the best of these policies; None where it does nothing."""
     setting = on_cluster(demand.setting, _part(demand.setting.cluster, devices))
     find = _offline if demand.rate_seq_s is None else _online
     return find(demand, setting, policies)
-
-
-def served_each(wanted: Sequence[tuple[Demand, int]], policies: tuple[str, ...]) -> list[Served]:
-    """What models do on their numbers of devices, each of which is known to do; several at a time, in processes of
-    their own, where that is worth starting them.
-    """
-    if len(wanted) < _WORTH_PROCESSES:
-        found = [served_on(demand, devices, policies) for demand, devices in wanted]
-    else:
-        with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), get_context("spawn")) as processes:
-            asked = [processes.submit(served_on, demand, devices, policies) for demand, devices in wanted]
-            found = [answer.result() for answer in asked]
-    assert all(found), "some of these policies do"
-    return [served for served in found if served]
 
 
 def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import ModelFrontier, Served, served_each
+from exegpt.app.model_frontier import ModelFrontier, Served, served_on
 from exegpt.app.models_file import Demand
+from exegpt.app.processes import Processes
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, PlannedModel
@@ -88,23 +89,31 @@ def _dedicated(
     """Models on devices of their own. Their numbers are chosen by what a quick policy does on them, if there is one;
     then all are searched on those.
     """
-    from exegpt.app.plan_evaluation import evaluated
-
     policies = _POLICIES[method]
     quick = tuple(policy for policy in _QUICK if policy in policies)
     alike = {demand.alike: ModelFrontier(demand, policies, quick) for demand in demands}
     frontiers = [alike[demand.alike] for demand in demands]
     give = _searched if method == "exegpt" else _in_proportion
-    devices = give(demands, frontiers, cluster, progress)
-    sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
-    wanted = dict.fromkeys(zip(frontiers, sizes, strict=True))
-    served = served_each([(frontier.demand, size) for frontier, size in wanted], policies)
-    found = dict(zip(wanted, served, strict=True))
-    models = []
-    for demand, frontier, of_model, size in zip(demands, frontiers, devices, sizes, strict=True):
-        model = _planned(demand, found[frontier, size], of_model)
-        models += evaluated([model], {demand.name: demand}) if demand.rate_seq_s else [model]
+    with Processes() as processes:
+        devices = give(demands, frontiers, cluster, progress, processes)
+        sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
+        wanted = list(dict.fromkeys(zip(frontiers, sizes, strict=True)))
+        asked = [(frontier.demand, size, policies) for frontier, size in wanted]
+        found = dict(zip(wanted, processes.each(served_on, asked), strict=True))
+        planned = []
+        for demand, frontier, of_model, size in zip(demands, frontiers, devices, sizes, strict=True):
+            served = found[frontier, size]
+            assert served, "it does something on this number"
+            planned.append((_planned(demand, served, of_model), demand))
+        models = processes.each(_evaluated, planned)
     return Plan(Plan.VERSION, method, cluster, tuple(models))
+
+
+def _evaluated(model: PlannedModel, demand: Demand) -> PlannedModel:
+    """A model with devices of its own, replayed at its rate if it has one."""
+    from exegpt.app.plan_evaluation import evaluated
+
+    return evaluated([model], {demand.name: demand})[0] if demand.rate_seq_s else model
 
 
 def _planned(demand: Demand, served: Served, devices: tuple[int, ...]) -> PlannedModel:
@@ -129,15 +138,17 @@ def _searched(
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],
+    processes: Processes,
 ) -> tuple[tuple[int, ...], ...]:
     """The devices of the best budgets."""
     from xscheduler.multimodel.budgets import Budget, Unsearched
 
-    def search(demand: Demand, frontier: ModelFrontier) -> Callable[[int], Budget | None]:
-        return lambda devices: served.budget(demand) if (served := frontier.on(devices)) else None
+    def search(wanted: list[tuple[int, int]]) -> list[Budget | None]:
+        ModelFrontier.search([(frontiers[i], devices) for i, devices in wanted], processes)
+        found = [(demands[i], frontiers[i].on(devices)) for i, devices in wanted]
+        return [served.budget(demand) if served else None for demand, served in found]
 
-    searches = [search(demand, frontier) for demand, frontier in zip(demands, frontiers, strict=True)]
-    unsearched = Unsearched(searches, cluster.nodes, cluster.devices_per_node)
+    unsearched = Unsearched(len(demands), search, cluster.nodes, cluster.devices_per_node)
     best = unsearched.best(progress)
     if best and best.level.headroom > 0 and best.level.seconds < math.inf:
         return best.devices
@@ -155,6 +166,7 @@ def _in_proportion(
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],
+    processes: Processes,
 ) -> tuple[tuple[int, ...], ...]:
     """Devices in proportion to what each model computes, at least as many as it needs to run at all, by the largest
     remainders; a budget is one that a node, or whole nodes, can be.

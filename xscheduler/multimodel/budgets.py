@@ -87,6 +87,10 @@ def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: in
     return reach(headroom, seconds)
 
 
+Search = Callable[[list[tuple[int, int]]], list["Budget | None"]]
+"""What models, by their places, do on numbers of devices; None where they do nothing."""
+
+
 class Unsearched:
     """Frontiers that are searched where they decide.
 
@@ -99,10 +103,10 @@ class Unsearched:
     """Replicas scale by their number; more devices for each may do a little better."""
     TOLERANCE = 0.03
 
-    def __init__(self, search: Sequence[Callable[[int], Budget | None]], nodes: int, devices_per_node: int):
+    def __init__(self, models: int, search: Search, nodes: int, devices_per_node: int):
         self._search, self._nodes, self._each = search, nodes, devices_per_node
         self._sizes = counts(nodes, devices_per_node)
-        self._known: list[dict[int, Budget]] = [{} for _ in search]
+        self._known: list[dict[int, Budget]] = [{} for _ in range(models)]
         self.searched = 0
         """How many numbers of devices so far."""
 
@@ -118,19 +122,22 @@ class Unsearched:
             unknown = [(i, b.devices) for i, b in enumerate(hoped.budgets) if b.devices not in self._known[i]]
             if not unknown:
                 return hoped
-            for i, devices in unknown:
-                progress(self.searched, self.searched + len(unknown))
-                self._find(i, devices)
+            progress(self.searched, self.searched + len(unknown))
+            self._find(unknown)
 
     def least(self, i: int) -> int | None:
         """The fewest devices that a model does anything on; None where that is none. Searches on if need be."""
-        return next((devices for devices in self._sizes if self._does(self._find(i, devices))), None)
+        for devices in self._sizes:
+            if devices not in self._known[i]:
+                self._find([(i, devices)])
+            if self._does(self._known[i][devices]):
+                return devices
+        return None
 
-    def _find(self, i: int, devices: int) -> Budget:
-        if devices not in self._known[i]:
-            self._known[i][devices] = self._search[i](devices) or Budget(devices, 0.0, math.inf)
-            self.searched += 1
-        return self._known[i][devices]
+    def _find(self, unknown: list[tuple[int, int]]) -> None:
+        self.searched += len(unknown)
+        for (i, devices), found in zip(unknown, self._search(unknown), strict=True):
+            self._known[i][devices] = found or Budget(devices, 0.0, math.inf)
 
     def _does(self, budget: Budget) -> bool:
         return budget.headroom > 0 and budget.seconds < math.inf

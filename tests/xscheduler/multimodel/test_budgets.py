@@ -100,14 +100,11 @@ def test_frontiers_searched_where_they_decide_give_the_best_budgets(seed):
     frontiers = [scaling_frontier(drawn, nodes, each) for _ in range(drawn.randint(1, 6))]
     asked = []
 
-    def search(frontier):
-        def find(devices):
-            asked.append((id(frontier), devices))
-            return next(budget for budget in frontier if budget.devices == devices)
+    def search(wanted):
+        asked.extend(wanted)
+        return [next(budget for budget in frontiers[i] if budget.devices == devices) for i, devices in wanted]
 
-        return find
-
-    unsearched = Unsearched([search(frontier) for frontier in frontiers], nodes, each)
+    unsearched = Unsearched(len(frontiers), search, nodes, each)
     found = unsearched.best(lambda done, of: None)
     want = best_budgets([rising(frontier) for frontier in frontiers], nodes, each)
     assert (found is None) == (want is None) and len(set(asked)) == len(asked) == unsearched.searched
@@ -121,6 +118,7 @@ def test_frontiers_searched_where_they_decide_give_the_best_budgets(seed):
 def test_few_numbers_of_devices_are_searched():
     drawn = random.Random(5)
     frontiers = [scaling_frontier(drawn, 8, 8) for _ in range(20)]
-    unsearched = Unsearched([{b.devices: b for b in frontier}.get for frontier in frontiers], 8, 8)
+    by_devices = [{b.devices: b for b in frontier} for frontier in frontiers]
+    unsearched = Unsearched(20, lambda wanted: [by_devices[i][devices] for i, devices in wanted], 8, 8)
     assert unsearched.best(lambda done, of: None) is not None
     assert unsearched.searched < 4 * 20 < 20 * len(counts(8, 8)) / 3

@@ -1,0 +1,38 @@
+"""The same work on many things, in as many processes as there are CPUs."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+WORTH = 4
+"""Pieces of work; a process takes seconds to import what they need."""
+
+
+class Processes:
+    """Processes that are started when there is enough to do for the first time, and end with the context."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def each(self, work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+        """What a module's function returns for each tuple of arguments, in their order; what it raises is raised."""
+        if len(arguments) < WORTH and self._pool is None:
+            return [work(*of_one) for of_one in arguments]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
+        asked = [self._pool.submit(work, *of_one) for of_one in arguments]
+        return [answer.result() for answer in asked]
