@@ -1,7 +1,7 @@
 """`exegpt simulate`: the estimate and timeline of a given schedule, or of a running engine's settings."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from exegpt.cli import options
 
 def simulate(
     schedule: options.SCHEDULE = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan of several models. Its --replay trace names each request's model.")
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace that Perfetto opens.")] = None,
     replay: Annotated[str | None, typer.Option(help="Simulate the requests of this trace one by one.")] = None,
     profile: options.PROFILE = None,
@@ -48,6 +51,7 @@ def simulate(
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
     """
+    asked = dict(locals())
     from exegpt.app.choices import check_columns
     from exegpt.app.engine_settings import EngineSettings
     from exegpt.app.files import check_distinct, check_output
@@ -58,7 +62,9 @@ def simulate(
     from exegpt.report.schedule_text import schedule_text
 
     check_output(timeline)
-    check_distinct((timeline,), (schedule, workload, profile, replay, cluster))
+    check_distinct((timeline,), (schedule, plan, workload, profile, replay, cluster))
+    if plan:
+        return _simulate_plan(asked)
     set_threads(threads)
     check_columns(columns, workload, replay)
     engine_settings = options.build(EngineSettings, locals())
@@ -71,3 +77,23 @@ def simulate(
     output.table(prediction.columns, prediction.rows, schedule_text(prediction.schedule))
     for text in prediction.texts:
         print(text)
+
+
+def _simulate_plan(asked: dict[str, Any]) -> None:
+    """Print what a plan's models will give; InputError for options that a plan says itself."""
+    from exegpt.app.simulate_plan import COLUMNS, simulate_plan
+    from exegpt.errors import InputError
+    from exegpt.report import output
+
+    own = {"plan", "replay", "timeline", "json", "threads"}
+    others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
+    if others:
+        raise InputError(f"A plan says what --{others[0].replace('_', '-')} does: leave that or --plan out.")
+    replay = Path(asked["replay"]) if asked["replay"] else None
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"])
+    if asked["json"]:
+        facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
+        return output.emit(facts)
+    output.notes(prediction.assumptions)
+    title = f"{prediction.plan.method}: {len(prediction.rows)} models on {prediction.plan.cluster.name}"
+    output.table(COLUMNS, prediction.rows, title)

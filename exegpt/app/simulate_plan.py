@@ -1,0 +1,146 @@
+"""`simulate --plan`: what the requests of a plan's models will experience, one by one."""
+
+import csv
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exegpt import document
+from exegpt.app import rooflines
+from exegpt.app.load.arrivals import random_arrivals
+from exegpt.app.plan_evaluation import in_time
+from exegpt.app.profiles import find_profile
+from exegpt.duration import duration_text
+from exegpt.errors import InputError
+from exegpt.plan import Plan, PlannedModel
+from exegpt.profile import Profile
+from exegpt.quantity import NOTHING, figure_text, percent_text
+from exegpt.served import latencies, percentiles
+from exegpt.timeline import Timeline, chrome_trace
+from exegpt.workload import MAX_TOKENS, RequestLengths
+from xsimulator.multimodel.plan_replay import ModelReplay, replay_plan
+
+REQUESTS = 1000
+"""Of each model, where neither a trace nor the plan says how many."""
+MOST_REQUESTS = 1_000_000
+COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
+
+
+@dataclass(frozen=True)
+class PlanPrediction:
+    """What was simulated, for scripts and for people."""
+
+    plan: Plan
+    facts: dict[str, Any]
+    rows: list[list[str]]
+    assumptions: tuple[str, ...]
+
+
+def simulate_plan(path: Path, trace: Path | None, timeline: Path | None) -> PlanPrediction:
+    """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline."""
+    plan = document.read(Plan, path)
+    requests = read_model_trace(trace, plan) if trace else {model.name: _drawn(model) for model in plan.models}
+    profiles, assumptions = {}, []
+    for model in plan.models:
+        profiles[model.name], assumed = _profile(model)
+        assumptions.append(f"{model.name}: {assumed}")
+    begin_s = time.perf_counter()
+    replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
+    wall_s = time.perf_counter() - begin_s
+    if timeline:
+        spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
+        document.write_text(timeline, document.dumps(chrome_trace([Timeline("predicted", tuple(spans))]), indent=None))
+    shown = [(model, replays[model.name]) for model in plan.models if model.name in replays]
+    facts = {"models": [_facts(*of_model) for of_model in shown], "wall_seconds": wall_s}
+    return PlanPrediction(plan, facts, [_row(*of_model) for of_model in shown], tuple(assumptions))
+
+
+def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
+    """The requests of every model in a CSV file with the columns model, input, output and arrival (seconds; may be
+    missing), arrivals from the first on. InputError for a line that can't be read, or names no model of the plan.
+    """
+    names = {model.name for model in plan.models}
+    requests: dict[str, list[RequestLengths]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                if number > MOST_REQUESTS:
+                    raise InputError(f"'{path}' has over {MOST_REQUESTS:,} requests: take a part of it.")
+                if row.get("model") not in names:
+                    known = ", ".join(sorted(names))
+                    raise InputError(
+                        f"Line {number} of '{path}' is for model '{row.get('model')}': write one of {known}."
+                    )
+                requests.setdefault(str(row["model"]), []).append(_request(row, f"Line {number} of '{path}'"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"The trace '{path}' can't be read: {error}.") from None
+    if not requests:
+        raise InputError(f"The trace '{path}' has no requests: write lines of model, input, output and arrival.")
+    first = min(request.arrival_s for of_model in requests.values() for request in of_model)
+    return {
+        name: [replace(request, arrival_s=request.arrival_s - first) for request in of_model]
+        for name, of_model in requests.items()
+    }
+
+
+def _request(row: dict[str, str], where: str) -> RequestLengths:
+    try:
+        request = RequestLengths(int(row["input"]), int(row["output"]), float(row.get("arrival") or 0.0))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{where} has no whole numbers of input and output, and seconds of arrival.") from None
+    if not (1 <= request.input <= MAX_TOKENS and 1 <= request.output <= MAX_TOKENS and abs(request.arrival_s) < 1e9):
+        raise InputError(f"{where} asks for {request.input} and {request.output} tokens: from 1 to {MAX_TOKENS:,}.")
+    return request
+
+
+def _drawn(model: PlannedModel) -> list[RequestLengths]:
+    """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
+    count, spec = model.requests or REQUESTS, model.schedule.model.spec
+    drawn = model.schedule.workload.draw(count, 0, None if spec.architecture == "t5" else spec.context)
+    if model.rate_seq_s is None:
+        return list(drawn)
+    arrivals = random_arrivals(model.rate_seq_s, count, (0,)).tolist()
+    return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
+
+
+def _profile(model: PlannedModel) -> tuple[Profile, str]:
+    """The roofline that a model's schedule was found on, or what stands in for its profile, and what that is."""
+    schedule = model.schedule
+    if roofline := rooflines.found_on(schedule):
+        return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
+    where = (schedule.model.spec, schedule.cluster, schedule.dtype)
+    return find_profile(None, *where, kv_dtype=schedule.kv_dtype)
+
+
+def _since(model: PlannedModel) -> str:
+    return "start" if model.rate_seq_s is None else "arrival"
+
+
+def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, Any]:
+    times, served = latencies(replayed.served, _since(model)), replayed.served
+    seconds = max(s.finish_s for s in served)
+    return {
+        "name": model.name,
+        "requests": len(served),
+        "seconds": seconds,
+        "throughput_seq_s": len(served) / seconds,
+        "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,
+        "attainment": in_time(served, model.schedule.latency_bound_s),
+        "preemptions": replayed.preemptions,
+        **{name: percentiles(times[name]) for name in ("ttft", "tpot", "latency")},
+    }
+
+
+def _row(model: PlannedModel, replayed: ModelReplay) -> list[str]:
+    facts, bounded = _facts(model, replayed), model.schedule.latency_bound_s is not None
+    return [
+        model.name,
+        f"{facts['requests']:,}",
+        figure_text(facts["throughput_seq_s"]),
+        duration_text(facts["latency"]["p50"]),
+        duration_text(facts["latency"]["p99"]),
+        duration_text(facts["ttft"]["p99"]),
+        percent_text(facts["attainment"]) if bounded else NOTHING,
+        str(replayed.preemptions),
+    ]

@@ -1,0 +1,64 @@
+"""`simulate --plan`: replays of a plan at its rates and of a trace that names each request's model."""
+
+import json
+
+import pytest
+
+from exegpt import document
+from exegpt.app.planning import make_plan
+from exegpt.app.simulate_plan import read_model_trace, simulate_plan
+from exegpt.cli import main
+from exegpt.errors import InputError
+from tests.app.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    plan = make_plan(demands_of(folder, BUSY, IDLE, RARE), CLUSTER, "muxserve")
+    document.write(folder / "plan.json", plan)
+    return folder / "plan.json"
+
+
+def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
+    assert main(["simulate", "--plan", str(path), "--timeline", str(tmp_path / "trace.json"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [model["name"] for model in facts["models"]] == ["busy", "idle", "rare"]
+    assert all(model["attainment"] >= 0.99 and model["requests"] == 1000 for model in facts["models"])
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert main(["simulate", "--plan", str(path)]) == 0
+    assert "in time" in capsys.readouterr().out
+
+
+def test_a_traces_requests_are_replayed(path, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("model,input,output,arrival\nidle,100,20,5.0\nbusy,50,10,4.5\nidle,80,30,6.0\n")
+    facts = {model["name"]: model for model in simulate_plan(path, trace, None).facts["models"]}
+    assert set(facts) == {"busy", "idle"} and facts["idle"]["requests"] == 2
+    assert facts["idle"]["seconds"] > 1.5  # from the first arrival on
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("model,input,output\nother,1,1\n", "Line 2 of .* is for model 'other': write one of busy, idle, rare"),
+        ("model,input,output\nbusy,1,few\n", "Line 2 of .* has no whole numbers of input and output"),
+        ("model,input,output\nbusy,0,1\n", "asks for 0 and 1 tokens: from 1 to"),
+        ("model,input,output,arrival\nbusy,1,1,nan\n", "asks for 1 and 1 tokens"),
+        ("model,input,output\n", "has no requests"),
+    ],
+)
+def test_a_bad_trace_is_refused_in_one_sentence(text, sentence, path, tmp_path):
+    from exegpt.plan import Plan
+
+    trace = tmp_path / "trace.csv"
+    trace.write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        read_model_trace(trace, document.read(Plan, path))
+
+
+def test_options_that_a_plan_says_itself_are_refused(path, capsys):
+    assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
+    assert "A plan says what --model does" in capsys.readouterr().err
+    assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
+    assert "can't be read" in capsys.readouterr().err
