@@ -82,7 +82,14 @@ class Tenant:
         first = ledger.waiting.peek(now)
         if first is None or first.ready_s > now:
             return False
-        return ledger.admission.blocks(first) <= ledger.pool.available
+        return ledger.admission.blocks(first) <= ledger.pool.available - self._taken(now)
+
+    def _taken(self, now: float) -> int:
+        """Blocks of the row that runs, up to its present iteration, that are booked when it ends."""
+        if self.job is None or not self.job.step.decode:
+            return 0
+        ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
+        return sum([max(0, pool.blocks_for(s.cached + ahead) - len(s.blocks)) for s in self.job.step.decode])
 
     def can_decode(self, now: float) -> bool:
         """Whether it has sequences to decode."""
@@ -111,6 +118,7 @@ class Tenant:
         decode = self.ledger.grow_decoding(now)
         if not decode:
             return None
+        most = 1 if self.ledger.preempted else most  # what they held may let another in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)
         row = self.ledger.repeats(step)

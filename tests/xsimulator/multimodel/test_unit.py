@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool
@@ -58,6 +58,7 @@ def index(served):
 
 @settings(deadline=None, max_examples=150)
 @given(MODELS, st.sampled_from(["space", "time"]), st.sampled_from([1.0, 1.3]))
+@example([([(1, 4, 1.875)], 0.3), ([(13, 1, 1.9375), (14, 20, 1.28125)], 0.3)], "space", 1.0)
 def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models, sharing, contention):
     rows = replay_unit(loads(models), sharing, contention)
     single = replay_unit(loads(models), sharing, contention, step_by_step=True)
