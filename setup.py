@@ -34,7 +34,12 @@ HEADERS = [
 ]
 COMPILED = [
     Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)
-    for name in ("exegpt.interpolation", "xsimulator.replay.event_loop", "xsimulator.cost.recurrences")
+    for name in (
+        "exegpt.interpolation",
+        "xsimulator.replay.event_loop",
+        "xsimulator.cost.recurrences",
+        "xsimulator.multimodel.batching_run",
+    )
 ]
 
 GPU = ["triton>=3.4; platform_system == 'Linux'"]

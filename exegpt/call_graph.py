@@ -1,0 +1,104 @@
+"""CallGraph: an application of several models, whose calls take what other models' calls give."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from exegpt.errors import InputError
+from exegpt.noun import Noun
+
+EdgeKind = Literal["concatenate", "separate", "final"]
+
+
+@dataclass(frozen=True)
+class GraphEdge(Noun):
+    """Outputs of one node that go into another one's prompts; from a node to itself, each round's into the next one's.
+
+    `concatenate`: call j of the target reads all outputs of call j of the source, beside its own prompt and those of
+    other sources. `final`: the same of the last round alone. `separate`: each output becomes a call of its own.
+    """
+
+    source: str
+    target: str
+    kind: EdgeKind = "concatenate"
+
+
+@dataclass(frozen=True)
+class GraphNode(Noun):
+    """One model in an application, with the calls that it begins with."""
+
+    name: str
+    model: str
+    prompts: tuple[int, ...] = ()
+    """Own tokens of each call, in each of its rounds; empty where the calls come from other nodes alone."""
+    prompt: int = 0
+    """Tokens of instructions that each call has beside them."""
+    rounds: tuple[int, ...] = ()
+    """Of each call, where the node has an edge to itself; empty: one each."""
+    longest_output: int | None = None
+    times: int = 1
+    """How often each call is asked."""
+
+    def __post_init__(self) -> None:
+        if self.prompt < 0 or any(tokens < 0 for tokens in self.prompts):
+            raise InputError(f"Node '{self.name}' has a prompt of fewer than 0 tokens.")
+        if self.rounds and (len(self.rounds) != len(self.prompts) or min(self.rounds) < 1):
+            raise InputError(f"Node '{self.name}' needs a number of rounds, at least 1, for each of its prompts.")
+        if self.times < 1 or (self.longest_output is not None and self.longest_output < 1):
+            raise InputError(f"Node '{self.name}' must ask each call at least once, for at least one token.")
+
+
+@dataclass(frozen=True)
+class CallGraph(Noun):
+    """Nodes and edges; without edges from a node to itself it has no cycles."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if not names or len(set(names)) < len(names):
+            raise InputError(f"An application needs nodes, each with a name of its own (got {names}).")
+        unknown = sorted({name for edge in self.edges for name in (edge.source, edge.target)} - set(names))
+        if unknown:
+            raise InputError(f"Edges name {', '.join(unknown)}, which is no node: the nodes are {', '.join(names)}.")
+        for node in self.nodes:
+            self._check_node(node)
+        self.in_order()
+
+    def _check_node(self, node: GraphNode) -> None:
+        into, loops = self.into(node.name), self.loops(node.name)
+        kinds = {edge.kind for edge in into}
+        if not node.prompts and not into:
+            raise InputError(f"Node '{node.name}' has no calls: it has neither prompts nor an edge into it.")
+        if "separate" in kinds and (len(kinds) > 1 or node.prompts):
+            raise InputError(
+                f"Node '{node.name}' takes outputs as separate calls: it can have neither prompts of its own nor edges "
+                "of another kind."
+            )
+        if node.rounds and not loops:
+            raise InputError(f"Node '{node.name}' has rounds: it needs an edge to itself.")
+
+    def into(self, name: str) -> tuple[GraphEdge, ...]:
+        """Edges from other nodes into one."""
+        return tuple(edge for edge in self.edges if edge.target == name != edge.source)
+
+    def loops(self, name: str) -> bool:
+        """Whether a node has an edge to itself."""
+        return any(edge.source == edge.target == name for edge in self.edges)
+
+    def in_order(self) -> tuple[GraphNode, ...]:
+        """The nodes, each behind those that it takes outputs of; InputError where edges go round."""
+        ordered: list[GraphNode] = []
+        left = list(self.nodes)
+        while left:
+            known = {node.name for node in ordered}
+            ready = [node for node in left if all(edge.source in known for edge in self.into(node.name))]
+            if not ready:
+                raise InputError(f"The edges between {', '.join(node.name for node in left)} go round.")
+            ordered += ready
+            left = [node for node in left if node not in ready]
+        return tuple(ordered)
+
+    def joined(self, other: "CallGraph") -> "CallGraph":
+        """Both applications as one, whose nodes have different names."""
+        return CallGraph(self.nodes + other.nodes, self.edges + other.edges)

@@ -1,0 +1,66 @@
+"""StagePlan: which models of an application run when, how, and on which GPUs."""
+
+from dataclasses import dataclass
+
+from exegpt.errors import InputError
+from exegpt.noun import Noun
+
+
+@dataclass(frozen=True)
+class StagedNode(Noun):
+    """A node in a stage."""
+
+    name: str
+    dp: int
+    """Replicas."""
+    tp: int
+    """GPUs of each."""
+    devices: tuple[int, ...]
+    """Of the host: the first tp of them are the first replica's."""
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != self.dp * self.tp:
+            raise InputError(f"Node '{self.name}' has {len(self.devices)} devices for {self.dp} x {self.tp}.")
+
+
+@dataclass(frozen=True)
+class Stage(Noun):
+    """Nodes that run at once."""
+
+    start_s: float
+    end_s: float
+    nodes: tuple[StagedNode, ...]
+
+    def __post_init__(self) -> None:
+        taken = [device for node in self.nodes for device in node.devices]
+        if len(set(taken)) < len(taken):
+            raise InputError(f"A stage gives the devices {sorted(taken)}: each may be given once.")
+
+
+@dataclass(frozen=True)
+class StagePlan(Noun):
+    """The stages of an application, with the seconds that they are planned to take."""
+
+    version: int
+    method: str
+    devices: int
+    linked: int
+    """Devices that are linked directly: no tensor-parallel group is larger."""
+    stages: tuple[Stage, ...]
+    search_s: float
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != StagePlan.VERSION:
+            raise InputError(
+                f"This plan of stages has version {self.version}, this exegpt reads version {StagePlan.VERSION}: plan "
+                "again."
+            )
+        if any(device >= self.devices for stage in self.stages for node in stage.nodes for device in node.devices):
+            raise InputError(f"The plan's stages name devices beyond the {self.devices} of its host.")
+
+    @property
+    def seconds(self) -> float:
+        """Until the last stage ends."""
+        return max((stage.end_s for stage in self.stages), default=0.0)

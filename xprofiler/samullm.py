@@ -1,0 +1,159 @@
+"""SamuLLM's published cost points as a cost table of ours (puddingfjz/vllm; specification section 1).
+
+Three files in a folder: `periter_cost_points.csv` (timed iterations), `model_coeffs_and_load_costs.json` (loading
+seconds), `outlen_pdf_norobots.csv` (output lengths over 10,000 No Robots prompts).
+"""
+
+import csv
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from exegpt import document
+from exegpt.cost_table import CostTable, DegreeCosts, ModelCosts, PhaseLines
+from exegpt.errors import InputError
+from exegpt.workload import LengthDistribution
+
+POINTS, LOADING, OUTPUTS = "periter_cost_points.csv", "model_coeffs_and_load_costs.json", "outlen_pdf_norobots.csv"
+HOST = "init_cost_s_zxcpu_8xA100_80G"
+"""The loading times of the machine that the paper measures on: NVLink pairs of A100-80GB."""
+_COLUMNS = ("model", "tp", "phase", "num_seqs", "tot_ctx_len", "max_seq_len", "tflops_logged")
+_SECONDS = ("exec_s", "prep_s", "sample_s")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One timed iteration."""
+
+    batch: int
+    total: int
+    """Sum of all lengths."""
+    longest: int
+    macs: float
+    """Of one GPU."""
+    seconds: tuple[float, float, float]
+    """Computing, preparing inputs, sampling."""
+
+
+def samullm_costs(folder: Path) -> CostTable:
+    """The cost table of all models in SamuLLM's files; InputError where one is missing or can't be read."""
+    points, outputs = _points(folder / POINTS), _outputs(folder / OUTPUTS)
+    loading = _loading(folder / LOADING)
+    models = []
+    for name, of_model in points.items():
+        degrees = tuple(_degree(tp, phases, loading.get((name, tp))) for tp, phases in sorted(of_model.items()))
+        context = max(p.longest for phases in of_model.values() for p in itertools.chain(*phases.values()))
+        models.append(ModelCosts(name, context, degrees, outputs.get(name)))
+    return CostTable(CostTable.VERSION, "samullm", "8xA100-80GB", tuple(models))
+
+
+def output_lengths(folder: Path) -> dict[str, LengthDistribution]:
+    """The output lengths of all models, those without timings too."""
+    return _outputs(folder / OUTPUTS)
+
+
+def loading_seconds(folder: Path) -> dict[tuple[str, int], float]:
+    """Loading seconds by model and degree, of models without timings too."""
+    return _loading(folder / LOADING)
+
+
+def _points(path: Path) -> dict[str, dict[int, dict[str, list[Point]]]]:
+    """Timed iterations by model, degree and phase."""
+    found: dict[str, dict[int, dict[str, list[Point]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in _rows(path, (*_COLUMNS, *_SECONDS)):
+        batch, total, longest = (int(row[key]) for key in ("num_seqs", "tot_ctx_len", "max_seq_len"))
+        exec_s, prep_s, sample_s = (float(row[key]) for key in _SECONDS)
+        point = Point(batch, total, longest, 1e12 * float(row["tflops_logged"]), (exec_s, prep_s, sample_s))
+        found[row["model"]][int(row["tp"])][row["phase"]].append(point)
+    return found
+
+
+def _degree(tp: int, phases: dict[str, list[Point]], load_s: float | None) -> DegreeCosts:
+    """The lines of one degree; work per token and position from the FLOPs of the two extreme single prompts."""
+    if set(phases) != {"prefill", "decode"}:
+        raise InputError(f"'{POINTS}' has the phases {sorted(phases)} at degree {tp}: both are needed.")
+    single = [point for point in phases["prefill"] if point.batch == 1]
+    short, long = min(single, key=lambda p: p.total), max(single, key=lambda p: p.total)
+    if short.total == long.total:
+        raise InputError(f"'{POINTS}' times prompts of one length only at degree {tp}: no line goes through that.")
+    per_position = (long.macs / long.total - short.macs / short.total) / (long.total - short.total)
+    per_token = short.macs / short.total - per_position * short.total
+    # the longest batches were as long as the cache allowed, a context permitting
+    kv_tokens = max(point.total for point in phases["decode"])
+    lines = {phase: _lines(points) for phase, points in phases.items()}
+    return DegreeCosts(tp, per_token, per_position, kv_tokens, load_s, lines["prefill"], lines["decode"])
+
+
+def _lines(points: Sequence[Point]) -> PhaseLines:
+    """For each batch, lines through the two extreme points of computing, preparing, and sampling."""
+    batches = sorted({point.batch for point in points})
+    of_batch = [[point for point in points if point.batch == batch] for batch in batches]
+    compute = [_line([(p.macs, p.total, p.seconds[0]) for p in some]) for some in of_batch]
+    prepare = [_line([(float(p.batch * p.longest), p.longest, p.seconds[1]) for p in some]) for some in of_batch]
+    sample = [_line([(float(p.total), p.total, p.seconds[2]) for p in some]) for some in of_batch]
+    return PhaseLines(tuple(batches), tuple(compute), tuple(prepare), tuple(sample))
+
+
+def _line(points: Iterable[tuple[float, int, float]]) -> tuple[float, float]:
+    """Slope and intercept through the extremes of (x, length, seconds).
+
+    Lengths a token apart are repeats: one of two has at times waited 0.1 s for something else, so the lesser counts.
+    Noise can make the far end the faster one: the line is then flat. Where memory bounds
+    an iteration, the slope is that of attention, and the intercept negative.
+    """
+    repeats: list[list[tuple[float, int, float]]] = []
+    for point in sorted(points, key=lambda p: p[1]):
+        if repeats and point[1] - repeats[-1][-1][1] <= 1:
+            repeats[-1].append(point)
+        else:
+            repeats.append([point])
+    near, far = repeats[0], repeats[-1]
+    (x0, y0), (x1, y1) = (
+        (pick(x for x, _, _ in some), min(seconds for _, _, seconds in some))
+        for pick, some in ((min, near), (max, far))
+    )
+    slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
+    return slope, (y0 - slope * x0 if slope else min(y0, y1))
+
+
+def _loading(path: Path) -> dict[tuple[str, int], float]:
+    """Seconds by model, as the points name it, and degree."""
+    data = document.read_json(path)
+    try:
+        return {(row["model"].rsplit("/", 1)[-1], int(row["tp"])): float(row["value"]) for row in data[HOST]}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InputError(f"'{path}' has no list '{HOST}' of loading seconds by model and tp.") from None
+
+
+def _outputs(path: Path) -> dict[str, LengthDistribution]:
+    """Output lengths by model; probabilities of measured lengths, normalised."""
+    lengths: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in _rows(path, ("model", "out_len", "prob")):
+        lengths[row["model"]].append((int(row["out_len"]), float(row["prob"])))
+    distributions = {}
+    for name, pairs in lengths.items():
+        ordered = sorted(pairs)
+        weights = np.array([probability for _, probability in ordered])
+        shares = tuple((weights / weights.sum()).tolist())
+        distributions[name] = LengthDistribution(tuple(length for length, _ in ordered), shares)
+    return distributions
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterable[dict[str, str]]:
+    """A CSV file's rows; InputError unless each has these columns, with numbers where numbers belong."""
+    rows = csv.DictReader(document.read_lines(path, "cost table"))
+    missing = [column for column in columns if column not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(f"'{path}' has no column {', '.join(missing)}.")
+    for number, row in enumerate(rows, 2):
+        try:
+            for column in columns:
+                if column not in ("model", "phase"):
+                    float(row[column])
+        except (TypeError, ValueError):
+            raise InputError(f"'{path}', line {number}: {column} must be a number (got {row[column]}).") from None
+        yield row

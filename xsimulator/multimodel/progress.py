@@ -1,0 +1,233 @@
+"""How far the nodes of an application are, and what a stage would make of it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.multimodel.application import Application
+from xsimulator.multimodel.model_run import Calls, ModelRun, run_model
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_ROUNDING_S = 1e-9
+"""An iteration that ends with the stage counts, however its time was summed."""
+
+
+@dataclass(frozen=True, order=True)
+class Parallel:
+    """How a model runs: replicas, each on so many GPUs."""
+
+    dp: int
+    tp: int
+
+    @property
+    def gpus(self) -> int:
+        """Of all replicas."""
+        return self.dp * self.tp
+
+
+Placed = Mapping[str, Parallel]
+"""A stage: its nodes, each with how it runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Left:
+    """A node's calls that haven't ended."""
+
+    calls: Calls
+    places: Integers
+    """Which of the node's calls they are."""
+    done: Array
+    """Of all of the node's calls: when they ended; infinite for those that are left."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A node that runs: from when, how, and on what was left then."""
+
+    left: Left
+    parallel: Parallel
+    start_s: float
+    load_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class NodeOutlook:
+    """What becomes of a node that runs."""
+
+    run: Run
+    result: ModelRun
+    done: Array
+    """Seconds at which each of the node's calls ends; infinite where it doesn't."""
+
+    @property
+    def end_s(self) -> float:
+        """When its last call ends."""
+        return self.run.start_s + self.result.seconds
+
+    def work_at(self, now: float) -> float:
+        """Multiply-adds since the run began."""
+        return self.result.work_at(now - self.run.start_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What becomes of a stage's nodes if it lasts."""
+
+    now: float
+    nodes: Mapping[str, NodeOutlook]
+    leading: tuple[str, ...]
+    """Nodes without a source in the stage: one that waits for others may starve, which ends no stage."""
+
+    @property
+    def end_s(self) -> float:
+        """When the first leading node ends; a node ends with its slowest replica."""
+        return min(self.nodes[name].end_s for name in self.leading)
+
+    @property
+    def throughput(self) -> float:
+        """Multiply-adds per second until the stage ends, loading included."""
+        end = self.end_s
+        work = sum(node.work_at(end) - node.work_at(self.now) for node in self.nodes.values())
+        return work / (end - self.now) if end > self.now else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """The state of an application at a time."""
+
+    application: Application
+    now: float
+    done: Mapping[str, Array]
+    """By node, of each call: when it ended; infinite where it hasn't."""
+    left: Mapping[str, Left]
+    """By unfinished node that isn't running; of running ones what was left when they began."""
+    runs: Mapping[str, Run]
+    memo: dict[tuple[object, ...], ModelRun] = field(default_factory=dict)
+    """Runs that were simulated before, from the same beginnings."""
+    cuts: dict[tuple[Run, float], Left] = field(default_factory=dict)
+    """What was left of runs that were stopped before."""
+
+    @staticmethod
+    def beginning(application: Application) -> "Progress":
+        """Nothing has run."""
+        done = {name: np.full(len(node.calls.prompts), np.inf) for name, node in application.nodes.items()}
+        left = {
+            name: Left(node.calls, np.arange(len(node.calls.prompts)), done[name])
+            for name, node in application.nodes.items()
+        }
+        return Progress(application, 0.0, done, left, {})
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Nodes with calls left, each behind its sources."""
+        return tuple(name for name in self.application.nodes if name in self.left)
+
+    def can_run(self, name: str, beside: Collection[str] = ()) -> bool:
+        """Whether all sources of an unfinished node are finished, or run beside it."""
+        return name in self.left and all(
+            source not in self.left or source in beside for source in self.application.nodes[name].sources
+        )
+
+    def remaining(self, name: str) -> Calls:
+        """The calls that an unfinished node has left now."""
+        return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
+
+    def outlook(self, stage: Placed) -> Outlook:
+        """What becomes of a stage that begins now: nodes that run so already go on, others are loaded."""
+        nodes: dict[str, NodeOutlook] = {}
+        done = dict(self.done)
+        for name in self.application.nodes:
+            if name in stage:
+                nodes[name] = self._node(name, self._run(name, stage[name]), done)
+                done[name] = nodes[name].done
+        leading = tuple(
+            name for name in nodes if not any(source in nodes for source in self.application.nodes[name].sources)
+        )
+        return Outlook(self.now, nodes, leading)
+
+    def advance(self, outlook: Outlook, until: float) -> "Progress":
+        """The state at a later time, after a stage. Nodes of it keep running: what isn't in the next one is stopped by
+        `stopped`.
+        """
+        done, left, runs = dict(self.done), dict(self.left), {}
+        for name, node in outlook.nodes.items():
+            if node.end_s <= until:
+                done[name] = node.done
+                del left[name]
+            else:
+                done[name] = np.where(node.done <= until, node.done, np.inf)
+                runs[name] = node.run
+        return replace(self, now=until, done=done, left=left, runs=runs)
+
+    def stopped(self, keep: Placed) -> "Progress":
+        """The same without running nodes that don't run so in the next stage: their keys and values are lost, and what
+        they have generated becomes part of the prompts.
+        """
+        done, left, runs = dict(self.done), dict(self.left), dict(self.runs)
+        for name, run in self.runs.items():
+            if keep.get(name) != run.parallel:
+                left[name] = self._cut(name, run)
+                done[name] = left[name].done
+                del runs[name]
+        return replace(self, done=done, left=left, runs=runs)
+
+    def _run(self, name: str, parallel: Parallel) -> Run:
+        running = self.runs.get(name)
+        if running is not None and running.parallel == parallel:
+            return running
+        left = self.left[name] if running is None else self._cut(name, running)
+        load_s = self.application.load_s[self.application.nodes[name].model, parallel.tp]
+        return Run(left, parallel, self.now, load_s)
+
+    def _node(self, name: str, run: Run, done: Mapping[str, Array]) -> NodeOutlook:
+        result = self._simulated(name, run, self._ready(name, run, done))
+        ends = run.left.done.copy()
+        ends[run.left.places] = run.start_s + result.done
+        return NodeOutlook(run, result, ends)
+
+    def _ready(self, name: str, run: Run, done: Mapping[str, Array]) -> Array:
+        """Seconds from the run's start until each of its calls can begin."""
+        ready = np.zeros(len(run.left.places))
+        for source, places in self.application.nodes[name].needs:
+            waits = places[run.left.places]
+            ready = np.maximum(ready, np.where(waits >= 0, done[source][waits] - run.start_s, 0.0))
+        return ready
+
+    def _simulated(self, name: str, run: Run, ready: Array, until_s: float = np.inf) -> ModelRun:
+        key = (run.left, run.parallel, run.load_s, ready.tobytes() if ready.any() else b"", until_s)
+        if key not in self.memo:
+            engine = self.application.engine(name, run.parallel.tp)
+            self.memo[key] = run_model(engine, run.left.calls, ready, run.parallel.dp, run.load_s, until_s)
+        return self.memo[key]
+
+    def until_now(self, name: str, run: Run) -> ModelRun:
+        """What a run has done so far."""
+        elapsed = max(run.load_s, self.now - run.start_s)
+        return self._simulated(name, run, self._ready(name, run, self.done), elapsed + _ROUNDING_S)
+
+    def _cut(self, name: str, run: Run) -> Left:
+        """What is left of a run that stops now."""
+        elapsed = self.now - run.start_s
+        if elapsed <= run.load_s:
+            return run.left
+        if (run, self.now) in self.cuts:
+            return self.cuts[run, self.now]
+        result = self.until_now(name, run)
+        kept = ~np.isfinite(result.done)
+        place = np.full(len(kept) + 1, -1)  # the last one is what -1 finds
+        place[:-1][kept] = np.arange(int(kept.sum()))
+        calls = run.left.calls
+        rest = Calls(
+            (calls.prompts + result.generated)[kept],
+            (calls.outputs - result.generated)[kept],
+            result.computed[kept],
+            place[calls.following[kept]],
+        )
+        done = run.left.done.copy()
+        done[run.left.places] = run.start_s + result.done
+        self.cuts[run, self.now] = Left(rest, run.left.places[kept], done)
+        return self.cuts[run, self.now]
