@@ -1,0 +1,130 @@
+"""Plans of stages: GPUs, dependencies and bounds hold; the complete search is as good as all plans tried out."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
+from exegpt.errors import InputError
+from tests.xsimulator.multimodel import applications
+from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
+from xscheduler.multimodel.stage_search import best_stages, every_stage, lower_bound_s
+from xscheduler.multimodel.stages import Host, candidates, gpus, greedy_stage, makespan, plan_stages
+from xsimulator.multimodel.application import draw
+from xsimulator.multimodel.progress import Parallel, Progress
+
+METHODS = [(greedy_stage, True), (greedy_stage, False), (max_stage, True), (min_stage, True), (min_stage, False)]
+MADE = {
+    "one": applications.ensemble(1),
+    "two": applications.ensemble(2, 60),
+    "five": applications.ensemble(5, 40),
+    "chain": applications.chain_and_judge(12),
+}
+
+
+@pytest.fixture(params=MADE)
+def application(request):
+    return draw(*MADE[request.param])
+
+
+def replayed(application, stages):
+    """States before and after each stage, as the plan has them."""
+    progress = Progress.beginning(application)
+    for stage in stages:
+        outlook = progress.outlook(stage.placed)
+        after = progress.stopped(stage.placed).advance(outlook, outlook.end_s)
+        yield progress, stage, after
+        progress = after
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method[0].__name__}-{method[1]}")
+@pytest.mark.parametrize("host", [Host(1, 1), Host(4, 2), Host(8, 1)], ids=str)
+def test_every_plan_holds_its_limits(application, method, host):
+    stages = plan_stages(application, host, *method)
+    bound = lower_bound_s(Progress.beginning(application), host)
+    assert 0 < bound <= makespan(stages)
+    for progress, stage, after in replayed(application, stages):
+        assert 0 < gpus(stage.placed) <= host.devices
+        assert all(way.tp <= host.linked for way in stage.placed.values())
+        assert all(progress.can_run(name, stage.placed) for name in stage.placed)
+        assert progress.now == stage.start_s < stage.end_s == after.now
+        assert progress.now + lower_bound_s(progress, host) <= makespan(stages) + 1e-9
+        if not method[1]:
+            assert all(stage.placed[name] == run.parallel for name, run in progress.runs.items())
+    assert not after.unfinished
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("host", [Host(2, 1), Host(2, 2)], ids=str)
+def test_the_complete_search_is_the_best_of_all_plans(name, host):
+    application = draw(*MADE[name])
+
+    def best_of_all(progress):
+        if not progress.unfinished:
+            return progress.now
+        names = progress.unfinished
+        ways = [None, Parallel(1, 1), Parallel(2, 1), *([Parallel(1, 2)] if host.linked == 2 else [])]
+        ends = []
+        for chosen in itertools.product(ways, repeat=len(names)):
+            stage = {node: way for node, way in zip(names, chosen, strict=True) if way}
+            if stage and gpus(stage) <= host.devices:
+                outlook = progress.outlook(stage)
+                ends.append(best_of_all(progress.stopped(stage).advance(outlook, outlook.end_s)))
+        return min(ends)
+
+    best = makespan(best_stages(application, host, None, None))
+    assert best == pytest.approx(best_of_all(Progress.beginning(application)), rel=1e-12)
+    assert all(best <= makespan(plan_stages(application, host, *method)) + 1e-9 for method in METHODS)
+
+
+@pytest.mark.parametrize("preempt", [True, False])
+def test_the_first_descent_is_the_greedy_and_more_plans_are_never_worse(application, preempt):
+    host = Host(4, 2)
+    greedy = plan_stages(application, host, greedy_stage, preempt)
+    first = best_stages(application, host, 5, 1, preempt)
+    assert [stage.placed for stage in first] == [stage.placed for stage in greedy]
+    few, more = (makespan(best_stages(application, host, 3, plans, preempt)) for plans in (4, 12))
+    assert more <= few <= makespan(greedy)
+
+
+def test_the_search_finds_what_the_greedy_misses():
+    """One at least of these; else the search does nothing."""
+    gains = []
+    for count, calls in itertools.product((2, 3), (20, 60, 150)):
+        application = draw(*applications.ensemble(count, calls))
+        greedy = makespan(plan_stages(application, Host(2, 2)))
+        gains.append(greedy / makespan(best_stages(application, Host(2, 2), 20, 20)))
+    assert min(gains) >= 1 < max(gains)
+
+
+def test_every_stage_has_all_stages():
+    progress = Progress.beginning(draw(*MADE["chain"]))
+    stages = list(every_stage(progress, Host(2, 1), {}))
+    assert {"chain": Parallel(1, 1), "judge": Parallel(1, 1)} in stages
+    assert {"judge": Parallel(1, 1)} not in stages
+    assert len(stages) == len({tuple(sorted(stage.items())) for stage in stages}) == 2 + 2 + 1 + 1
+    one_more = list(candidates(progress, Host(2, 1), {"chain": Parallel(1, 1)}, {}))
+    assert {"chain": Parallel(2, 1)} in one_more and {"chain": Parallel(1, 1)} not in one_more
+
+
+def test_max_gives_one_node_all_gpus_and_min_shares_them_evenly():
+    progress = Progress.beginning(draw(*MADE["five"]))
+    (way,) = max_stage(progress, Host(4, 2)).values()
+    assert way.gpus == 4
+    assert [way.gpus for way in min_stage(progress, Host(4, 2)).values()] == [1, 1, 1, 1]
+    assert sorted(way.gpus for way in min_stage(progress, Host(8, 2)).values()) == [1, 1, 2, 2, 2]
+    two = Progress.beginning(draw(*MADE["two"]))
+    assert [way.gpus for way in min_stage(two, Host(8, 2)).values()] == [4, 4]
+
+
+def test_a_model_that_needs_more_linked_gpus_is_refused():
+    graph = CallGraph((GraphNode("a", "m", (5,)),), (GraphEdge("a", "a"),))
+    wide = applications.model("m")
+    wide = type(wide)("m", 512, wide.degrees[1:], wide.outputs)
+    application = draw(graph, applications.table(wide))
+    assert np.isfinite(makespan(plan_stages(application, Host(2, 2))))
+    with pytest.raises(InputError, match="no group of up to 1 linked"):
+        plan_stages(application, Host(2, 1))
+    with pytest.raises(InputError, match="groups of 2"):
+        Host(3, 2)
