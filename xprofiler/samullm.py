@@ -7,7 +7,7 @@ seconds), `outlen_pdf_norobots.csv` (output lengths over 10,000 No Robots prompt
 import csv
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,11 @@ def samullm_costs(folder: Path) -> CostTable:
         context = max(p.longest for phases in of_model.values() for p in itertools.chain(*phases.values()))
         models.append(ModelCosts(name, context, degrees, outputs.get(name)))
     return CostTable(CostTable.VERSION, "samullm", "8xA100-80GB", tuple(models))
+
+
+def read_points(folder: Path) -> Mapping[str, Mapping[int, Mapping[str, Sequence[Point]]]]:
+    """Timed iterations by model, degree and phase."""
+    return _points(folder / POINTS)
 
 
 def output_lengths(folder: Path) -> dict[str, LengthDistribution]:

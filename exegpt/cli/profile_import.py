@@ -7,18 +7,18 @@ import typer
 
 from exegpt.cli import options
 
-SOURCES = ("aiconfigurator", "vidur", "layers")
+SOURCES = ("aiconfigurator", "vidur", "layers", "samullm")
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur or layers")],
+    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur, layers or samullm")],
     path: Annotated[
         Path | None,
         typer.Argument(
-            help="vidur, layers: the folder of CSV files. aiconfigurator: its systems folder, if elsewhere."
+            help="vidur, layers, samullm: the folder of its files. aiconfigurator: its systems folder, if elsewhere."
         ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help=options.MODEL_HELP)] = ...,  # type: ignore[assignment]
+    model: Annotated[str | None, typer.Option("--model", "-m", help=options.MODEL_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the profile to this file.")] = ...,  # type: ignore[assignment]
     system: Annotated[str | None, typer.Option(help="aiconfigurator: the GPU system, like h100_sxm.")] = None,
     engine: Annotated[str, typer.Option(help="aiconfigurator: whose kernels: vllm, trtllm or sglang.")] = "vllm",
@@ -33,6 +33,7 @@ def import_(
 ) -> None:
     """A profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
     files (mlp, attention, network), or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
+    Of samullm's files comes a cost table of all their models, for plans of stages.
 
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
@@ -49,6 +50,10 @@ def import_(
     for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
         check_choice(value or "bf16", tuple(BYTES), option)
     check_output(out)
+    if source == "samullm":
+        return _cost_table(path, model, out, json)
+    if model is None:
+        raise InputError("Name the model with --model: a profile is of one model.")
     spec = find_model(model)
     overhead_s = parse_duration(overhead) if overhead else 0.0
     if overhead_s is None:
@@ -85,3 +90,29 @@ def import_(
     print(f"'{out}': {spec.name} on {imported.device} in {imported.dtype}, tensor-parallel degrees {degrees}.")
     for key, value in imported.provenance.items():
         output.note(f"· {key}: {value}")
+
+
+def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -> None:
+    """SamuLLM's files as a cost table."""
+    from exegpt import document
+    from exegpt.errors import InputError
+    from exegpt.report import output
+    from xprofiler.samullm import samullm_costs
+
+    if folder is None or not folder.is_dir():
+        what = "Which folder isn't said" if folder is None else f"There is no folder '{folder}'"
+        raise InputError(f"{what}: name the folder of the samullm files after the source.")
+    if model is not None:
+        raise InputError(f"A cost table has all models of the samullm files, not '{model}' alone: leave out --model.")
+    table = samullm_costs(folder)
+    document.write(out, table)
+    models = [
+        {"name": known.name, "context": known.context, "degrees": [degree.tp for degree in known.degrees]}
+        for known in table.models
+    ]
+    if json:
+        provenance = {**output.provenance(), "import": {"source": table.source, "machine": table.machine}}
+        return output.emit({"models": models, "out": str(out), "provenance": provenance})
+    print(f"'{out}': costs of {len(models)} models on {table.machine}.")
+    rows = [(m["name"], f"{m['context']:,}", ", ".join(map(str, m["degrees"]))) for m in models]
+    output.table(("model", "context", "tensor-parallel degrees"), rows, "Cost table")

@@ -105,6 +105,19 @@ def search_cost(
     _show("search-cost", lambda progress: cost.reproduce(most, progress), cost.sections, report, json)
 
 
+@app.command(short_help="Several models at once, by SamuLLM.")
+def samullm(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """SamuLLM's applications of several models, planned in stages, beside the heuristics that it is compared with.
+
+    Needs SamuLLM's published measurements, in the folder samullm/ of the one that EXEGPT_DATA names.
+
+    Example: exegpt reproduce samullm --report samullm.html
+    """
+    from exegpt.reproduction import samullm as paper
+
+    _show("samullm", paper.reproduce, paper.sections, report, json, paper.STANDS_ON)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 
@@ -118,6 +131,7 @@ def _show(
     sections: "Callable[[Any], list[Section]]",
     report: Path | None,
     json: bool,
+    stands_on: str = STANDS_ON,
 ) -> None:
     """Do the work, then print its sections or its document, and write the page."""
     from exegpt import document
@@ -130,10 +144,10 @@ def _show(
         result = work(progress)
     shown = sections(result)
     if report:
-        document.write_text(report, page(f"{name} of the paper, reproduced", (STANDS_ON,), shown))
+        document.write_text(report, page(f"{name} of the paper, reproduced", (stands_on,), shown))
     if json:
         return output.emit({"reproduces": name, **asdict(result), "provenance": output.provenance()})
-    output.note(f"· {STANDS_ON}")
+    output.note(f"· {stands_on}")
     for section in shown:
         output.table(section.columns, section.rows, section.title)
         for note in section.notes:

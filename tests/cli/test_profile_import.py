@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from exegpt.cost_table import CostTable
+from exegpt.document import from_dict
 from tests.public_data import needs_data
 
 RUN = ("vllm_runs", "rtxpro6000_llama-3.1-8b", "profile_tp1")
@@ -21,6 +23,16 @@ def test_an_imported_profile_is_simulated(exegpt, tmp_path):
     assert 0.01 < done.json["tpot_s"] < 0.04  # 16 GB of weights at 1.6 TB/s take 0.01 s
 
 
+def test_a_cost_table_of_all_models(exegpt, tmp_path):
+    folder, out = needs_data("samullm"), tmp_path / "costs.json"
+    done = exegpt("profile", "import", "samullm", folder, "-o", out, "--json")
+    assert done.code == 0, done.err
+    assert {"name": "vicuna-13b-v1.5", "context": 4096, "degrees": [1, 2, 4]} in done.json["models"]
+    table = from_dict(CostTable, json.loads(out.read_text()), "it")
+    assert len(table.models) == len(done.json["models"]) == 16
+    assert "vicuna-13b-v1.5" in exegpt("profile", "import", "samullm", folder, "-o", out).out
+
+
 def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
     done = exegpt("profile", "import", "layers", needs_data(*RUN), "-m", "llama-3.1-8b", "-o", tmp_path / "p.json")
     assert "RTXPRO6000 in bf16" in done.out
@@ -33,6 +45,11 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("hearsay -m opt-13b", "'hearsay' is not known: use one of aiconfigurator, vidur, layers"),
         ("layers -m opt-13b", "Which folder isn't said"),
         ("vidur gone -m opt-13b", "no folder 'gone'"),
+        ("layers", "Name the model with --model"),
+        ("samullm", "Which folder isn't said"),
+        ("samullm gone", "no folder 'gone'"),
+        ("samullm . -m opt-13b", "leave out --model"),
+        ("samullm .", "There is no cost table 'periter_cost_points.csv'"),
         ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
         ("aiconfigurator -m opt-13b --system h100_sxm --dtype int4", "--dtype 'int4' is not known: use one of fp32"),
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),

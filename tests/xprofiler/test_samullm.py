@@ -9,7 +9,7 @@ from exegpt import document
 from exegpt.cost_table import CostTable
 from exegpt.errors import InputError
 from tests.public_data import needs_data
-from xprofiler.samullm import HOST, LOADING, OUTPUTS, POINTS, samullm_costs
+from xprofiler.samullm import HOST, LOADING, OUTPUTS, POINTS, read_points, samullm_costs
 from xsimulator.multimodel.iteration_costs import iteration_costs
 
 HEAD = "model,tp,phase,num_seqs,tot_ctx_len,max_seq_len,tflops_logged,exec_s,sample_s,prep_s\n"
@@ -77,10 +77,8 @@ def test_torn_files_are_refused(folder, name, text, message):
 
 def test_published_points_lie_on_the_lines():
     """Of 11,868 timed iterations: the middle one of the prefill misses by well under a percent."""
-    from xprofiler.samullm import _points
-
     folder = needs_data("samullm")
-    table, points = samullm_costs(folder), _points(folder / POINTS)
+    table, points = samullm_costs(folder), read_points(folder)
     misses = []
     for model in table.models:
         for degree in model.degrees:

@@ -1,9 +1,10 @@
 """What SamuLLM is compared with: one model at a time on all GPUs, or as many models at once as there are GPUs for."""
 
 import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from xscheduler.multimodel.stages import Host, gpus, parallels
-from xsimulator.multimodel.progress import Parallel, Placed, Progress
+from xsimulator.multimodel.progress import Placed, Progress
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
@@ -18,46 +19,53 @@ def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 
 
 def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Min-heuristic: as many nodes at once as fit, with GPUs shared evenly; of equal shares the way that computes most.
-
-    GPUs that are left over go one by one to the first nodes that can use them. Without preemption nodes that run
-    stay as they are, and the others share the GPUs that are free.
+    """Min-heuristic: as many nodes at once as fit, on as many GPUs, shared out as evenly as can be; of equal shares the
+    stage that computes most. Without preemption nodes that run stay as they are, and the others share what is free.
     """
-    locked = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
-    stage: dict[str, Parallel] = dict(locked)
-    names: list[str] = []
-    room = host.devices - gpus(locked)
-    for name in progress.unfinished:  # in order: sources come first
-        least = parallels(progress, host, name)[0].gpus
-        fits = sum(parallels(progress, host, other)[0].gpus for other in names) + least <= room
-        if name not in locked and fits and progress.can_run(name, (*locked, *names)):
-            names.append(name)
-    shares = _even_shares(progress, host, names, room)
-    for name in names:
-        stage[name] = _most_computed(progress, host, name, shares[name], stage)
-    return stage
+    locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
+    ways = {
+        name: parallels(progress, host, name)
+        for name in progress.unfinished
+        if name not in locked and progress.can_run(name, progress.unfinished)
+    }
+
+    def closed(names: Collection[str]) -> bool:
+        return all(progress.can_run(name, {*locked, *names}) for name in names)
+
+    sizes = {name: sorted({way.gpus for way in of_one}) for name, of_one in ways.items()}
+    stages = (
+        {**locked, **dict(zip(share, chosen, strict=True))}
+        for share in _even_shares(sizes, host.devices - gpus(locked), closed)
+        for chosen in itertools.product(*([w for w in ways[name] if w.gpus == size] for name, size in share.items()))
+    )
+    return max(stages, key=lambda stage: progress.outlook(stage).throughput)
 
 
-def _even_shares(progress: Progress, host: Host, names: list[str], room: int) -> dict[str, int]:
-    """GPUs of each node: numbers that it can run on, one more in turn while there are any."""
-    sizes = {name: sorted({way.gpus for way in parallels(progress, host, name)}) for name in names}
-    shares = {name: sizes[name][0] for name in names}
-    for name in itertools.cycle(names):
-
-        def more(name: str) -> int | None:
-            spare = room - sum(shares.values())
-            return next((size for size in sizes[name] if shares[name] < size <= shares[name] + spare), None)
-
-        least = min((shares[n] for n in names if more(n) is not None), default=None)
-        if least is None:
-            break
-        size = more(name)
-        if size is not None and shares[name] == least:
-            shares[name] = size
-    return shares
+def _even_shares(
+    sizes: Mapping[str, Sequence[int]], room: int, closed: Callable[[Collection[str]], bool]
+) -> Sequence[dict[str, int]]:
+    """GPUs for the most nodes that have room, and have their sources beside them: of these all ways to share that leave
+    the fewest GPUs, and are the most even of those.
+    """
+    for count in range(len(sizes), -1, -1):
+        found: dict[tuple[int, int], list[dict[str, int]]] = {}
+        for names in itertools.combinations(sizes, count):
+            for share in _shares([(name, sizes[name]) for name in names], room) if closed(names) else ():
+                key = (-sum(share.values()), sum(size * size for size in share.values()))
+                found.setdefault(key, []).append(share)
+        if found:
+            return found[min(found)]
+    raise AssertionError("no node at all has room for itself")
 
 
-def _most_computed(progress: Progress, host: Host, name: str, share: int, stage: Placed) -> Parallel:
-    """The way to use a share that gives the stage so far the highest throughput."""
-    ways = [way for way in parallels(progress, host, name) if way.gpus == share]
-    return max(ways, key=lambda way: progress.outlook({**stage, name: way}).throughput)
+def _shares(sizes: Sequence[tuple[str, Sequence[int]]], room: int) -> Iterator[dict[str, int]]:
+    """All ways to give nodes GPUs."""
+    if not sizes:
+        yield {}
+        return
+    (name, known), rest = sizes[0], sizes[1:]
+    least = sum(of_one[0] for _, of_one in rest)
+    for size in known:
+        if size + least <= room:
+            for share in _shares(rest, room - size):
+                yield {name: size, **share}

@@ -1,0 +1,330 @@
+"""SamuLLM's evaluation: its greedy beside Max- and Min-heuristics on four applications, planned on sampled output
+lengths and run on others.
+
+Nothing here was run on a GPU: what a plan is run on is the simulator that planned it, with outputs drawn anew from the
+same distributions. So errors are those of lengths alone, and the paper's, of real runs, stand beside them.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+
+from exegpt.call_graph import CallGraph
+from exegpt.cost_table import CostTable
+from exegpt.quantity import figure_text, percent_text, signed_percent
+from exegpt.report.sections import Section
+from exegpt.reproduction.samullm_applications import (
+    HOST,
+    chain_summary,
+    cost_table,
+    data_folder,
+    ensembling,
+    routing,
+    stand_ins,
+)
+from exegpt.reproduction.samullm_points import PointErrors, point_errors
+from xscheduler.multimodel.running_phase import Executed, execute
+from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
+from xscheduler.multimodel.stage_search import best_stages
+from xscheduler.multimodel.stages import Choose, PlannedStage, greedy_stage, makespan, plan_stages
+from xsimulator.multimodel.application import Application, draw
+
+STANDS_ON = (
+    "Simulated with SamuLLM's published timings, and rooflines where it has none; plans run on outputs drawn anew. "
+    "Nothing here was run on a GPU."
+)
+METHODS: dict[str, tuple[Choose, bool]] = {
+    "samullm": (greedy_stage, True),
+    "samullm, no preemption": (greedy_stage, False),
+    "max": (max_stage, True),
+    "min": (min_stage, True),
+    "min, no preemption": (min_stage, False),
+}
+SEARCHED, PLANS = 4, 20
+"""Branch and bound: stages to go on with from a state, and complete plans."""
+CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 500)
+
+
+@dataclass(frozen=True)
+class Published:
+    """Gains over the two heuristics in the paper, from the least to the greatest."""
+
+    over_max: tuple[float, float]
+    over_min: tuple[float, float]
+    tolerance: float | None = None
+    """Of the specification; None: what counts is that there is a gain."""
+
+    def holds(self, gain: float, paper: tuple[float, float]) -> bool:
+        """Whether a gain is in the paper's range, give or take the tolerance; without one, whether it is a gain."""
+        if self.tolerance is None:
+            return gain >= 1.0
+        return paper[0] * (1 - self.tolerance) <= gain <= paper[1] * (1 + self.tolerance)
+
+
+PAPER = {
+    "ensembling": Published((1.1, 2.4), (1.0, 1.6), 0.25),
+    "routing": Published((1.4, 1.8), (1.0, 1.1)),
+    "chain summary": Published((1.0, 1.3), (1.0, 1.4)),
+    "mixed": Published((1.2, 1.4), (1.2, 1.4)),
+}
+PAPER_PREEMPTION = {"samullm": "1.0–1.2", "min": "1.3–1.4"}
+PAPER_JOINT, PAPER_SEARCH, PAPER_ERROR = "1.0–1.2", 0.105, (0.065, 0.387)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a method's plan comes to."""
+
+    method: str
+    planned_s: float
+    seconds: float
+    """On other outputs."""
+    search_s: float
+    stages: int
+    idle: float
+    """Share of GPU seconds without computing or loading."""
+    not_computing: float
+    moves: int
+
+    @property
+    def error(self) -> float:
+        """Of the planned time, as a share of what it took."""
+        return self.planned_s / self.seconds - 1
+
+    @property
+    def search_share(self) -> float:
+        """Of the time from the search's beginning."""
+        return self.search_s / (self.search_s + self.seconds)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One application, by all methods."""
+
+    application: str
+    what: str
+    known: bool
+    """Planned on the very outputs that it runs on."""
+    methods: dict[str, Ran]
+    searched_s: float | None = None
+    """Planned seconds of branch and bound; None where it wasn't run."""
+    sequential_s: float | None = None
+    """Of a mix: its applications by the greedy, one after the other."""
+
+    def gain(self, over: str, method: str = "samullm") -> float:
+        """How many times as long another method takes."""
+        return self.methods[over].seconds / self.methods[method].seconds
+
+
+@dataclass(frozen=True)
+class Samullm:
+    """The whole evaluation."""
+
+    cases: tuple[Case, ...]
+    points: PointErrors
+    stand_ins: dict[str, str]
+
+    def of(self, application: str, known: bool | None = None) -> list[Case]:
+        """The cases of one application."""
+        return [c for c in self.cases if c.application == application and known in (None, c.known)]
+
+
+def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Samullm:
+    """Every application; InputError where SamuLLM's files aren't there."""
+    folder = data_folder()
+    table = cost_table(folder)
+    work = _cases(table)
+    cases = []
+    for done, make in enumerate(work, 1):
+        cases.append(make())
+        progress(done, len(work))
+    return Samullm(tuple(cases), point_errors(folder), dict(stand_ins()))
+
+
+def _cases(table: CostTable) -> list[Callable[[], Case]]:
+    """All cases, to be worked out one by one."""
+
+    def case(
+        application: str, what: str, graph: CallGraph, *parts: CallGraph, known: bool = False, search: bool = False
+    ) -> Callable[[], Case]:
+        return lambda: _case(table, application, what, graph, parts, known, search)
+
+    ensembles = [
+        case("ensembling", f"{n:,} requests, cap {cap}", ensembling(n, cap), search=n <= REQUESTS[1])
+        for cap in CAPS
+        for n in REQUESTS
+    ]
+    routes = [case("routing", "6,856 requests", routing(), known=known, search=not known) for known in (False, True)]
+    chains = [
+        case(
+            "chain summary",
+            f"{n} documents, cap 900, {times} evaluation{'s'[: times - 1]}",
+            chain_summary(n, 900, times),
+            search=True,
+        )
+        for n in DOCUMENTS
+        for times in (1, 4)
+    ]
+    mixes = []
+    for documents, cap in (*((n, 256) for n in DOCUMENTS), (500, 512)):
+        parts = (chain_summary(documents, 900, 4), ensembling(5000, cap))
+        what = f"{documents} documents, 5,000 requests, cap {cap}"
+        for known in (False, True)[: 2 if documents == DOCUMENTS[-1] else 1]:
+            mixes.append(case("mixed", what, parts[0].joined(parts[1]), *parts, known=known))
+    return [*ensembles, *routes, *chains, *mixes]
+
+
+def _case(
+    table: CostTable,
+    application: str,
+    what: str,
+    graph: CallGraph,
+    parts: tuple[CallGraph, ...],
+    known: bool,
+    search: bool,
+) -> Case:
+    runs_on = draw(graph, table, seed=1)
+    planned_on = runs_on if known else draw(graph, table)
+    methods = {method: _ran(method, planned_on, runs_on)[0] for method in METHODS}
+    searched_s = makespan(best_stages(planned_on, HOST, SEARCHED, PLANS)) if search else None
+    sequential = [
+        _ran("samullm", draw(part, table, seed=int(known)), draw(part, table, seed=1))[0].seconds for part in parts
+    ]
+    return Case(application, what, known, methods, searched_s, sum(sequential) if parts else None)
+
+
+def _ran(method: str, planned_on: Application, runs_on: Application) -> tuple[Ran, tuple[PlannedStage, ...], Executed]:
+    choose, preempt = METHODS[method]
+    began = time.perf_counter()
+    stages = plan_stages(planned_on, HOST, choose, preempt)
+    search_s = time.perf_counter() - began
+    executed = execute(runs_on, HOST, stages)
+    shares = (executed.idle, executed.not_computing, executed.moves)
+    return Ran(method, makespan(stages), executed.seconds, search_s, len(stages), *shares), stages, executed
+
+
+def sections(result: Samullm) -> list[Section]:
+    """Gains of each application, then preemption, joint plans, searches and errors."""
+    notes = {
+        "ensembling": ("Eight of the paper's nine models: stablelm-tuned-alpha-7b has no published timings.",),
+        "routing": tuple(f"{name}: {what}." for name, what in result.stand_ins.items()),
+        "chain summary": (
+            "Chunks per document: log-normal quantiles with median 3, of which the largest of 100 is 60.",
+        ),
+    }
+    gains = [_gains(result, application, notes.get(application, ())) for application in PAPER]
+    return [*gains, _idle(result), _preemption(result), _joint(result), _searches(result), _errors(result)]
+
+
+def _name(case: Case) -> str:
+    return f"{case.what}, outputs known" if case.known else case.what
+
+
+def _gains(result: Samullm, application: str, notes: tuple[str, ...]) -> Section:
+    paper, cases = PAPER[application], result.of(application)
+    known = {"max": paper.over_max, "min": paper.over_min}
+    rows = []
+    for case in cases:
+        cells = [_name(case), figure_text(case.methods["samullm"].seconds)]
+        for over, published in known.items():
+            gain = case.gain(over)
+            cells += [f"{gain:.2f}", _range(published), "yes" if paper.holds(gain, published) else "no"]
+        rows.append(tuple(cells))
+    reached = {over: [case.gain(over) for case in cases] for over in known}
+    ranges = [(_range((min(gains), max(gains))), _range(known[over])) for over, gains in reached.items()]
+    rows.append(("all of them", "", *ranges[0], "", *ranges[1], ""))
+    holds = "a gain" if paper.tolerance is None else f"within {paper.tolerance:.0%}"
+    columns = ("case", "seconds", "over Max", "paper", holds, "over Min", "paper", holds)
+    return Section(f"samullm: {application}", columns, tuple(rows), notes)
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.3g}–{ends[1]:.3g}"
+
+
+def _idle(result: Samullm) -> Section:
+    rows = []
+    for application in PAPER:
+        for case in result.of(application, known=False):
+            shares = [case.methods[method] for method in ("samullm", "max", "min")]
+            ratios = [_ratio(ran.not_computing, shares[0].not_computing) for ran in shares[1:]]
+            idle = [percent_text(ran.idle) for ran in shares]
+            computing = [percent_text(ran.not_computing) for ran in shares]
+            rows.append((f"{application}: {case.what}", *idle, *computing, *ratios))
+    columns = ("case", "idle", "Max", "Min", "idle or loading", "Max", "Min", "Max over ours", "Min over ours")
+    note = "The paper, chain summary: Max 0.9–1.6 (mean 1.2) and Min 1.1–1.9 (mean 1.5) times the idle time of ours."
+    return Section("Share of GPU time without computing", columns, tuple(rows), (note,))
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}" if other > 0 else "–"
+
+
+def _preemption(result: Samullm) -> Section:
+    rows = []
+    for application in PAPER:
+        for case in result.of(application, known=False):
+            gains = [case.gain(f"{method}, no preemption", method) for method in PAPER_PREEMPTION]
+            rows.append((f"{application}: {case.what}", *(f"{gain:.2f}" for gain in gains)))
+    columns = ("case", "samullm", "Min")
+    paper = ", ".join(f"{method} {gain}" for method, gain in PAPER_PREEMPTION.items())
+    return Section(
+        "Preemption: time without it over time with it",
+        columns,
+        tuple(rows),
+        (f"The paper, of two mixes: {paper}.",),
+    )
+
+
+def _joint(result: Samullm) -> Section:
+    rows = []
+    for case in result.of("mixed"):
+        joint = case.methods["samullm"].seconds
+        assert case.sequential_s is not None, "a mix has parts"
+        cells = (figure_text(joint), figure_text(case.sequential_s), f"{case.sequential_s / joint:.2f}", PAPER_JOINT)
+        rows.append((_name(case), *cells))
+    columns = ("case", "together, s", "one after the other, s", "gain", "paper")
+    return Section("Two applications together", columns, tuple(rows))
+
+
+def _searches(result: Samullm) -> Section:
+    rows = []
+    for case in result.cases:
+        ran = case.methods["samullm"]
+        searched = figure_text(case.searched_s)
+        gain = "–" if case.searched_s is None else f"{ran.planned_s / case.searched_s:.3f}"
+        cells = (figure_text(ran.search_s), percent_text(ran.search_share), figure_text(ran.planned_s), searched, gain)
+        rows.append((f"{case.application}: {_name(case)}", *cells))
+    columns = ("case", "search, s", "share of all", "planned, s", "branch and bound, s", "gain")
+    notes = (
+        f"The paper's greedy takes up to {percent_text(PAPER_SEARCH)} of the time from its beginning.",
+        f"Branch and bound: the {SEARCHED} best stages of a state, {PLANS} complete plans; planned seconds.",
+    )
+    return Section("Searches", columns, tuple(rows), notes)
+
+
+def _errors(result: Samullm) -> Section:
+    points = result.points
+    unknown = [abs(ran.error) for case in result.cases if not case.known for ran in case.methods.values()]
+    known = [abs(ran.error) for case in result.cases if case.known for ran in case.methods.values()]
+    rows = [
+        (f"{points.prefill_points:,} timed prefills, lines through the extremes", *_shares(points.prefill)),
+        (f"{points.decode_points:,} timed decode iterations, the same", *_shares(points.decode)),
+        ("of them those between the extremes, which no line goes through", *_shares(points.between)),
+        ("batches left out and interpolated from their neighbours", *_shares(points.left_out)),
+        (f"{len(unknown)} plans on other outputs than planned for", *_shares((mean(unknown), max(unknown)))),
+        (f"{len(known)} plans on the outputs planned for", *_shares((mean(known), max(known)))),
+    ]
+    low, high = (signed_percent(share) for share in PAPER_ERROR)
+    note = (
+        f"The paper, of real runs: {low} to {high}, mean 25.6%; outputs known, mean 17.0%. Nothing published times "
+        "whole runs beside their requests, so that error can't be reproduced."
+    )
+    return Section("Errors", ("of", "mean", "greatest"), tuple(rows), (note,))
+
+
+def _shares(pair: tuple[float, float]) -> tuple[str, str]:
+    assert all(math.isfinite(share) for share in pair), "errors are finite"
+    return percent_text(pair[0]), percent_text(pair[1])

@@ -1,0 +1,132 @@
+"""SamuLLM's applications on its machine: eight A100-80GB in NVLink pairs (paper section 5; specification section 1).
+
+Timings and output lengths are SamuLLM's own where it published them. Stand-ins are named where they are used.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from exegpt.builtin_models import builtin_config
+from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
+from exegpt.cluster import parse_cluster
+from exegpt.cost_table import CostTable, ModelCosts
+from exegpt.engine import find_engine
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from xprofiler.roofline import roofline_profile
+from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
+from xscheduler.multimodel.stages import Host
+from xsimulator.multimodel.profiled_costs import profiled_model
+
+HOST = Host(devices=8, linked=2)
+ENSEMBLE = (
+    "vicuna-13b-v1.5",
+    "oasst-sft-4-pythia-12b-epoch-3.5",
+    "alpaca-13b",
+    "baize-v2-13b",
+    "koala-13B-HF",
+    "dolly-v2-12b",
+    "mpt-7b-chat",
+    "chatglm3-6b",
+)
+"""Of the paper's nine: stablelm-tuned-alpha-7b has no published timings."""
+ROUTED = {
+    "Llama-2-70b-chat-hf": 408,
+    "Mixtral-8x7B-Instruct-v0.1": 1267,
+    "WizardLM-13B-V1.2": 2068,
+    "CodeLlama-34b-Instruct-hf": 456,
+    "Mistral-7B-Instruct-v0.2": 2657,
+}
+"""Requests of each model (paper, Table 1)."""
+MEASURED_AS = {"Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B-v0.1", "WizardLM-13B-V1.2": "vicuna-13b-v1.5"}
+"""Models without timings whose layers have the sizes of one that has them."""
+SUMMARIZER, EVALUATOR = "vicuna-13b-v1.5", "Llama-2-70b-chat-hf"
+CHUNK, INSTRUCTIONS = 2048, 200
+"""Tokens; the evaluator's instructions are an assumption."""
+MEDIAN_CHUNKS, LONGEST_OF_100 = 3, 60
+_MEMORY_FRACTION = 0.9
+"""vLLM's default."""
+
+
+def data_folder() -> Path:
+    """SamuLLM's published files; InputError, which says how to name them, where they aren't."""
+    root = os.environ.get("EXEGPT_DATA")
+    folder = (Path(root) if root else Path(__file__).resolve().parents[3] / "shared" / "data") / "samullm"
+    if not folder.is_dir():
+        raise InputError(
+            f"This needs SamuLLM's published measurements, and there is no folder '{folder}': set EXEGPT_DATA to the "
+            "folder that has samullm/."
+        )
+    return folder
+
+
+def cost_table(folder: Path) -> CostTable:
+    """All models of the applications: those that were timed; those of the same sizes, with their own loading seconds
+    and outputs; and from the roofline under vLLM's engine those that nothing published is like.
+    """
+    timed, load_s, outputs = samullm_costs(folder), loading_seconds(folder), output_lengths(folder)
+    models = list(timed.models)
+    for name, other in MEASURED_AS.items():
+        like = timed.model(other)
+        degrees = tuple(replace(d, load_s=load_s.get((name, d.tp))) for d in like.degrees)
+        models.append(ModelCosts(name, like.context, degrees, outputs[name]))
+    llama_70b = builtin_config("llama-2-70b")
+    code_llama = llama_70b | {"num_hidden_layers": 48, "intermediate_size": 22016}
+    for name, config, context in (
+        ("Llama-2-70b-chat-hf", llama_70b, 4096),
+        ("CodeLlama-34b-Instruct-hf", code_llama, 16384),
+        ("Mistral-7B-Instruct-v0.2", builtin_config("mistral-7b"), 32768),
+    ):
+        spec, cluster = ModelSpec.from_config(config, name), parse_cluster("8xA100-80GB", _MEMORY_FRACTION)
+        profile = roofline_profile(spec, cluster, engine=find_engine("vllm"))
+        known = {tp: seconds for (model, tp), seconds in load_s.items() if model == name and tp <= HOST.linked}
+        models.append(profiled_model(name, spec, cluster, profile, known, outputs[name], context))
+    return CostTable(CostTable.VERSION, "samullm and rooflines", timed.machine, tuple(models))
+
+
+def ensembling(requests: int, cap: int) -> CallGraph:
+    """Every model answers every request: prompts of 5 to 127 tokens, 21 on average, as MixInstruct's."""
+    prompts = _whole(5 + np.random.default_rng(requests).exponential(16.0, requests), 5, 127)
+    return CallGraph(tuple(GraphNode(name, name, prompts, longest_output=cap) for name in ENSEMBLE))
+
+
+def routing() -> CallGraph:
+    """Every request goes to one model: prompts of 9 to 577 tokens, 310 on average, outputs of 1,585 at most."""
+    nodes = []
+    for seed, (name, count) in enumerate(ROUTED.items()):
+        prompts = _whole(9 + 568 * np.random.default_rng(seed).beta(2.12, 1.88, count), 9, 577)
+        nodes.append(GraphNode(name, name, prompts, longest_output=1585))
+    return CallGraph(tuple(nodes))
+
+
+def chain_summary(documents: int, cap: int, times: int) -> CallGraph:
+    """Documents summarised chunk by chunk, each chunk with the summary so far; then final summaries are evaluated."""
+    nodes = (
+        GraphNode("summary", SUMMARIZER, (CHUNK,) * documents, rounds=chunks(documents), longest_output=cap),
+        GraphNode("evaluation", EVALUATOR, prompt=INSTRUCTIONS, times=times, longest_output=cap),
+    )
+    return CallGraph(nodes, (GraphEdge("summary", "summary"), GraphEdge("summary", "evaluation", "final")))
+
+
+def chunks(documents: int) -> tuple[int, ...]:
+    """Chunks of each document: log-normal quantiles, of which the median is 3, and the largest of 100 is 60."""
+    from scipy.special import ndtri
+
+    deviation = np.log(LONGEST_OF_100 / MEDIAN_CHUNKS) / ndtri(1 - 0.5 / 100)
+    at = (np.arange(documents) + 0.5) / documents
+    shuffled = np.random.default_rng(documents).permutation(at)
+    return _whole(MEDIAN_CHUNKS * np.exp(deviation * ndtri(shuffled)), 1, 10_000)
+
+
+def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
+    return tuple(int(value) for value in np.clip(np.rint(values), least, most))
+
+
+def stand_ins() -> Mapping[str, str]:
+    """What the timings of models without published ones are."""
+    rooflines = {name: "roofline of 8xA100-80GB, vLLM's engine" for name in ROUTED if name not in MEASURED_AS}
+    return rooflines | {name: f"timings of {other}" for name, other in MEASURED_AS.items()}

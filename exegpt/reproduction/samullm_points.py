@@ -1,0 +1,93 @@
+"""How far SamuLLM's cost model is from the iterations that it was made of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from exegpt.cost_table import DegreeCosts, PhaseLines
+from xprofiler.samullm import Point, read_points, samullm_costs
+from xsimulator.multimodel.iteration_costs import IterationCosts, iteration_costs
+
+Errors = tuple[float, float]
+"""Mean and greatest absolute relative error."""
+
+
+@dataclass(frozen=True)
+class PointErrors:
+    """Errors of iterations, relative to what was timed; of repeats a token apart the lesser time counts."""
+
+    prefill_points: int
+    decode_points: int
+    prefill: Errors
+    decode: Errors
+    between: Errors
+    """Decode iterations between the extremes that lines go through."""
+    left_out: Errors
+    """Every second batch left out, and interpolated."""
+
+
+def point_errors(folder: Path) -> PointErrors:
+    """Of all timed iterations of all models."""
+    table, points = samullm_costs(folder), read_points(folder)
+    prefill, decode, between, left_out = [], [], [], []
+    for model in table.models:
+        for degree in model.degrees:
+            costs, sparse = iteration_costs(degree), iteration_costs(_every_second(degree))
+            skipped = set(degree.decode.batches[1:-1:2])
+            phases = points[model.name][degree.tp]
+            prefill += [_error(costs, point, "prefill") for point in _fastest(phases["prefill"])]
+            for point, extreme in _with_extremes(_fastest(phases["decode"])):
+                decode.append(_error(costs, point, "decode"))
+                if not extreme:
+                    between.append(decode[-1])
+                if point.batch in skipped:
+                    left_out.append(_error(sparse, point, "decode"))
+    counts = (
+        sum(len(phases[phase]) for of_model in points.values() for phases in of_model.values())
+        for phase in ("prefill", "decode")
+    )
+    return PointErrors(*counts, *(_summary(errors) for errors in (prefill, decode, between, left_out)))
+
+
+def _fastest(points: Iterable[Point]) -> list[Point]:
+    """Of measurements a token apart the one that took least: the others waited for something."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.batch, p.total)):
+        if kept and kept[-1].batch == point.batch and point.total - kept[-1].total <= 1:
+            kept[-1] = min(kept[-1], point, key=lambda p: sum(p.seconds))
+        else:
+            kept.append(point)
+    return kept
+
+
+def _with_extremes(points: list[Point]) -> Iterable[tuple[Point, bool]]:
+    """Points, each with whether it is the shortest or the longest of its batch."""
+    for point in points:
+        totals = [other.total for other in points if other.batch == point.batch]
+        yield point, point.total in (min(totals), max(totals))
+
+
+def _every_second(degree: DegreeCosts) -> DegreeCosts:
+    kept = [at for at in range(len(degree.decode.batches)) if at % 2 == 0 or at == len(degree.decode.batches) - 1]
+    lines = degree.decode
+    each = (lines.compute, lines.prepare, lines.sample)
+    batches = tuple(lines.batches[at] for at in kept)
+    return replace(degree, decode=PhaseLines(batches, *(tuple(of_one[at] for at in kept) for of_one in each)))
+
+
+def _error(costs: IterationCosts, point: Point, phase: str) -> float:
+    if phase == "prefill":
+        constant, per_token, per_square = costs.prefill[point.batch]
+        tokens = point.batch * point.longest
+        seconds = constant + per_token * tokens + per_square * tokens * point.longest
+        seconds += costs.prefill_sampled[point.batch] * point.total
+    else:
+        constant, per_sum, per_longest = costs.decode[point.batch]
+        seconds = constant + per_sum * point.total + per_longest * point.longest
+    return float(abs(seconds / sum(point.seconds) - 1))
+
+
+def _summary(errors: list[float]) -> Errors:
+    return float(np.mean(errors)), float(np.max(errors))
