@@ -24,7 +24,7 @@ class StagedNode(Noun):
 
 
 @dataclass(frozen=True)
-class Stage(Noun):
+class ExecutionStage(Noun):
     """Nodes that run at once."""
 
     start_s: float
@@ -46,7 +46,7 @@ class StagePlan(Noun):
     devices: int
     linked: int
     """Devices that are linked directly: no tensor-parallel group is larger."""
-    stages: tuple[Stage, ...]
+    stages: tuple[ExecutionStage, ...]
     search_s: float
 
     VERSION = 1

@@ -26,7 +26,7 @@ _SECONDS = ("exec_s", "prep_s", "sample_s")
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedIteration:
     """One timed iteration."""
 
     batch: int
@@ -51,7 +51,7 @@ def samullm_costs(folder: Path) -> CostTable:
     return CostTable(CostTable.VERSION, "samullm", "8xA100-80GB", tuple(models))
 
 
-def read_points(folder: Path) -> Mapping[str, Mapping[int, Mapping[str, Sequence[Point]]]]:
+def read_points(folder: Path) -> Mapping[str, Mapping[int, Mapping[str, Sequence[TimedIteration]]]]:
     """Timed iterations by model, degree and phase."""
     return _points(folder / POINTS)
 
@@ -66,18 +66,20 @@ def loading_seconds(folder: Path) -> dict[tuple[str, int], float]:
     return _loading(folder / LOADING)
 
 
-def _points(path: Path) -> dict[str, dict[int, dict[str, list[Point]]]]:
+def _points(path: Path) -> dict[str, dict[int, dict[str, list[TimedIteration]]]]:
     """Timed iterations by model, degree and phase."""
-    found: dict[str, dict[int, dict[str, list[Point]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    found: dict[str, dict[int, dict[str, list[TimedIteration]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for row in _rows(path, (*_COLUMNS, *_SECONDS)):
         batch, total, longest = (int(row[key]) for key in ("num_seqs", "tot_ctx_len", "max_seq_len"))
         exec_s, prep_s, sample_s = (float(row[key]) for key in _SECONDS)
-        point = Point(batch, total, longest, 1e12 * float(row["tflops_logged"]), (exec_s, prep_s, sample_s))
+        point = TimedIteration(batch, total, longest, 1e12 * float(row["tflops_logged"]), (exec_s, prep_s, sample_s))
         found[row["model"]][int(row["tp"])][row["phase"]].append(point)
     return found
 
 
-def _degree(tp: int, phases: dict[str, list[Point]], load_s: float | None) -> DegreeCosts:
+def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | None) -> DegreeCosts:
     """The lines of one degree; work per token and position from the FLOPs of the two extreme single prompts."""
     if set(phases) != {"prefill", "decode"}:
         raise InputError(f"'{POINTS}' has the phases {sorted(phases)} at degree {tp}: both are needed.")
@@ -93,7 +95,7 @@ def _degree(tp: int, phases: dict[str, list[Point]], load_s: float | None) -> De
     return DegreeCosts(tp, per_token, per_position, kv_tokens, load_s, lines["prefill"], lines["decode"])
 
 
-def _lines(points: Sequence[Point]) -> PhaseLines:
+def _lines(points: Sequence[TimedIteration]) -> PhaseLines:
     """For each batch, lines through the two extreme points of computing, preparing, and sampling."""
     batches = sorted({point.batch for point in points})
     of_batch = [[point for point in points if point.batch == batch] for batch in batches]

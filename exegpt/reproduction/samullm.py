@@ -48,7 +48,7 @@ CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 50
 
 
 @dataclass(frozen=True)
-class Published:
+class PaperGains:
     """Gains over the two heuristics in the paper, from the least to the greatest."""
 
     over_max: tuple[float, float]
@@ -64,17 +64,17 @@ class Published:
 
 
 PAPER = {
-    "ensembling": Published((1.1, 2.4), (1.0, 1.6), 0.25),
-    "routing": Published((1.4, 1.8), (1.0, 1.1)),
-    "chain summary": Published((1.0, 1.3), (1.0, 1.4)),
-    "mixed": Published((1.2, 1.4), (1.2, 1.4)),
+    "ensembling": PaperGains((1.1, 2.4), (1.0, 1.6), 0.25),
+    "routing": PaperGains((1.4, 1.8), (1.0, 1.1)),
+    "chain summary": PaperGains((1.0, 1.3), (1.0, 1.4)),
+    "mixed": PaperGains((1.2, 1.4), (1.2, 1.4)),
 }
 PAPER_PREEMPTION = {"samullm": "1.0–1.2", "min": "1.3–1.4"}
 PAPER_JOINT, PAPER_SEARCH, PAPER_ERROR = "1.0–1.2", 0.105, (0.065, 0.387)
 
 
 @dataclass(frozen=True)
-class Ran:
+class MethodRun:
     """What a method's plan comes to."""
 
     method: str
@@ -100,14 +100,14 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Case:
+class ApplicationCase:
     """One application, by all methods."""
 
     application: str
     what: str
     known: bool
     """Planned on the very outputs that it runs on."""
-    methods: dict[str, Ran]
+    methods: dict[str, MethodRun]
     searched_s: float | None = None
     """Planned seconds of branch and bound; None where it wasn't run."""
     sequential_s: float | None = None
@@ -122,11 +122,11 @@ class Case:
 class Samullm:
     """The whole evaluation."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[ApplicationCase, ...]
     points: PointErrors
     stand_ins: dict[str, str]
 
-    def of(self, application: str, known: bool | None = None) -> list[Case]:
+    def of(self, application: str, known: bool | None = None) -> list[ApplicationCase]:
         """The cases of one application."""
         return [c for c in self.cases if c.application == application and known in (None, c.known)]
 
@@ -143,12 +143,12 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     return Samullm(tuple(cases), point_errors(folder), dict(stand_ins()))
 
 
-def _cases(table: CostTable) -> list[Callable[[], Case]]:
+def _cases(table: CostTable) -> list[Callable[[], ApplicationCase]]:
     """All cases, to be worked out one by one."""
 
     def case(
         application: str, what: str, graph: CallGraph, *parts: CallGraph, known: bool = False, search: bool = False
-    ) -> Callable[[], Case]:
+    ) -> Callable[[], ApplicationCase]:
         return lambda: _case(table, application, what, graph, parts, known, search)
 
     ensembles = [
@@ -184,7 +184,7 @@ def _case(
     parts: tuple[CallGraph, ...],
     known: bool,
     search: bool,
-) -> Case:
+) -> ApplicationCase:
     runs_on = draw(graph, table, seed=1)
     planned_on = runs_on if known else draw(graph, table)
     methods = {method: _ran(method, planned_on, runs_on)[0] for method in METHODS}
@@ -192,17 +192,19 @@ def _case(
     sequential = [
         _ran("samullm", draw(part, table, seed=int(known)), draw(part, table, seed=1))[0].seconds for part in parts
     ]
-    return Case(application, what, known, methods, searched_s, sum(sequential) if parts else None)
+    return ApplicationCase(application, what, known, methods, searched_s, sum(sequential) if parts else None)
 
 
-def _ran(method: str, planned_on: Application, runs_on: Application) -> tuple[Ran, tuple[PlannedStage, ...], Executed]:
+def _ran(
+    method: str, planned_on: Application, runs_on: Application
+) -> tuple[MethodRun, tuple[PlannedStage, ...], Executed]:
     choose, preempt = METHODS[method]
     began = time.perf_counter()
     stages = plan_stages(planned_on, HOST, choose, preempt)
     search_s = time.perf_counter() - began
     executed = execute(runs_on, HOST, stages)
     shares = (executed.idle, executed.not_computing, executed.moves)
-    return Ran(method, makespan(stages), executed.seconds, search_s, len(stages), *shares), stages, executed
+    return MethodRun(method, makespan(stages), executed.seconds, search_s, len(stages), *shares), stages, executed
 
 
 def sections(result: Samullm) -> list[Section]:
@@ -218,7 +220,7 @@ def sections(result: Samullm) -> list[Section]:
     return [*gains, _idle(result), _preemption(result), _joint(result), _searches(result), _errors(result)]
 
 
-def _name(case: Case) -> str:
+def _name(case: ApplicationCase) -> str:
     return f"{case.what}, outputs known" if case.known else case.what
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from exegpt.cost_table import DegreeCosts, PhaseLines
-from xprofiler.samullm import Point, read_points, samullm_costs
-from xsimulator.multimodel.iteration_costs import IterationCosts, iteration_costs
+from xprofiler.samullm import TimedIteration, read_points, samullm_costs
+from xsimulator.multimodel.line_costs import LineCosts, line_costs
 
 Errors = tuple[float, float]
 """Mean and greatest absolute relative error."""
@@ -34,7 +34,7 @@ def point_errors(folder: Path) -> PointErrors:
     prefill, decode, between, left_out = [], [], [], []
     for model in table.models:
         for degree in model.degrees:
-            costs, sparse = iteration_costs(degree), iteration_costs(_every_second(degree))
+            costs, sparse = line_costs(degree), line_costs(_every_second(degree))
             skipped = set(degree.decode.batches[1:-1:2])
             phases = points[model.name][degree.tp]
             prefill += [_error(costs, point, "prefill") for point in _fastest(phases["prefill"])]
@@ -51,9 +51,9 @@ def point_errors(folder: Path) -> PointErrors:
     return PointErrors(*counts, *(_summary(errors) for errors in (prefill, decode, between, left_out)))
 
 
-def _fastest(points: Iterable[Point]) -> list[Point]:
+def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:
     """Of measurements a token apart the one that took least: the others waited for something."""
-    kept: list[Point] = []
+    kept: list[TimedIteration] = []
     for point in sorted(points, key=lambda p: (p.batch, p.total)):
         if kept and kept[-1].batch == point.batch and point.total - kept[-1].total <= 1:
             kept[-1] = min(kept[-1], point, key=lambda p: sum(p.seconds))
@@ -62,7 +62,7 @@ def _fastest(points: Iterable[Point]) -> list[Point]:
     return kept
 
 
-def _with_extremes(points: list[Point]) -> Iterable[tuple[Point, bool]]:
+def _with_extremes(points: list[TimedIteration]) -> Iterable[tuple[TimedIteration, bool]]:
     """Points, each with whether it is the shortest or the longest of its batch."""
     for point in points:
         totals = [other.total for other in points if other.batch == point.batch]
@@ -77,7 +77,7 @@ def _every_second(degree: DegreeCosts) -> DegreeCosts:
     return replace(degree, decode=PhaseLines(batches, *(tuple(of_one[at] for at in kept) for of_one in each)))
 
 
-def _error(costs: IterationCosts, point: Point, phase: str) -> float:
+def _error(costs: LineCosts, point: TimedIteration, phase: str) -> float:
     if phase == "prefill":
         constant, per_token, per_square = costs.prefill[point.batch]
         tokens = point.batch * point.longest

@@ -5,7 +5,7 @@ import pytest
 from exegpt import document
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.errors import InputError
-from exegpt.stage_plan import Stage, StagedNode, StagePlan
+from exegpt.stage_plan import ExecutionStage, StagedNode, StagePlan
 
 
 def node(name, *prompts, **options):
@@ -49,12 +49,12 @@ def test_nodes_come_behind_their_sources():
 def test_a_plan_gives_each_device_once():
     staged = StagedNode("a", 1, 2, (0, 1))
     with pytest.raises(InputError, match="given once"):
-        Stage(0.0, 1.0, (staged, StagedNode("b", 1, 1, (1,))))
+        ExecutionStage(0.0, 1.0, (staged, StagedNode("b", 1, 1, (1,))))
     with pytest.raises(InputError, match="2 devices for 2 x 2"):
         StagedNode("a", 2, 2, (0, 1))
     with pytest.raises(InputError, match="beyond the 1"):
-        StagePlan(1, "samullm", 1, 1, (Stage(0.0, 1.0, (staged,)),), 0.0)
-    plan = StagePlan(1, "samullm", 2, 2, (Stage(0.0, 1.0, (staged,)),), 0.1)
+        StagePlan(1, "samullm", 1, 1, (ExecutionStage(0.0, 1.0, (staged,)),), 0.0)
+    plan = StagePlan(1, "samullm", 2, 2, (ExecutionStage(0.0, 1.0, (staged,)),), 0.1)
     assert plan.seconds == 1.0
     assert document.from_dict(StagePlan, document.to_dict(plan), "plan") == plan
     with pytest.raises(InputError, match="version 2"):

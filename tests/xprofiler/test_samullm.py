@@ -10,7 +10,7 @@ from exegpt.cost_table import CostTable
 from exegpt.errors import InputError
 from tests.public_data import needs_data
 from xprofiler.samullm import HOST, LOADING, OUTPUTS, POINTS, read_points, samullm_costs
-from xsimulator.multimodel.iteration_costs import iteration_costs
+from xsimulator.multimodel.line_costs import line_costs
 
 HEAD = "model,tp,phase,num_seqs,tot_ctx_len,max_seq_len,tflops_logged,exec_s,sample_s,prep_s\n"
 MACS = 1e-6
@@ -47,7 +47,7 @@ def test_the_lesser_of_two_repeats_counts(folder):
     assert degree.kv_tokens == 1008
     assert model.outputs.lengths == (5, 1001)
     assert all(slope < 1e-6 and intercept == pytest.approx(0.001) for slope, intercept in degree.decode.sample)
-    assert iteration_costs(degree).decode_s([1000] * 1) < 0.1
+    assert line_costs(degree).decode_s([1000] * 1) < 0.1
 
 
 def test_a_table_is_written_and_read(folder, tmp_path):
@@ -82,7 +82,7 @@ def test_published_points_lie_on_the_lines():
     misses = []
     for model in table.models:
         for degree in model.degrees:
-            costs = iteration_costs(degree)
+            costs = line_costs(degree)
             for point in points[model.name][degree.tp]["decode"]:
                 constant, per_sum, per_longest = costs.decode[point.batch]
                 misses.append((constant + per_sum * point.total + per_longest * point.longest) / sum(point.seconds) - 1)

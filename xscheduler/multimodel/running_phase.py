@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exegpt.stage_plan import Stage, StagedNode
+from exegpt.stage_plan import ExecutionStage, StagedNode
 from xscheduler.multimodel.gpu_choice import choose_gpus
 from xscheduler.multimodel.stages import Host, PlannedStage, gpus
 from xsimulator.multimodel.application import Application
@@ -21,7 +21,7 @@ class Executed:
     """What a plan came to."""
 
     seconds: float
-    stages: tuple[Stage, ...]
+    stages: tuple[ExecutionStage, ...]
     busy_gpu_s: float
     """GPU seconds of replicas that compute."""
     loading_gpu_s: float
@@ -56,7 +56,7 @@ class _Running:
         self.host, self.stages, self.at = host, stages, 0
         self.progress = Progress.beginning(application)
         self.devices: dict[str, tuple[int, ...]] = {}
-        self.done: list[Stage] = []
+        self.done: list[ExecutionStage] = []
         self.busy = self.loading = 0.0
         self.ends: dict[str, float] = {}
         self.work: dict[str, float] = {}
@@ -70,7 +70,7 @@ class _Running:
             end = min(node.end_s for node in outlook.nodes.values())  # any end frees GPUs
             leading = {name for name in outlook.leading if outlook.nodes[name].end_s <= end}
             nodes = tuple(StagedNode(name, way.dp, way.tp, self.devices[name]) for name, way in placed.items())
-            self.done.append(Stage(self.progress.now, end, nodes))
+            self.done.append(ExecutionStage(self.progress.now, end, nodes))
             self.progress = self.progress.stopped(placed).advance(outlook, end)
             for name, node in outlook.nodes.items():
                 if name not in self.progress.left:

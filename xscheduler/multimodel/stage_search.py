@@ -60,7 +60,7 @@ class _Least:
 
 def _least(progress: Progress, name: str, tp: int, runs: bool) -> _Least:
     application = progress.application
-    costs = application.engine(name, tp).costs
+    costs = application.replica(name, tp).costs
     load_s = 0.0 if runs else application.load_s[application.nodes[name].model, tp]
     seconds = np.minimum(costs.decode[1:, 0], costs.prefill[1:, 0])
     token_s = float((seconds / np.arange(1, len(seconds) + 1)).min())

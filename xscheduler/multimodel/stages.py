@@ -40,7 +40,7 @@ class PlannedStage:
 
 def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
     """How a node can run on a host, by rising number of GPUs."""
-    degrees = progress.application.engines[progress.application.nodes[name].model]
+    degrees = progress.application.replicas[progress.application.nodes[name].model]
     groups = [tp for tp in degrees if tp <= host.linked and host.linked % tp == 0]
     ways = [Parallel(dp, tp) for tp in groups for dp in range(1, host.devices // tp + 1)]
     if not ways:

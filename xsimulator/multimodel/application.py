@@ -10,8 +10,8 @@ from exegpt.call_graph import CallGraph, GraphNode
 from exegpt.cost_table import CostTable, ModelCosts
 from exegpt.errors import InputError
 from exegpt.workload import LengthDistribution
-from xsimulator.multimodel.iteration_costs import iteration_costs
-from xsimulator.multimodel.model_run import Calls, Engine, Work
+from xsimulator.multimodel.line_costs import line_costs
+from xsimulator.multimodel.model_run import Calls, ModelReplica, ModelWork
 from xsimulator.multimodel.output_lengths import capped, lengths_at, quantiles
 
 Array = NDArray[np.float64]
@@ -35,22 +35,22 @@ class NodeCalls:
 
 @dataclass(frozen=True, eq=False)
 class Application:
-    """The nodes in an order in which each is behind its sources, and the engines of their models by tensor-parallel
+    """The nodes in an order in which each is behind its sources, and the replicas of their models by tensor-parallel
     degree.
     """
 
     nodes: Mapping[str, NodeCalls]
-    engines: Mapping[str, Mapping[int, Engine]]
+    replicas: Mapping[str, Mapping[int, ModelReplica]]
     load_s: Mapping[tuple[str, int], float]
     """By model and degree; degrees whose loading wasn't measured are left out of both."""
 
-    def engine(self, name: str, tp: int) -> Engine:
+    def replica(self, name: str, tp: int) -> ModelReplica:
         """A node's model at a degree."""
-        return self.engines[self.nodes[name].model][tp]
+        return self.replicas[self.nodes[name].model][tp]
 
-    def work(self, name: str) -> Work:
+    def work(self, name: str) -> ModelWork:
         """What the model of a node computes per token."""
-        return next(iter(self.engines[self.nodes[name].model].values())).work
+        return next(iter(self.replicas[self.nodes[name].model].values())).work
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +91,19 @@ def draw(
             raise InputError(f"The cost table has no output lengths of model '{node.model}'.")
         drawn[node.name] = _draw_node(graph, node, model, known, drawn, (seed, shared_quantiles))
     models = [table.model(name) for name in dict.fromkeys(node.model for node in graph.nodes)]
-    engines = {model.name: _engines(model, padded) for model in models}
+    replicas = {model.name: _replicas(model, padded) for model in models}
     load_s = {(m.name, d.tp): d.load_s for m in models for d in m.degrees if d.load_s is not None}
-    return Application({name: of_one.calls for name, of_one in drawn.items()}, engines, load_s)
+    return Application({name: of_one.calls for name, of_one in drawn.items()}, replicas, load_s)
 
 
-def _engines(model: ModelCosts, padded: bool) -> dict[int, Engine]:
-    """A model's engines; work is that of its least degree, so that it is the same at all."""
+def _replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
+    """A model's replicas; work is that of its least degree, so that it is the same at all."""
     degrees = sorted((d for d in model.degrees if d.load_s is not None), key=lambda d: d.tp)
     if not degrees:
         raise InputError(f"The cost table has no loading seconds of model '{model.name}'.")
     least = degrees[0]
-    work = Work(least.macs_per_token * least.tp, least.macs_per_position * least.tp)
-    return {d.tp: Engine(iteration_costs(d, padded), work, model.context) for d in degrees}
+    work = ModelWork(least.macs_per_token * least.tp, least.macs_per_position * least.tp)
+    return {d.tp: ModelReplica(line_costs(d, padded), work, model.context) for d in degrees}
 
 
 def _draw_node(

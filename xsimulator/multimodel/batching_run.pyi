@@ -22,7 +22,7 @@ def batching_run(
 ) -> tuple[bytes, float, int, int]:
     """Run n calls; the work's curve as float64 pairs (seconds, multiply-adds), busy seconds, iterations, preemptions.
 
-    `prefill`, `sampled`, `decode`: as in IterationCosts. `ready` [n]: seconds; `arrivals`: the calls that don't follow
+    `prefill`, `sampled`, `decode`: as in LineCosts. `ready` [n]: seconds; `arrivals`: the calls that don't follow
     another one, by `ready`; `following` [n]: the call that waits from another's end on, or -1. `settings`: start, until
     (no iteration ends later), blocks, blocks of the watermark, tokens of one prefill, whether prompts are padded,
     multiply-adds per token and per position.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from exegpt.errors import InputError
 from xsimulator.multimodel.batching_run import batching_run
-from xsimulator.multimodel.iteration_costs import BLOCK, IterationCosts
+from xsimulator.multimodel.line_costs import BLOCK, LineCosts
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -24,7 +24,7 @@ _CURVE_POINTS = 512
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """Multiply-adds of a model, of all its GPUs together: the same on every number of them."""
 
     per_token: float
@@ -89,11 +89,11 @@ class ModelRun:
 
 
 @dataclass(frozen=True)
-class Engine:
+class ModelReplica:
     """The limits of a replica beside its costs."""
 
-    costs: IterationCosts
-    work: Work
+    costs: LineCosts
+    work: ModelWork
     context: int
     """Also the most tokens of one prefill, of at least 2,048 (vLLM's setting where prompts aren't cut)."""
 
@@ -109,12 +109,12 @@ class Engine:
 
 
 def run_model(
-    engine: Engine, calls: Calls, ready: Array, replicas: int = 1, start_s: float = 0.0, until_s: float = np.inf
+    model: ModelReplica, calls: Calls, ready: Array, replicas: int = 1, start_s: float = 0.0, until_s: float = np.inf
 ) -> ModelRun:
     """Run calls, the first of each chain `ready` at these seconds [n], on replicas that are loaded at `start_s`; no
     iteration ends after `until_s`. Chains are dealt to replicas in turn. InputError for a call that can't fit.
     """
-    _check_fit(engine, calls)
+    _check_fit(model, calls)
     count = len(calls.prompts)
     done, generated, computed = np.full(count, np.inf), np.zeros(count), calls.computed.copy()
     curves, busy, iterations, preemptions = [], 0.0, 0, 0
@@ -131,9 +131,9 @@ def run_model(
         when = ready[mine]
         arrivals = first[np.argsort(when[first], kind="stable")]
         arrivals = arrivals[np.isfinite(when[arrivals])]
-        costs = engine.costs
-        limits = (start_s, until_s, costs.blocks, engine.watermark, engine.most_tokens, costs.padded)
-        settings = np.array([*limits, engine.work.per_token, engine.work.per_position], dtype=np.float64)
+        costs = model.costs
+        limits = (start_s, until_s, costs.blocks, model.watermark, model.most_tokens, costs.padded)
+        settings = np.array([*limits, model.work.per_token, model.work.per_position], dtype=np.float64)
         ends, made, places = np.full(len(mine), np.inf), np.zeros(len(mine)), part.computed.copy()
         tables = (costs.prefill, costs.prefill_sampled, costs.decode)
         lists = (part.prompts, part.outputs, following, arrivals)
@@ -169,16 +169,16 @@ def _summed(curves: list[Array]) -> Array:
     return np.stack([times, work], axis=1)
 
 
-def _check_fit(engine: Engine, calls: Calls) -> None:
+def _check_fit(model: ModelReplica, calls: Calls) -> None:
     """InputError for a call that is longer than the context, or than the cache with the watermark."""
     if not len(calls.prompts):
         return
     longest = int((calls.prompts + calls.outputs).max())
-    room = (engine.costs.blocks - engine.watermark) * BLOCK
-    if longest > min(engine.context, room):
+    room = (model.costs.blocks - model.watermark) * BLOCK
+    if longest > min(model.context, room):
         raise InputError(
             f"A call of {longest:,} tokens, prompt and output, doesn't fit in a replica: its context has "
-            f"{engine.context:,}, its cache {room:,}."
+            f"{model.context:,}, its cache {room:,}."
         )
     if int(calls.outputs.min()) < 1 or int(calls.prompts.min()) < 1:
         raise InputError("A call needs a prompt and an output of at least one token each.")

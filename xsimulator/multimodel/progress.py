@@ -45,7 +45,7 @@ class Left:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class NodeRun:
     """A node that runs: from when, how, and on what was left then."""
 
     left: Left
@@ -58,7 +58,7 @@ class Run:
 class NodeOutlook:
     """What becomes of a node that runs."""
 
-    run: Run
+    run: NodeRun
     result: ModelRun
     done: Array
     """Seconds at which each of the node's calls ends; infinite where it doesn't."""
@@ -74,7 +74,7 @@ class NodeOutlook:
 
 
 @dataclass(frozen=True, eq=False)
-class Outlook:
+class StageOutlook:
     """What becomes of a stage's nodes if it lasts."""
 
     now: float
@@ -105,10 +105,10 @@ class Progress:
     """By node, of each call: when it ended; infinite where it hasn't."""
     left: Mapping[str, Left]
     """By unfinished node that isn't running; of running ones what was left when they began."""
-    runs: Mapping[str, Run]
+    runs: Mapping[str, NodeRun]
     memo: dict[tuple[object, ...], ModelRun] = field(default_factory=dict)
     """Runs that were simulated before, from the same beginnings."""
-    cuts: dict[tuple[Run, float], Left] = field(default_factory=dict)
+    cuts: dict[tuple[NodeRun, float], Left] = field(default_factory=dict)
     """What was left of runs that were stopped before."""
 
     @staticmethod
@@ -136,7 +136,7 @@ class Progress:
         """The calls that an unfinished node has left now."""
         return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
 
-    def outlook(self, stage: Placed) -> Outlook:
+    def outlook(self, stage: Placed) -> StageOutlook:
         """What becomes of a stage that begins now: nodes that run so already go on, others are loaded."""
         nodes: dict[str, NodeOutlook] = {}
         done = dict(self.done)
@@ -147,9 +147,9 @@ class Progress:
         leading = tuple(
             name for name in nodes if not any(source in nodes for source in self.application.nodes[name].sources)
         )
-        return Outlook(self.now, nodes, leading)
+        return StageOutlook(self.now, nodes, leading)
 
-    def advance(self, outlook: Outlook, until: float) -> "Progress":
+    def advance(self, outlook: StageOutlook, until: float) -> "Progress":
         """The state at a later time, after a stage. Nodes of it keep running: what isn't in the next one is stopped by
         `stopped`.
         """
@@ -175,21 +175,21 @@ class Progress:
                 del runs[name]
         return replace(self, done=done, left=left, runs=runs)
 
-    def _run(self, name: str, parallel: Parallel) -> Run:
+    def _run(self, name: str, parallel: Parallel) -> NodeRun:
         running = self.runs.get(name)
         if running is not None and running.parallel == parallel:
             return running
         left = self.left[name] if running is None else self._cut(name, running)
         load_s = self.application.load_s[self.application.nodes[name].model, parallel.tp]
-        return Run(left, parallel, self.now, load_s)
+        return NodeRun(left, parallel, self.now, load_s)
 
-    def _node(self, name: str, run: Run, done: Mapping[str, Array]) -> NodeOutlook:
+    def _node(self, name: str, run: NodeRun, done: Mapping[str, Array]) -> NodeOutlook:
         result = self._simulated(name, run, self._ready(name, run, done))
         ends = run.left.done.copy()
         ends[run.left.places] = run.start_s + result.done
         return NodeOutlook(run, result, ends)
 
-    def _ready(self, name: str, run: Run, done: Mapping[str, Array]) -> Array:
+    def _ready(self, name: str, run: NodeRun, done: Mapping[str, Array]) -> Array:
         """Seconds from the run's start until each of its calls can begin."""
         ready = np.zeros(len(run.left.places))
         for source, places in self.application.nodes[name].needs:
@@ -197,19 +197,19 @@ class Progress:
             ready = np.maximum(ready, np.where(waits >= 0, done[source][waits] - run.start_s, 0.0))
         return ready
 
-    def _simulated(self, name: str, run: Run, ready: Array, until_s: float = np.inf) -> ModelRun:
+    def _simulated(self, name: str, run: NodeRun, ready: Array, until_s: float = np.inf) -> ModelRun:
         key = (run.left, run.parallel, run.load_s, ready.tobytes() if ready.any() else b"", until_s)
         if key not in self.memo:
-            engine = self.application.engine(name, run.parallel.tp)
-            self.memo[key] = run_model(engine, run.left.calls, ready, run.parallel.dp, run.load_s, until_s)
+            model = self.application.replica(name, run.parallel.tp)
+            self.memo[key] = run_model(model, run.left.calls, ready, run.parallel.dp, run.load_s, until_s)
         return self.memo[key]
 
-    def until_now(self, name: str, run: Run) -> ModelRun:
+    def until_now(self, name: str, run: NodeRun) -> ModelRun:
         """What a run has done so far."""
         elapsed = max(run.load_s, self.now - run.start_s)
         return self._simulated(name, run, self._ready(name, run, self.done), elapsed + _ROUNDING_S)
 
-    def _cut(self, name: str, run: Run) -> Left:
+    def _cut(self, name: str, run: NodeRun) -> Left:
         """What is left of a run that stops now."""
         elapsed = self.now - run.start_s
         if elapsed <= run.load_s:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from exegpt.errors import InputError
 from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.iteration_costs import BLOCK, iteration_costs
-from xsimulator.multimodel.model_run import Calls, Engine, Work, run_model
+from xsimulator.multimodel.line_costs import BLOCK, line_costs
+from xsimulator.multimodel.model_run import Calls, ModelReplica, ModelWork, run_model
 
-WORK = Work(100.0, 0.5)
+WORK = ModelWork(100.0, 0.5)
 
 
 def engine(kv_tokens=4096, padded=True, most=512, context=512):
-    costs = iteration_costs(applications.degree(1, kv_tokens=kv_tokens), padded)
+    costs = line_costs(applications.degree(1, kv_tokens=kv_tokens), padded)
     tables = {key: getattr(costs, key)[: most + 1].copy() for key in ("prefill", "prefill_sampled", "decode")}
-    return Engine(replace(costs, **tables), WORK, context)
+    return ModelReplica(replace(costs, **tables), WORK, context)
 
 
 def calls_of(prompts, outputs, following=None):

@@ -11,7 +11,7 @@ from tests.public_data import needs_data
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import samullm_costs
 from xsimulator.cost.replica import CostModel
-from xsimulator.multimodel.iteration_costs import iteration_costs
+from xsimulator.multimodel.line_costs import line_costs
 from xsimulator.multimodel.profiled_costs import profiled_model
 
 CLUSTER = parse_cluster("8xA100-80GB", 0.9)
@@ -29,7 +29,7 @@ def test_iterations_cost_what_the_profile_says():
     for degree in model.degrees:
         layers = Stage(tuple(range(degree.tp)), degree.tp, "both", None, (0, spec.layers))
         (stage,) = CostModel(spec, CLUSTER, profile, profile.dtype).replica((layers,)).stage_costs
-        costs = iteration_costs(degree, padded=False)
+        costs = line_costs(degree, padded=False)
         for batch in (1, 16, 128):
             assert costs.decode_s([16] * batch) == pytest.approx(float(stage.decode(batch, 16.0)), rel=1e-6)
             assert costs.decode_s([150] * batch) == pytest.approx(float(stage.decode(batch, 150.0)), rel=0.05)
@@ -48,7 +48,7 @@ def test_the_roofline_is_near_what_was_timed():
     timed = samullm_costs(needs_data("samullm")).model("vicuna-13b-v1.5")
     _, _, model = profiled("llama-2-13b", {1: 20.0, 2: 30.0})
     for tp in (1, 2):
-        roofline, measured = (iteration_costs(of_one.degree(tp)) for of_one in (model, timed))
+        roofline, measured = (line_costs(of_one.degree(tp)) for of_one in (model, timed))
         for batch in (1, 16, 64, 256, 512):
             ratio = roofline.decode_s([100] * batch) / measured.decode_s([100] * batch)
             assert 0.75 < ratio < 1.05

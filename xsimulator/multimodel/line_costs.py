@@ -19,10 +19,10 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, eq=False)
-class IterationCosts:
+class LineCosts:
     """A replica's iterations: linear in lengths, with coefficients for each batch from 1 to the largest.
 
-    Whatever prices iterations can stand behind it: `iteration_costs` reads a cost table's lines, `profiled_costs`
+    Whatever prices iterations can stand behind it: `line_costs` reads a cost table's lines, `profiled_costs`
     samples one of our own profiles.
     """
 
@@ -53,7 +53,7 @@ class IterationCosts:
         return float(constant + per_sum * each.sum() + per_longest * each.max())
 
 
-def iteration_costs(degree: DegreeCosts, padded: bool = True) -> IterationCosts:
+def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
     """The costs of a cost table's degree, interpolated between the batches that were measured.
 
     What is interpolated are whole coefficients: slopes and intercepts of computing are large and nearly cancel where
@@ -72,7 +72,7 @@ def iteration_costs(degree: DegreeCosts, padded: bool = True) -> IterationCosts:
     if not padded:
         per_sum, per_longest = per_sum + prepare[:, 0], np.zeros_like(known)
     decode = _filled(known, np.stack([constant, per_sum, per_longest], axis=1))
-    return IterationCosts(prefill, sampled, decode, degree.kv_tokens // BLOCK, padded)
+    return LineCosts(prefill, sampled, decode, degree.kv_tokens // BLOCK, padded)
 
 
 def _lines(lines: PhaseLines) -> tuple[Array, Array, Array, Array]:

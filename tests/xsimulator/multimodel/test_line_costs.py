@@ -3,7 +3,7 @@
 import pytest
 
 from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.iteration_costs import iteration_costs
+from xsimulator.multimodel.line_costs import line_costs
 
 
 def by_lines(phase, at, x_compute, x_prepare, x_sample):
@@ -15,14 +15,14 @@ def test_padded_prompts_are_all_as_long_as_the_longest():
     degree = applications.degree(2)
     macs = 4 * (degree.macs_per_token * 30 + degree.macs_per_position * 30**2)
     expected = by_lines(degree.prefill, 1, macs, 4 * 30, 60)
-    assert iteration_costs(degree).prefill_s([5, 10, 15, 30]) == pytest.approx(expected, rel=1e-12)
+    assert line_costs(degree).prefill_s([5, 10, 15, 30]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_padding_each_prompt_is_as_long_as_it_is():
     degree = applications.degree(1)
     macs = degree.macs_per_token * 60 + degree.macs_per_position * (25 + 100 + 225 + 900)
     expected = by_lines(degree.prefill, 1, macs, 60, 60)
-    assert iteration_costs(degree, padded=False).prefill_s([5, 10, 15, 30]) == pytest.approx(expected, rel=1e-12)
+    assert line_costs(degree, padded=False).prefill_s([5, 10, 15, 30]) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -31,11 +31,11 @@ def test_decoding_counts_the_sum_of_lengths(padded):
     lengths = [5, 10, 15, 31]
     macs = degree.macs_per_token * 4 + degree.macs_per_position * 61
     expected = by_lines(degree.decode, 1, macs, 4 * 31 if padded else 61, 61)
-    assert iteration_costs(degree, padded).decode_s(lengths) == pytest.approx(expected, rel=1e-12)
+    assert line_costs(degree, padded).decode_s(lengths) == pytest.approx(expected, rel=1e-12)
 
 
 def test_costs_rise_between_measured_batches():
-    costs = iteration_costs(applications.degree(1))
+    costs = line_costs(applications.degree(1))
     seconds = [costs.decode_s([20] * batch) for batch in range(1, 513)]
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
     assert costs.blocks == 4096 // 16
