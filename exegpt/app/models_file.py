@@ -79,7 +79,7 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     file = document.from_dict(ModelsFile, data, f"'{path}'")
     demands = []
     for entry in file.models:
-        workload = _workload(entry.workload, path.parent)
+        workload = workload_beside(entry.workload, path.parent)
         try:
             setting = find_setting(entry.model, cluster, workload, **options)
             rate = parse_rate(entry.rate) if entry.rate else None
@@ -90,7 +90,7 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     return tuple(demands)
 
 
-def _workload(text: str, directory: Path) -> str:
+def workload_beside(text: str, directory: Path) -> str:
     """A trace is looked for beside the models file first."""
     beside = directory / text
     return str(beside) if beside.is_file() else text

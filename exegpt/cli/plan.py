@@ -17,7 +17,10 @@ def plan(
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="local, 4xA40, 2x8xA100-80GB, or a YAML file.")],
     method: Annotated[
         str,
-        typer.Option(help="exegpt (budgets searched together), muxserve, temporal, spatial, or best: the best of all."),
+        typer.Option(
+            help="exegpt (budgets searched together), muxserve, temporal, spatial, or best: the best of these. "
+            "samullm: stages, for numbers of requests."
+        ),
     ] = "exegpt",
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
@@ -30,6 +33,8 @@ def plan(
     """Share a cluster's devices out among several models, so that each meets its bound at its rate.
 
     Example: exegpt plan models.yaml --cluster 4xA100-80GB --method best
+
+    Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
     from exegpt import document
     from exegpt.app.choices import check_choice
@@ -41,9 +46,13 @@ def plan(
 
     check_output(out)
     check_distinct((out,), (file, cluster))
-    check_choice(method, (*METHODS, "best"), "--method")
+    check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads)
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
+    if method == "samullm":
+        from exegpt.cli.plan_stages import plan_stages
+
+        return plan_stages(file, cluster, how, out, json)
     demands = read_demands(file, cluster, **how)
     proposals = propose(demands, demands[0].setting.cluster, METHODS if method == "best" else (method,))
     best = proposals[0].plan

@@ -44,7 +44,8 @@ def show(
         if kind != "cluster":
             raise InputError(f"'{file}' is a {kind} and no cluster: leave --yaml out.")
         return print(_cluster_yaml(file), end="")
-    shown = {"results": _results, "schedule": _schedule, "plan": _plan, "profile": _profile, "cluster": _cluster}
+    shown = {"results": _results, "schedule": _schedule, "plan": _plan, "stages": _stages, "profile": _profile}
+    shown |= {"cluster": _cluster}
     facts, print_them = shown[kind](file)
     if json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
@@ -63,6 +64,8 @@ def _kind(file: Path) -> str:
     keys = data.keys() if isinstance(data, dict) else ()
     if "policy" in keys:
         return "schedule"
+    if "stages" in keys:
+        return "stages"
     if "models" in keys:
         return "plan"
     if "degrees" in keys:
@@ -112,6 +115,15 @@ def _plan(file: Path) -> "Shown":
 
     plan = document.read(Plan, file)
     return document.to_dict(plan), lambda: print_plan(plan)
+
+
+def _stages(file: Path) -> "Shown":
+    from exegpt import document
+    from exegpt.cli.plan_stages import print_stages
+    from exegpt.stage_plan import StagePlan
+
+    plan = document.read(StagePlan, file)
+    return document.to_dict(plan), lambda: print_stages(plan)
 
 
 def _text(value: Any) -> str:

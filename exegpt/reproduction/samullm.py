@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
+from exegpt.app.stage_planning import PLANS, SEARCHED
 from exegpt.call_graph import CallGraph
 from exegpt.cost_table import CostTable
 from exegpt.quantity import figure_text, percent_text, signed_percent
@@ -42,8 +43,6 @@ METHODS: dict[str, tuple[Choose, bool]] = {
     "min": (min_stage, True),
     "min, no preemption": (min_stage, False),
 }
-SEARCHED, PLANS = 4, 20
-"""Branch and bound: stages to go on with from a state, and complete plans."""
 CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 500)
 
 

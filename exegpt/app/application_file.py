@@ -1,0 +1,142 @@
+"""An application file: models whose calls read each other's outputs, planned in stages on one node."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt import document
+from exegpt.app.models_file import ModelsFile, workload_beside
+from exegpt.app.settings import Setting, find_setting
+from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
+from exegpt.cluster import ClusterSpec
+from exegpt.cost_table import CostTable, ModelCosts
+from exegpt.duration import parse_duration
+from exegpt.errors import InputError
+from exegpt.model import BYTES
+from exegpt.noun import Noun
+
+LOAD_BYTES_S = 0.87e9
+"""Of a GPU: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
+
+
+@dataclass(frozen=True)
+class ApplicationNode(Noun):
+    """One node of an application file, as it was typed."""
+
+    name: str
+    model: str
+    workload: str
+    requests: int | None = None
+    """Own calls; None: they come from other nodes alone, and the workload's inputs are instructions beside them."""
+    rounds: int | tuple[int, ...] | None = None
+    """Of each call, where an edge leads from the node to itself."""
+    longest_output: int | None = None
+    times: int = 1
+    load: str | None = None
+    """How long a replica takes to load, like 30s."""
+
+    def __post_init__(self) -> None:
+        if self.requests is not None and self.requests < 1:
+            raise InputError(f"Node '{self.name}' has {self.requests} requests: at least 1.")
+        if self.rounds is not None and self.requests is None:
+            raise InputError(f"Node '{self.name}' has rounds: it needs requests of its own.")
+
+
+@dataclass(frozen=True)
+class ApplicationFile(Noun):
+    """An application file."""
+
+    nodes: tuple[ApplicationNode, ...]
+    edges: tuple[GraphEdge, ...] = ()
+    linked: int | None = None
+    """GPUs that are linked directly, the most of a tensor-parallel group; None: all of the node."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an application file asks for."""
+
+    graph: CallGraph
+    table: CostTable
+    cluster: ClusterSpec
+    linked: int
+    assumptions: tuple[str, ...]
+
+
+def read_application(path: Path, cluster: str, **options: Any) -> Asked:
+    """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
+    for what can't be read or planned. `options` as in `find_setting`.
+    """
+    data = document.read_yaml(path, "application")
+    if isinstance(data, dict) and "models" in data:
+        file = _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"))
+    else:
+        file = document.from_dict(ApplicationFile, data, f"'{path}'")
+    nodes, models, assumptions = [], [], []
+    setting = None
+    for entry in file.nodes:
+        try:
+            setting = find_setting(entry.model, cluster, workload_beside(entry.workload, path.parent), **options)
+            _check_cluster(setting.cluster)
+            linked = file.linked or setting.cluster.devices_per_node
+            costs, assumption = _costs(entry, setting, linked)
+        except InputError as error:
+            raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
+        nodes.append(_node(entry, setting))
+        models.append(costs)
+        assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
+    if setting is None:
+        raise InputError(f"'{path}' has no nodes.")
+    graph = CallGraph(tuple(nodes), file.edges)
+    table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
+    linked = file.linked or setting.cluster.devices_per_node
+    return Asked(graph, table, setting.cluster, linked, tuple(assumptions))
+
+
+def _without_edges(file: ModelsFile) -> ApplicationFile:
+    for entry in file.models:
+        if entry.requests is None or entry.latency_bound is not None:
+            raise InputError(
+                f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone."
+            )
+    return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload, e.requests) for e in file.models))
+
+
+def _check_cluster(cluster: ClusterSpec) -> None:
+    if cluster.nodes > 1:
+        raise InputError(f"{cluster.name} has {cluster.nodes} nodes: plans of stages are for one.")
+
+
+def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
+    """Prompts from the workload's inputs, those of a round each; of a node without requests their mean."""
+    inputs = setting.workload.input
+    node = GraphNode(entry.name, entry.name, (1,), longest_output=entry.longest_output, times=entry.times)
+    if entry.requests is None:
+        return replace(node, prompts=(), prompt=round(inputs.mean))
+    prompts = tuple(int(length) for length in inputs.sample(entry.requests, np.random.default_rng(0)))
+    rounds = (entry.rounds,) * entry.requests if isinstance(entry.rounds, int) else entry.rounds or ()
+    return replace(node, prompts=prompts, rounds=rounds)
+
+
+def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
+    """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
+    from xsimulator.multimodel.profiled_costs import profiled_model
+
+    if setting.model.encoder_layers:
+        raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
+    degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
+    typed_s = parse_duration(entry.load) if entry.load else None
+    read_s = setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+    load_s = {tp: typed_s or read_s / tp for tp in degrees}
+    assumptions = [] if typed_s else [f"loading: a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s, {read_s:.0f} s on one"]
+    costs = profiled_model(
+        entry.name,
+        setting.model,
+        setting.cluster,
+        setting.profile,
+        load_s,
+        setting.workload.output,
+    )
+    return replace(costs, name=entry.name), assumptions
