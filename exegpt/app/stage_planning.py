@@ -22,20 +22,23 @@ class StageProposal:
 
 
 def propose_stages(asked: Asked) -> list[StageProposal]:
-    """Plans by branch and bound from the greedy's on, and by Max- and Min-heuristic, in this order; InputError where a
-    model or a call doesn't fit. Padding is counted as engines of today do: not at all.
+    """Plans by the better of both searches that go beyond the greedy, and by Max- and Min-heuristic, in this order;
+    InputError where a model or a call doesn't fit. Padding is counted as engines of today do: not at all.
     """
     from xscheduler.multimodel.running_phase import execute
     from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
     from xscheduler.multimodel.stage_search import best_stages
-    from xscheduler.multimodel.stages import Host, PlannedStage, plan_stages
+    from xscheduler.multimodel.stage_variations import varied_stages
+    from xscheduler.multimodel.stages import Host, PlannedStage, makespan, plan_stages
     from xsimulator.multimodel.application import draw
 
     application = draw(asked.graph, asked.table, SEED, padded=False)
     host = Host(asked.cluster.devices_per_node, asked.linked)
     proposals = []
     searches: dict[str, Callable[[], tuple[PlannedStage, ...]]] = {
-        "samullm": lambda: best_stages(application, host, SEARCHED, PLANS),
+        "samullm": lambda: min(
+            best_stages(application, host, SEARCHED, PLANS), varied_stages(application, host, SEARCHED), key=makespan
+        ),
         "max": lambda: plan_stages(application, host, max_stage),
         "min": lambda: plan_stages(application, host, min_stage),
     }

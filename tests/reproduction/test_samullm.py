@@ -35,7 +35,9 @@ def test_every_case_is_in_the_tables(small):
     sections = samullm.sections(small)
     assert [len(section.rows) for section in sections] == [2, 2, 2, 3, 4, 4, 2, 5, 6]
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
-    assert small.cases[0].searched_s <= small.cases[0].methods["samullm"].planned_s
+    first = small.cases[0].methods
+    assert set(samullm.SEARCHES) < set(first) and not set(samullm.SEARCHES) & set(small.cases[1].methods)
+    assert all(first[search].planned_s <= first["samullm"].planned_s for search in samullm.SEARCHES)
     known = small.cases[-1]
     assert all(abs(ran.error) < 0.2 for ran in known.methods.values())
     assert known.sequential_s == pytest.approx(known.methods["samullm"].seconds)

@@ -2,13 +2,21 @@
 greedy plan (specification section 1, 9).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from xscheduler.multimodel.stages import Host, PlannedStage, candidates, gpus, greedy_stage, makespan, parallels
+from xscheduler.multimodel.stages import (
+    Host,
+    PlannedStage,
+    candidates,
+    follow,
+    gpus,
+    greedy_stage,
+    makespan,
+    parallels,
+)
 from xsimulator.multimodel.application import Application
 from xsimulator.multimodel.progress import Parallel, Placed, Progress
 
@@ -91,43 +99,42 @@ class _Search:
             if not self.best or makespan(stages) < makespan(self.best):
                 self.best = stages
             return
-        for stage in self._stages(progress):
+        for stage in next_stages(progress, self.host, self.top_stages, self.preempt):
             if self.most_plans is not None and self.plans >= self.most_plans:
                 return
             if self.best and progress.now + lower_bound_s(progress, self.host) >= makespan(self.best):
                 return
-            outlook = progress.outlook(stage)
-            if not math.isfinite(outlook.end_s):
-                continue
-            after = progress.stopped(stage).advance(outlook, outlook.end_s)
-            self.descend(after, (*stages, PlannedStage(progress.now, outlook.end_s, stage)))
+            planned, after = follow(progress, stage)
+            self.descend(after, (*stages, planned))
 
-    def _stages(self, progress: Progress) -> list[Placed]:
-        """Stages to go on with, the greedy's first, the others by falling throughput."""
-        first = greedy_stage(progress, self.host, self.preempt)
-        locked: Placed = {} if self.preempt else {name: run.parallel for name, run in progress.runs.items()}
-        if self.top_stages is None:
-            found = list(every_stage(progress, self.host, locked))
-        else:
-            found = self._promising(progress, locked, self.top_stages)
-        found.sort(key=lambda stage: -progress.outlook(stage).throughput)
-        others = [stage for stage in found if stage != first]
-        return [first, *others[: None if self.top_stages is None else self.top_stages - 1]]
 
-    def _promising(self, progress: Progress, locked: Placed, width: int) -> list[Placed]:
-        """Stages as the greedy builds them, but going on with the `width` best at each step."""
-        level, seen = [dict(locked)], dict[tuple[tuple[str, Parallel], ...], Placed]()
-        while level:
-            rated: dict[tuple[tuple[str, Parallel], ...], tuple[float, Placed]] = {}
-            for stage in level:
-                for candidate in candidates(progress, self.host, stage, locked):
-                    key = tuple(sorted(candidate.items()))
-                    if key not in seen and key not in rated:
-                        rated[key] = (progress.outlook(candidate).throughput / gpus(candidate), candidate)
-            best = sorted(rated.items(), key=lambda item: -item[1][0])[:width]
-            seen |= {key: stage for key, (_, stage) in best}
-            level = [dict(stage) for _, (_, stage) in best]
-        return list(seen.values()) or ([dict(locked)] if locked else [])
+def next_stages(progress: Progress, host: Host, top_stages: int | None, preempt: bool) -> list[Placed]:
+    """Stages to go on with, the greedy's first, the others by falling throughput; all there are for None."""
+    first = greedy_stage(progress, host, preempt)
+    locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
+    if top_stages is None:
+        found = list(every_stage(progress, host, locked))
+    else:
+        found = _promising(progress, host, locked, top_stages)
+    found.sort(key=lambda stage: -progress.outlook(stage).throughput)
+    others = [stage for stage in found if stage != first]
+    return [first, *others[: None if top_stages is None else top_stages - 1]]
+
+
+def _promising(progress: Progress, host: Host, locked: Placed, width: int) -> list[Placed]:
+    """Stages as the greedy builds them, but going on with the `width` best at each step."""
+    level, seen = [dict(locked)], dict[tuple[tuple[str, Parallel], ...], Placed]()
+    while level:
+        rated: dict[tuple[tuple[str, Parallel], ...], tuple[float, Placed]] = {}
+        for stage in level:
+            for candidate in candidates(progress, host, stage, locked):
+                key = tuple(sorted(candidate.items()))
+                if key not in seen and key not in rated:
+                    rated[key] = (progress.outlook(candidate).throughput / gpus(candidate), candidate)
+        best = sorted(rated.items(), key=lambda item: -item[1][0])[:width]
+        seen |= {key: stage for key, (_, stage) in best}
+        level = [dict(stage) for _, (_, stage) in best]
+    return list(seen.values()) or ([dict(locked)] if locked else [])
 
 
 def every_stage(progress: Progress, host: Host, locked: Placed) -> Iterator[Placed]:

@@ -87,13 +87,23 @@ def plan_stages(
     application: Application, host: Host, choose: Choose = greedy_stage, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
     """All stages until every node is finished, each chosen from the state that those before it lead to."""
-    progress, stages = Progress.beginning(application), []
+    return go_on(Progress.beginning(application), host, choose, preempt)
+
+
+def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tuple[PlannedStage, ...]:
+    """All stages from a state on."""
+    stages = []
     while progress.unfinished:
-        stage = choose(progress, host, preempt)
-        outlook = progress.outlook(stage)
-        stages.append(PlannedStage(progress.now, outlook.end_s, stage))
-        progress = progress.stopped(stage).advance(outlook, outlook.end_s)
+        planned, progress = follow(progress, choose(progress, host, preempt))
+        stages.append(planned)
     return tuple(stages)
+
+
+def follow(progress: Progress, stage: Placed) -> tuple[PlannedStage, Progress]:
+    """A stage with its time, and the state that it leads to."""
+    outlook = progress.outlook(stage)
+    after = progress.stopped(stage).advance(outlook, outlook.end_s)
+    return PlannedStage(progress.now, outlook.end_s, stage), after
 
 
 def makespan(stages: tuple[PlannedStage, ...]) -> float:

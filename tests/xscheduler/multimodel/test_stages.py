@@ -10,7 +10,17 @@ from exegpt.errors import InputError
 from tests.xsimulator.multimodel import applications
 from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
 from xscheduler.multimodel.stage_search import best_stages, every_stage, lower_bound_s
-from xscheduler.multimodel.stages import Host, candidates, gpus, greedy_stage, makespan, plan_stages
+from xscheduler.multimodel.stage_variations import varied_stages
+from xscheduler.multimodel.stages import (
+    Host,
+    candidates,
+    follow,
+    go_on,
+    gpus,
+    greedy_stage,
+    makespan,
+    plan_stages,
+)
 from xsimulator.multimodel.application import draw
 from xsimulator.multimodel.progress import Parallel, Progress
 
@@ -96,6 +106,28 @@ def test_the_search_finds_what_the_greedy_misses():
         greedy = makespan(plan_stages(application, Host(2, 2)))
         gains.append(greedy / makespan(best_stages(application, Host(2, 2), 20, 20)))
     assert min(gains) >= 1 < max(gains)
+
+
+@pytest.mark.parametrize("preempt", [True, False])
+def test_one_other_stage_is_never_worse_than_none(application, preempt):
+    host = Host(4, 2)
+    varied = varied_stages(application, host, 4, preempt)
+    assert makespan(varied) <= makespan(plan_stages(application, host, greedy_stage, preempt))
+    assert not [*replayed(application, varied)][-1][2].unfinished
+
+
+def test_one_other_stage_is_the_best_of_all_such_plans():
+    """On one state tried out by hand: every stage for the first, then the greedy."""
+    application, host = draw(*applications.ensemble(3, 60)), Host(2, 2)
+    beginning = Progress.beginning(application)
+    plans = []
+    for stage in every_stage(beginning, host, {}):
+        planned, after = follow(beginning, stage)
+        plans.append((planned, *go_on(after, host, greedy_stage, True)))
+    best = min(makespan(plan) for plan in plans)
+    varied = makespan(varied_stages(application, host, None))
+    assert varied <= best < makespan(plan_stages(application, host))
+    assert makespan(best_stages(application, host, None, None)) <= varied
 
 
 def test_every_stage_has_all_stages():
