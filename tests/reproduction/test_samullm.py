@@ -88,6 +88,7 @@ def test_small_ensembles_gain_most(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_whole_evaluation(folder):
     """Every case gains over Max; over Min nearly all; longest lists gain least."""
     result = samullm.reproduce()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from exegpt.errors import InputError
 from tests.xsimulator.multimodel import applications
+from xsimulator.multimodel.batching_run import batching_run
 from xsimulator.multimodel.line_costs import BLOCK, line_costs
 from xsimulator.multimodel.model_run import Calls, ModelReplica, ModelWork, run_model
 
@@ -193,3 +194,18 @@ def test_ten_thousand_calls_take_well_under_a_second():
     run = run_model(engine(kv_tokens=60_000), calls, np.zeros(10_000))
     assert time.perf_counter() - began < 0.5
     assert np.isfinite(run.done).all()
+
+
+def test_arrays_that_do_not_fit_together_are_refused():
+    costs, one = engine().costs, np.zeros(1)
+    tables, places = (costs.prefill, costs.prefill_sampled, costs.decode), np.array([1])
+    settings = np.array([0.0, np.inf, 100.0, 1.0, 2048.0, 1.0, 1.0, 1.0])
+    results = (np.full(1, np.inf), np.zeros(1), np.zeros(1))
+    lists = (one, places, places, np.array([-1]), np.array([0]))
+    assert batching_run(*tables, *lists, settings, *results)[2] == 1
+    with pytest.raises(ValueError, match="sizes"):
+        batching_run(*tables, np.zeros(2), *lists[1:], settings, *results)
+    with pytest.raises(ValueError, match="sizes"):
+        batching_run(*tables, *lists, settings[:7], *results)
+    with pytest.raises(TypeError):
+        batching_run(*tables, *lists, settings, results[0].astype(int), *results[1:])
