@@ -10,8 +10,9 @@ from math import inf
 
 from exegpt.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
 from exegpt.batching.kv_pool import KVPool
+from exegpt.batching.order import FollowingOrder, Order
 from exegpt.batching.prefix_pool import PrefixPool
-from exegpt.batching.queue import Order, Queue
+from exegpt.batching.queue import Queue
 from exegpt.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
 from exegpt.batching.step import ENDLESS, Step
 from exegpt.errors import InputError
@@ -46,7 +47,8 @@ class Ledger:
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.disaggregated = disaggregated
-        self.waiting = Queue(order)
+        self._following = order.fresh() if isinstance(order, FollowingOrder) else None
+        self.waiting = Queue(self._following or order)
         self.admission = Grow(pool, encoder_decoder) if admission == "grow" else Reserve(pool, encoder_decoder)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
@@ -142,7 +144,7 @@ class Ledger:
             return steps
         for place, (sequence, tokens) in enumerate(steps):
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
-                self._preempt(self._last(now))
+                self._preempt(self._last(now), now)
             if sequence.status is PREEMPTED:
                 return steps[:place]
         return steps
@@ -156,7 +158,9 @@ class Ledger:
 
     def repeats(self, step: Step) -> int:
         """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
-        if step.repeats == 1 or not self.admission.grows:
+        if step.repeats == 1 or (step.arrivals and self.waiting.unsteady):
+            return 1
+        if not self.admission.grows:
             return step.repeats
         if self.preempted and self._prefixes:  # one whose blocks have survived may come back at once
             return 1
@@ -182,13 +186,15 @@ class Ledger:
         residents = self.encoding or self.decoding
         return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, now: float) -> None:
         """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later. If only rows of
         a static batch remain that have finished, that ends.
         """
         self._release([sequence])
         sequence.recompute(self.encoder_decoder)
         self._finish([])
+        if self._following:
+            self._following.stop(sequence, now)
         self.waiting.push(sequence)
         self.preempted.append(sequence)
         self.preemptions += 1
@@ -211,6 +217,8 @@ class Ledger:
         sequence.blocks = [*reused, *allocated] if reused else allocated
         sequence.status = PREFILL
         self.encoding.append(sequence)
+        if self._following:
+            self._following.start(sequence, now)
         if self._shares_in_step:
             self._publish(sequence, sequence.cached + prefilled)
         return True
@@ -237,6 +245,8 @@ class Ledger:
         Returns the sequences that finished in this step by their length.
         """
         finished: list[Sequence] = []
+        if self._following:
+            self._following.book(step, iterations)
         if step.decode:
             self.iterations += iterations
             if self.encoder_decoder:
@@ -269,6 +279,7 @@ class Ledger:
         if sequence.status is PREEMPTED:
             self.waiting.remove([sequence])
             sequence.status = FINISHED
+            self._end([sequence])
         elif not sequence.finished:
             self._finish([sequence])
 
@@ -292,6 +303,7 @@ class Ledger:
     def _finish(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             sequence.status = FINISHED
+        self._end(sequences)
         if not self.early_termination:
             if all(sequence.finished for sequence in self.resident):
                 self._release(self.decoding)
@@ -305,6 +317,13 @@ class Ledger:
         else:
             self.waiting.remove([sequence])
         sequence.status = FINISHED
+        self._end([sequence])
+
+    def _end(self, sequences: list[Sequence]) -> None:
+        """Let the order forget sequences."""
+        if self._following:
+            for sequence in sequences:
+                self._following.end(sequence)
 
     def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
         """Keys and values of encoded sequences are in their blocks: from now on they may be decoded; the blocks of

@@ -2,19 +2,10 @@
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
 
+from exegpt.batching.keyed_heap import GroupedHeap, KeyedHeap
+from exegpt.batching.order import FollowingOrder, Order
 from exegpt.batching.sequence import Sequence
-
-
-class Order(Protocol):
-    """Which waiting sequence comes first."""
-
-    changes: bool
-    """Whether keys change while sequences wait: they are then computed again at every new moment."""
-
-    def key(self, sequence: Sequence, now: float) -> Any:
-        """Lower is earlier; sequences with equal keys come in the order of their indices."""
 
 
 class Queue:
@@ -22,20 +13,29 @@ class Queue:
 
     def __init__(self, order: Order):
         self.order = order
+        self._following = order if isinstance(order, FollowingOrder) else None
         self._arriving: list[tuple[float, int, Sequence]] = []
         """A heap by arrival."""
-        self._arrived: list[tuple[Any, int, Sequence]] = []
-        """A heap by key."""
+        self._arrived = self._empty()
+        """By key."""
         self._keyed_s = 0.0
         """When the keys were computed, if they change."""
+
+    def _empty(self) -> KeyedHeap[Sequence] | GroupedHeap:
+        return GroupedHeap(self._following) if self._following and self._following.grouped else KeyedHeap()
 
     def __len__(self) -> int:
         return len(self._arriving) + len(self._arrived)
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
-        for heap in (self._arrived, self._arriving):
-            yield from (entry[-1] for entry in heap)
+        yield from self._arrived
+        yield from (entry[-1] for entry in self._arriving)
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether another sequence may come first though none has arrived or left."""
+        return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait from its arrival on."""
@@ -43,30 +43,40 @@ class Queue:
 
     def peek(self, now: float) -> Sequence | None:
         """The first sequence that has arrived."""
-        if self.order.changes or (self._arriving and self._arriving[0][0] <= now):
+        if self.order.changes or self._following or (self._arriving and self._arriving[0][0] <= now):
             self._update(now)
-        return self._arrived[0][-1] if self._arrived else None
+        first = self._arrived.first()
+        return first[-1] if first else None
 
     def pop(self) -> Sequence:
         """Remove the sequence that `peek` returned."""
-        return heapq.heappop(self._arrived)[-1]
+        first = self._arrived.first()
+        if first is None:
+            raise IndexError("no sequence has arrived")
+        self._arrived.discard(first[1])
+        return first[-1]
 
     def first(self, most: int, now: float) -> list[Sequence]:
         """Up to `most` of the sequences that have arrived, in order; they stay in the queue."""
         self._update(now)
-        return [entry[-1] for entry in heapq.nsmallest(most, self._arrived)]
+        return self._arrived.smallest(most)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
         """Remove sequences wherever they are."""
-        gone = set(map(id, sequences))
-        for heap in (self._arrived, self._arriving):
-            heap[:] = [entry for entry in heap if id(entry[-1]) not in gone]
-            heapq.heapify(heap)
+        arriving = set()
+        for sequence in sequences:
+            if sequence.index in self._arrived:
+                self._arrived.discard(sequence.index)
+            else:
+                arriving.add(sequence.index)
+        if arriving:
+            self._arriving = [entry for entry in self._arriving if entry[1] not in arriving]
+            heapq.heapify(self._arriving)
 
     def drain(self) -> list[Sequence]:
         """Remove all sequences and return them in the order of their indices."""
         waiting = sorted(self, key=lambda sequence: sequence.index)
-        self._arriving, self._arrived = [], []
+        self._arriving, self._arrived = [], self._empty()
         return waiting
 
     def next_arrival(self, now: float) -> float | None:
@@ -78,8 +88,13 @@ class Queue:
         """Take in the sequences that have arrived, and compute keys that change anew."""
         while self._arriving and self._arriving[0][0] <= now:
             sequence = heapq.heappop(self._arriving)[-1]
-            heapq.heappush(self._arrived, (self.order.key(sequence, now), sequence.index, sequence))
+            if self._following:
+                self._following.wait(sequence, now)
+            self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
+        if self._following:
+            for sequence in self._following.due(now):
+                if sequence.index in self._arrived:
+                    self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
         if self.order.changes and now != self._keyed_s:
-            self._arrived = [(self.order.key(sequence, now), index, sequence) for _, index, sequence in self._arrived]
-            heapq.heapify(self._arrived)
+            self._arrived.rekey(lambda sequence: self.order.key(sequence, now))
             self._keyed_s = now

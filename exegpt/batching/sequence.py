@@ -5,6 +5,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
 
+from exegpt.batching.hints import UNKNOWN, Hints
+
 
 class Status(Enum):
     """Where a sequence stands.
@@ -46,6 +48,8 @@ class Sequence:
     keys: Items[Hashable] = ()
     """Where prefixes are cached: a key for each full block of known tokens, which other sequences' blocks have too if
     all tokens up to their ends are the same. It may get longer as tokens come."""
+    hints: Hints = UNKNOWN
+    """For orders that ask for more than its lengths and its arrival."""
     # filled by the ledger
     to_prefill: int = 0
     """Tokens of its prompt that aren't in the cache; after a preemption those of its output count among them."""

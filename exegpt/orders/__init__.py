@@ -1,5 +1,59 @@
-"""Orders: which waiting request comes first. Each is one function from a sequence to its sorting key."""
+"""Orders: which waiting request comes first. Each is one function from a sequence to its sorting key.
 
-from exegpt.orders.fcfs import fcfs
+An order decides whom the ledger admits next, among waiting and preempted sequences. It preempts no residents: only a
+lack of KV blocks does (`Ledger.grow`).
+"""
 
-__all__ = ["fcfs"]
+from exegpt.batching import Order
+from exegpt.errors import InputError
+from exegpt.orders.applications import FirstApplication
+from exegpt.orders.deadline import EDF
+from exegpt.orders.doubling_budget import DoublingBudget
+from exegpt.orders.fcfs import FCFS, fcfs
+from exegpt.orders.kind import OrderKind
+from exegpt.orders.learned import Learned
+from exegpt.orders.least_slack import LeastSlack
+from exegpt.orders.mlfq import SkipJoinMLFQ
+from exegpt.orders.product import Product
+from exegpt.orders.round_robin import RoundRobin
+from exegpt.orders.shortest import SJF, SRTF
+from exegpt.orders.starvation_guard import StarvationGuard
+from exegpt.orders.vtc import VTC
+
+__all__ = ["ORDERS", "OrderKind", "StarvationGuard", "fcfs", "make_order", "order_kind"]
+
+_LENGTH, _TIME = "output_tokens", "time_s"
+
+ORDERS = {
+    kind.name: kind
+    for kind in (
+        OrderKind("fcfs", "first come, first served", FCFS),
+        OrderKind("fcfs-app", "applications first come, first served (Parrot)", FirstApplication, ("application",)),
+        OrderKind("round-robin", "services, or clients, in turn", RoundRobin),
+        OrderKind("mlfq", "skip-join multi-level feedback queues (FastServe)", SkipJoinMLFQ, ("prefill_s",)),
+        OrderKind("sjf", "the shortest output", SJF, (_LENGTH,), oracle=True),
+        OrderKind("srtf", "the shortest rest of an output", SRTF, (_LENGTH,), oracle=True),
+        OrderKind("learned", "the shortest output by a ranker (vLLM-LTR)", Learned, ("score",)),
+        OrderKind("product", "T'·L̂ (SeaLLM)", Product, (_LENGTH, _TIME, "service_time_s"), oracle=True),
+        OrderKind("doubling-budget", "remaining budget times L̂ (SeaLLM)", DoublingBudget, ("service_time_s",)),
+        OrderKind(
+            "least-slack", "deadline less remaining time", LeastSlack, (_LENGTH, _TIME, "deadline_s"), oracle=True
+        ),
+        OrderKind("edf", "the earliest deadline", EDF, ("deadline_s",)),
+        OrderKind("vtc", "the client served least (VTC)", VTC, ("client",)),
+    )
+}
+"""Every order's kind by its name."""
+
+
+def order_kind(name: str) -> OrderKind:
+    """An order's kind; InputError for an unknown name."""
+    if name not in ORDERS:
+        raise InputError(f"There is no order '{name}': use one of {', '.join(ORDERS)}.")
+    return ORDERS[name]
+
+
+def make_order(name: str, guarded: bool = False) -> Order:
+    """An order by its name, under the starvation guard or alone. InputError for an unknown name."""
+    order = order_kind(name).make()
+    return StarvationGuard(order) if guarded else order

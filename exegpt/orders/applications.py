@@ -1,0 +1,14 @@
+"""Applications first come, first served (Parrot): all requests of one before those of any later one."""
+
+from exegpt.batching import Sequence
+
+
+class FirstApplication:
+    """By the application's arrival; its requests by their own."""
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, str, float, int]:
+        """A constant."""
+        hints = sequence.hints
+        return hints.application_arrival_s, hints.application or "", sequence.arrival_s, sequence.index

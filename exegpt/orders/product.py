@@ -1,0 +1,17 @@
+"""SeaLLM's T'·L̂: the order that is best for latencies in proportion to each service's own."""
+
+from exegpt.batching import Sequence
+from exegpt.orders.remaining import remaining_s
+
+
+class Product:
+    """By remaining time alone times the service's mean time alone. A normalised latency weighs a request by 1/L̂, so
+    that Smith's ratio of time to weight is the product.
+    """
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
+        """Constant while it waits, in seconds squared."""
+        hints = sequence.hints
+        return remaining_s(sequence) * (hints.service_time_s or 0.0), sequence.arrival_s, sequence.index
