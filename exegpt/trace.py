@@ -91,7 +91,7 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
-    rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}[path.suffix](path)
+    rows = _READERS[path.suffix](path)
     lengths, moments, names = _lengths(rows, columns or {}, path)
     served = [i for i, (_, output) in enumerate(lengths) if output]
     if not names or not served:
@@ -107,6 +107,33 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     seconds = _seconds(moments, names, path)
     first = min(seconds)
     return [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
+
+
+def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """What a trace says of whose its requests are, in the order of `read_trace`: of each `client` and `application`, a
+    text, and `deadline_s`, seconds after its arrival, as far as it has them. InputError for a deadline that is none.
+    """
+    path = Path(path)
+    rows = list(_READERS[path.suffix](path))
+    lengths, _, _ = _lengths(rows, columns or {}, path)
+    labels = []
+    for (number, row), (_, output) in zip(rows, lengths, strict=True):
+        own: dict[str, Any] = {n: str(row[n]) for n in ("client", "application") if row.get(n) not in (None, "")}
+        if row.get("deadline_s") not in (None, ""):
+            own["deadline_s"] = _deadline(row["deadline_s"], f"'{path}', row {number}, column 'deadline_s'")
+        if output:
+            labels.append(own)
+    return labels
+
+
+def _deadline(value: Any, where: str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InputError(f"{where}: {value!r} is not a deadline, which is seconds after the arrival, at least 0.")
+    return seconds
 
 
 def _lengths(
@@ -221,3 +248,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise InputError(
             f"'{path}' is not a readable Parquet file: {str(error).splitlines()[0].rstrip('.')}."
         ) from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".jsonl": _jsonl_rows,
+    ".parquet": _parquet_rows,
+}
+"""What reads a file of rows, by the end of its name."""

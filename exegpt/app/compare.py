@@ -1,11 +1,13 @@
 """Runs of requests under a schedule, compared with the prediction for the same requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.settings import Setting
+from exegpt.batching import Hints, Order
+from exegpt.orders import fcfs
 from exegpt.profile import Profile
 from exegpt.report import output
 from exegpt.report.comparison import Comparison, median
@@ -73,10 +75,12 @@ def compare(
     adjustment: float | None = None,
     slowdown: "Slowdown | None" = None,
     requests: Sequence[Request] = (),
+    order: Order = fcfs,
+    hints: Mapping[str, Hints] | None = None,
 ) -> Comparison:
     """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
     machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed, and has what
-    their prompts have in common.
+    their prompts have in common. `hints` by the requests' ids, where the `order` needs any.
     """
     import xsimulator
     from xprofiler.rates import rescaled
@@ -89,7 +93,10 @@ def compare(
     lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
     caps = [requests[s.index].max_tokens for s in done] if requests else None
     prompts = [requests[s.index].prompt_ids for s in done] if requests else None
-    predicted = replay(schedule, profile, lengths, adjustment=adjustment, caps=caps, prompts=prompts)
+    own = [hints[requests[s.index].id] for s in done] if hints else None
+    predicted = replay(
+        schedule, profile, lengths, adjustment=adjustment, caps=caps, prompts=prompts, order=order, hints=own
+    )
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s

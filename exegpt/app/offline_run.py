@@ -10,18 +10,21 @@ import xsimulator
 from exegpt.app.choices import admission_rule, check_prefix_caching, policy_names, with_variables
 from exegpt.app.compare import compare, least, slowdown_now
 from exegpt.app.files import check_distinct, check_output, model_directory, read_schedule
+from exegpt.app.ordering import OrderChoice, check_known, request_hints
 from exegpt.app.profiles import find_profile, measured_profile, profile_text
 from exegpt.app.request_lists import load_tokenizer, read_for_model
 from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, find_setting, run_dtype, set_threads
 from exegpt.app.shortlist import best_by_replay
+from exegpt.batching import UNKNOWN, Hints
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import Infeasible, InputError
 from exegpt.model import ModelSpec
 from exegpt.models import planning
 from exegpt.models.device import find_device
 from exegpt.policies import TRAITS
+from exegpt.profile import Profile
 from exegpt.report import output
 from exegpt.report.comparison import Comparison
 from exegpt.report.schedule_text import schedule_text
@@ -64,6 +67,8 @@ class RunOptions:
     kv_blocks: int | None
     adjust: float | None
     adapt: bool
+    choice: OrderChoice
+    """Who waits in front."""
     columns: str | None
     seed: int
     device: str | None
@@ -75,7 +80,7 @@ class RunOptions:
     def alike(self) -> dict[str, str]:
         """What must be the same on all ranks."""
         files = ("model", "schedule", "requests", "out", "profile", "no_profile")
-        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching")
+        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "choice")
         return {name: str(getattr(self, name)) for name in names}
 
 
@@ -150,6 +155,7 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     requests, rejected = read_for_model(
         options.requests, directory, spec, options.columns, options.seed, output.note, options.skip_invalid
     )
+    check_known(options.choice, requests)
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, device.type)
@@ -283,6 +289,7 @@ def _run(
     """
     directory, schedule, profile = Path(options.model), plan.schedule, plan.setting.profile
     assert schedule
+    hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
     engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
     fingerprint = run_fingerprint(directory, schedule, (*inputs.requests, *inputs.rejected))
     with ExitStack() as stack:
@@ -298,12 +305,25 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
         else:
-            report = engine.run(left, results.append, adjustment=options.adjust)
+            order, of = options.choice.make(), hints.__getitem__
+            report = engine.run(
+                left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
+            )
         slowdown = least(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
             results.file.leave()
     engine.close()
-    return compare(schedule, profile, report, options.adjust, slowdown, left) if engine.leads else None
+    if not engine.leads:
+        return None
+    return compare(schedule, profile, report, options.adjust, slowdown, left, options.choice.make(), hints)
+
+
+def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:
+    """What the order is told of each request, by id."""
+    if options.choice.plain:
+        return dict.fromkeys((request.id for request in inputs.requests), UNKNOWN)
+    tokenizer = load_tokenizer(Path(options.model)) if options.choice.name == "learned" else None
+    return request_hints(options.choice, inputs.requests, schedule, profile, tokenizer)
 
 
 class _Results:

@@ -11,6 +11,7 @@ from exegpt import document
 from exegpt.app import rooflines
 from exegpt.app.engine_settings import EngineSettings, follow, resident
 from exegpt.app.files import read_schedule
+from exegpt.app.ordering import USUAL_TAU, OrderChoice, trace_hints
 from exegpt.app.profiles import find_profile
 from exegpt.app.settings import find_setting, fit_context
 from exegpt.columns import parse_columns
@@ -23,7 +24,7 @@ from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, 
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
-from exegpt.trace import read_trace
+from exegpt.trace import read_labels, read_trace
 from exegpt.workload import Workload
 
 
@@ -43,6 +44,8 @@ class SimulateOptions:
     engine: str | None
     columns: str | None
     engine_settings: EngineSettings
+    choice: OrderChoice
+    """Who waits in front, in a replay."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Prediction:
 
 def simulate(options: SimulateOptions) -> Prediction:
     """The prediction that was asked for; writes its timeline."""
+    if not options.choice.plain and not options.replay:
+        raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule)
     elif options.model:
@@ -152,8 +157,13 @@ def _replay(
     named = parse_columns(options.columns) if options.columns else None
     trace = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
     workload, scaling = fit_context(trace, schedule.model.spec)
+    requests, choice, hints = workload.requests or (), options.choice, None
+    if not choice.plain:
+        hints = trace_hints(choice, read_labels(source, named), requests, schedule, profile)
+        if choice.name == "learned":
+            notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     start = time.perf_counter()
-    run = replay(schedule, profile, workload.requests or (), timeline=options.timeline is not None)
+    run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
     wall = time.perf_counter() - start
     since_arrival = latencies(run.served, "arrival")
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}

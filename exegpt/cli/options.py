@@ -68,6 +68,21 @@ PREFIX_CACHING = Annotated[
         help="Keep KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked).",
     ),
 ]
+ORDER = Annotated[
+    str | None,
+    typer.Option(
+        "--order",
+        help="Who is admitted first: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
+        "doubling-budget, least-slack, edf or vtc (docs/multimodel.md).",
+    ),
+]
+STARVATION_GUARD = Annotated[
+    bool,
+    typer.Option("--starvation-guard", help="Promote requests that no step had in it for 200 steps in a row."),
+]
+RANKER = Annotated[
+    Path | None, typer.Option("--ranker", help="The ranker of --order learned, as `exegpt rank train` writes it.")
+]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")

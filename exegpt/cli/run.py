@@ -64,6 +64,9 @@ def run(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Search again where lengths change, and change the schedule while running.")
     ] = False,
+    order: options.ORDER = None,
+    starvation_guard: options.STARVATION_GUARD = False,
+    ranker: options.RANKER = None,
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
@@ -96,6 +99,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     """The options object of the command's parameters; InputError for those that exclude each other."""
     from exegpt.app.choices import policy_names
     from exegpt.app.offline_run import RunOptions
+    from exegpt.app.ordering import OrderChoice
     from exegpt.duration import parse_duration
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
@@ -110,10 +114,14 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
         raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
     if typed["adapt"] and typed["prefix_caching"]:
         raise InputError("--adapt searches schedules without prefix caching: leave --prefix-caching or --adapt out.")
+    choice = OrderChoice.of(typed["order"], typed["starvation_guard"], typed["ranker"])
+    if typed["adapt"] and not choice.plain:
+        raise InputError("--adapt searches schedules for first come, first served: leave --adapt or --order out.")
     fixed = {name: typed[name] for name in _VARIABLES if typed[name] is not None}
     if schedule:
         _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
     read = {
+        "choice": choice,
         "fixed": fixed,
         "latency_bound_s": parse_duration(bound),
         "policies": policy_names(policy) if policy else None,

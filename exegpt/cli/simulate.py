@@ -41,6 +41,12 @@ def simulate(
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     admission: options.ADMISSION = None,
     prefix_caching: options.PREFIX_CACHING = False,
+    order: options.ORDER = None,
+    starvation_guard: options.STARVATION_GUARD = False,
+    ranker_tau: Annotated[
+        float | None,
+        typer.Option(help="Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."),
+    ] = None,
     dtype: options.DTYPE = None,
     engine: options.ENGINE = None,
     columns: options.COLUMNS = None,
@@ -55,6 +61,7 @@ def simulate(
     from exegpt.app.choices import check_columns
     from exegpt.app.engine_settings import EngineSettings
     from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.ordering import OrderChoice
     from exegpt.app.settings import set_threads
     from exegpt.app.simulate import SimulateOptions
     from exegpt.app.simulate import simulate as predict
@@ -68,6 +75,7 @@ def simulate(
     set_threads(threads)
     check_columns(columns, workload, replay)
     engine_settings = options.build(EngineSettings, locals())
+    choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
     prediction = predict(options.build(SimulateOptions, locals()))
     assumptions = list(dict.fromkeys(prediction.assumptions))
     if json:

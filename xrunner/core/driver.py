@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from exegpt.batching import Order
+from exegpt.batching import UNKNOWN, Hints, Order, Sequence
 from exegpt.batching.sequence import PREEMPTED
 from exegpt.change import Change
 from exegpt.orders import fcfs
@@ -45,6 +45,8 @@ class Options:
     """As in `make_policy`."""
     order: Order = fcfs
     """Who waits in front."""
+    hints: Callable[[Request], Hints] | None = None
+    """What the order is told of each request."""
 
 
 class Driver:
@@ -80,7 +82,7 @@ class Driver:
         """Places of the requests that are left to another engine."""
         self.moving: Change | None = None
         """To which schedule."""
-        self._aborted, self._adjustment = aborted, options.adjustment
+        self._aborted, self._adjustment, self._hints = aborted, options.adjustment, options.hints
 
     @property
     def idle(self) -> bool:
@@ -90,7 +92,12 @@ class Driver:
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Let requests wait, each with its place, which no other has."""
         start = self.worker.model.start
-        self.ledger.submit(self.outputs.add(index, request, start) for index, request in requests)
+        self.ledger.submit(self._sequence(index, request, start) for index, request in requests)
+
+    def _sequence(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
+        sequence = self.outputs.add(index, request, start)
+        sequence.hints = self._hints(request) if self._hints else UNKNOWN
+        return sequence
 
     def turn(self) -> bool:
         """Take what has come, then give every free lane its next step; whether there was one."""

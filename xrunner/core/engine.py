@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from exegpt.batching import Order, deal
+from exegpt.batching import Hints, Order, deal
 from exegpt.change import Change
 from exegpt.engine_protocol import Occupancy
 from exegpt.errors import InputError
@@ -376,15 +376,17 @@ class Engine:
         reschedule: Reschedule | None = None,
         adjustment: float | None = None,
         order: Order = fcfs,
+        hints: Callable[[Request], Hints] | None = None,
     ) -> RunReport:
         """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
         comes, on the leader; the other ranks' reports are of no use. `reschedule` as in `open`,
-        `adjustment` and `order` as in `Options`.
+        `adjustment`, `order` and `hints` as in `Options`.
 
         InputError, before any work, names a request that is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        self.open(extent, Options(stream=False, record=True, adjustment=adjustment, order=order), reschedule)
+        how = Options(stream=False, record=True, adjustment=adjustment, order=order, hints=hints)
+        self.open(extent, how, reschedule)
         results: list[Result] = []
         if self._driver:
             self._driver.add(share)  # before any step: in a list of all, replicas are dealt equal work

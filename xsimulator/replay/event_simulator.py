@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappushpop
 from math import inf
 
-from exegpt.batching import MicroBatching, Order, Sequence, deal
+from exegpt.batching import UNKNOWN, Hints, MicroBatching, Order, Sequence, deal
 from exegpt.batching.prefix_pool import extend_keys
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
@@ -55,14 +55,16 @@ def replay(
     caps: Items[int] | None = None,
     prompts: Items[Items[int]] | None = None,
     order: Order = fcfs,
+    hints: Items[Hints] | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
     `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
     iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the output tokens that
     requests allow, where they end sooner, unannounced. `prompts` are their tokens, where the schedule caches prefixes;
-    without, no two begin alike, and only a preempted request finds blocks, its own. `order`: who waits in front. Raises
-    InputError for a request that the KV cache could not hold.
+    without, no two begin alike, and only a preempted request finds blocks, its own. `order`: who waits in front, by the
+    requests' `hints` where it asks for more than lengths. Raises InputError for a request that the KV cache could not
+    hold.
     """
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
@@ -74,7 +76,7 @@ def replay(
     preemptions = reused = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
         policy, ledger = make_policy(schedule, adjustment), make_ledger(schedule, order)
-        sequences = [_sequence(i, requests[i], most[i]) for i in own]
+        sequences = [_sequence(i, requests[i], most[i], hints[i] if hints else UNKNOWN) for i in own]
         if schedule.prefix_caching:
             for sequence in sequences:
                 sequence.keys = _keys(sequence, schedule.block_size, prompts[sequence.index] if prompts else ())
@@ -94,8 +96,8 @@ def replay(
     return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate, preemptions, reused)
 
 
-def _sequence(index: int, request: RequestLengths, cap: int) -> Sequence:
-    return Sequence(index, request.input, cap, request.arrival_s, request.output)
+def _sequence(index: int, request: RequestLengths, cap: int, hints: Hints) -> Sequence:
+    return Sequence(index, request.input, cap, request.arrival_s, request.output, hints=hints)
 
 
 def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:

@@ -1,0 +1,31 @@
+"""What requests take alone: batch 1, from the beginning of the prefill to the last token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xsimulator.cost.replica import ReplicaCost
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SoloTimes:
+    """Seconds of requests that are alone on a replica, each [n]."""
+
+    prefill: Array
+    total: Array
+
+
+def solo_times(replica_cost: ReplicaCost, inputs: ArrayLike, outputs: ArrayLike) -> SoloTimes:
+    """Of requests with these tokens, their prompts prefilled whole. Decoding counts at its mean context."""
+    tokens, made = np.asarray(inputs, dtype=np.float64), np.asarray(outputs, dtype=np.float64)
+    encode, decode = replica_cost.encode, replica_cost.decode
+    encoder_decoder = replica_cost.encoder_decoder
+    prefill = sum((cost.encode_fixed(np.ones_like(tokens), tokens) for cost in encode.costs), np.zeros_like(tokens))
+    prefill += [encode.hops_together(float(count)) for count in tokens]
+    iterations = made - (not encoder_decoder)
+    context = tokens + np.maximum(made, 1.0) / 2
+    iteration = decode.decode(np.ones_like(context), context).sum(axis=-1) + decode.hops_together(1.0)
+    return SoloTimes(prefill, prefill + iterations * iteration)
