@@ -67,7 +67,7 @@ class RunOptions:
     kv_blocks: int | None
     adjust: float | None
     adapt: bool
-    choice: OrderChoice
+    order: OrderChoice
     """Who waits in front."""
     columns: str | None
     seed: int
@@ -80,7 +80,7 @@ class RunOptions:
     def alike(self) -> dict[str, str]:
         """What must be the same on all ranks."""
         files = ("model", "schedule", "requests", "out", "profile", "no_profile")
-        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "choice")
+        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order")
         return {name: str(getattr(self, name)) for name in names}
 
 
@@ -155,7 +155,7 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     requests, rejected = read_for_model(
         options.requests, directory, spec, options.columns, options.seed, output.note, options.skip_invalid
     )
-    check_known(options.choice, requests)
+    check_known(options.order, requests)
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, device.type)
@@ -305,7 +305,7 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
         else:
-            order, of = options.choice.make(), hints.__getitem__
+            order, of = options.order.make(), hints.__getitem__
             report = engine.run(
                 left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
             )
@@ -315,15 +315,15 @@ def _run(
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, options.adjust, slowdown, left, options.choice.make(), hints)
+    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order.make(), hints)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:
     """What the order is told of each request, by id."""
-    if options.choice.plain:
+    if options.order.plain:
         return dict.fromkeys((request.id for request in inputs.requests), UNKNOWN)
-    tokenizer = load_tokenizer(Path(options.model)) if options.choice.name == "learned" else None
-    return request_hints(options.choice, inputs.requests, schedule, profile, tokenizer)
+    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
+    return request_hints(options.order, inputs.requests, schedule, profile, tokenizer)
 
 
 class _Results:

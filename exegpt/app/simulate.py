@@ -44,7 +44,7 @@ class SimulateOptions:
     engine: str | None
     columns: str | None
     engine_settings: EngineSettings
-    choice: OrderChoice
+    order: OrderChoice
     """Who waits in front, in a replay."""
 
 
@@ -67,7 +67,7 @@ class Prediction:
 
 def simulate(options: SimulateOptions) -> Prediction:
     """The prediction that was asked for; writes its timeline."""
-    if not options.choice.plain and not options.replay:
+    if not options.order.plain and not options.replay:
         raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule)
@@ -157,7 +157,7 @@ def _replay(
     named = parse_columns(options.columns) if options.columns else None
     trace = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
     workload, scaling = fit_context(trace, schedule.model.spec)
-    requests, choice, hints = workload.requests or (), options.choice, None
+    requests, choice, hints = workload.requests or (), options.order, None
     if not choice.plain:
         hints = trace_hints(choice, read_labels(source, named), requests, schedule, profile)
         if choice.name == "learned":

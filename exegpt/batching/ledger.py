@@ -87,6 +87,13 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
+    def observe(self, now: float) -> None:
+        """Let an order that follows what happens see what has arrived: before each step is decided, so that it sees the
+        same in the event simulator and in the engine.
+        """
+        if self._following:
+            self.waiting.peek(now)
+
     def seat(self, sequence: Sequence, generated: int) -> bool:
         """Make a sequence resident that has generated so many tokens before this ledger began; whether its blocks are
         free.
@@ -195,7 +202,7 @@ class Ledger:
         self._finish([])
         if self._following:
             self._following.stop(sequence, now)
-        self.waiting.push(sequence)
+        self.waiting.push(sequence, now)
         self.preempted.append(sequence)
         self.preemptions += 1
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from exegpt.batching.keyed_heap import GroupedHeap, KeyedHeap
 from exegpt.batching.order import FollowingOrder, Order
@@ -37,8 +38,10 @@ class Queue:
         """Whether another sequence may come first though none has arrived or left."""
         return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
 
-    def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait from its arrival on."""
+    def push(self, sequence: Sequence, now: float = -inf) -> None:
+        """Let a sequence wait from its arrival on; at once, where that isn't after `now`."""
+        if sequence.arrival_s <= now:
+            return self._insert(sequence, now)
         heapq.heappush(self._arriving, (sequence.arrival_s, sequence.index, sequence))
 
     def peek(self, now: float) -> Sequence | None:
@@ -84,13 +87,15 @@ class Queue:
         self._update(now)
         return self._arriving[0][0] if self._arriving else None
 
+    def _insert(self, sequence: Sequence, now: float) -> None:
+        if self._following:
+            self._following.wait(sequence, now)
+        self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
+
     def _update(self, now: float) -> None:
         """Take in the sequences that have arrived, and compute keys that change anew."""
         while self._arriving and self._arriving[0][0] <= now:
-            sequence = heapq.heappop(self._arriving)[-1]
-            if self._following:
-                self._following.wait(sequence, now)
-            self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
+            self._insert(heapq.heappop(self._arriving)[-1], now)
         if self._following:
             for sequence in self._following.due(now):
                 if sequence.index in self._arrived:

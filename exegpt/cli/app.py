@@ -12,6 +12,7 @@ from exegpt.cli import (
     plan,
     profile,
     profile_import,
+    rank,
     reproduce,
     run,
     serve,
@@ -55,6 +56,11 @@ _bench = typer.Typer(rich_markup_mode=None, cls=bench.BenchGroup)
 _bench.callback(invoke_without_command=True)(bench.bench)
 _bench.command("serve", short_help="Load an OpenAI-compatible endpoint, and measure.")(bench_serve.serve)
 app.add_typer(_bench, name="bench", short_help="Run policies, and peers, side by side; load an endpoint.")
+
+_rank = typer.Typer(help="The learned order's ranker.", no_args_is_help=True, rich_markup_mode=None)
+_rank.command("train", short_help="Train a ranker on prompts and lengths.")(rank.train)
+_rank.command("evaluate", short_help="Kendall's tau of a ranker, beside baselines.")(rank.evaluate)
+app.add_typer(_rank, name="rank", short_help="Train and evaluate the learned order's ranker.")
 
 app.add_typer(reproduce.app, name="reproduce", short_help="The paper's tables and figures, beside its own.")
 

@@ -121,7 +121,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     if schedule:
         _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
     read = {
-        "choice": choice,
+        "order": choice,
         "fixed": fixed,
         "latency_bound_s": parse_duration(bound),
         "policies": policy_names(policy) if policy else None,

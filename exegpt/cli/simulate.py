@@ -76,7 +76,7 @@ def simulate(
     check_columns(columns, workload, replay)
     engine_settings = options.build(EngineSettings, locals())
     choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
-    prediction = predict(options.build(SimulateOptions, locals()))
+    prediction = predict(options.build(SimulateOptions, {**locals(), "order": choice}))
     assumptions = list(dict.fromkeys(prediction.assumptions))
     if json:
         provenance = output.provenance(prediction.profile)

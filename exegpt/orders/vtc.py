@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable
 
-from exegpt.batching import FollowingOrder, Sequence, Step
+from exegpt.batching import FollowingOrder, Sequence, Status, Step
 
 
 class VTC(FollowingOrder):
@@ -29,9 +29,8 @@ class VTC(FollowingOrder):
     def wait(self, sequence: Sequence, now: float) -> None:
         """Lift the counter of a client that had nothing waiting."""
         client = sequence.hints.client
-        if not self._waiting[client]:
-            del self._waiting[client]
-            least = min((self._served[other] for other in self._waiting), default=0.0)
+        if not self._waiting[client] and sequence.status is not Status.PREEMPTED:
+            least = min((self._served.get(other, 0.0) for other in self._waiting), default=0.0)
             self._served[client] = max(self._served.get(client, 0.0), least)
         self._waiting[client] += 1
         self._counted.add(sequence.index)

@@ -137,6 +137,7 @@ class Driver:
         if not lane.free:
             return False
         now = self.now()
+        self.ledger.observe(now)
         step = self.policy.next_step(self.ledger, now, lane.phase)
         for victim in self.outputs.of(self.ledger.preempted):
             if victim.sequence.status is PREEMPTED and victim.lacks_output:  # its last token may be a stop token

@@ -83,6 +83,7 @@ class Lane:
         if self._running is None:
             ledger = self.ledger
             preemptions = ledger.preemptions
+            ledger.observe(now)
             step = self.policy.next_step(ledger, now, self.phase)
             freed = ledger.preemptions > preemptions
             if freed:

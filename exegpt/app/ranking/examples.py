@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.app.ranking.features import Features
 from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError
 
@@ -47,6 +51,14 @@ def read_examples(path: Path) -> list[Example]:
     if len(examples) < _LEAST:
         raise InputError(f"'{path}' has {len(examples)} prompts: a ranker needs at least {_LEAST}.")
     return examples
+
+
+def arrays(examples: Sequence[Example]) -> tuple[Features, NDArray[np.int64]]:
+    """Features and lengths [n]; InputError where all outputs are as long."""
+    lengths = np.array([example.output_tokens for example in examples], dtype=np.int64)
+    if len(set(lengths.tolist())) < 2:
+        raise InputError("The prompts to train on have outputs of one length: there is nothing to rank.")
+    return Features.of([example.prompt for example in examples]), lengths
 
 
 def of_part(examples: Sequence[Example], *parts: Part) -> list[Example]:

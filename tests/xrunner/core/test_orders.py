@@ -1,0 +1,79 @@
+"""The engine and the event simulator take the same decisions under every order, with and without preemptions."""
+
+import random
+
+import pytest
+
+from exegpt.batching import Hints
+from exegpt.models import load_model
+from exegpt.orders import ORDERS, StarvationGuard, make_order
+from exegpt.workload import RequestLengths
+from tests.exegpt.nouns import profile
+from tests.xrunner.cells import requests, schedule
+from xrunner.core.engine import Engine
+from xsimulator.replay.event_simulator import replay
+
+ROOMY, SMALL = 200, 9
+LENGTHS = [(1 + 13 * i % 60, 2 + 7 * i % 30) for i in range(24)]
+BY_THE_CLOCK = {"mlfq", "doubling-budget"}
+"""What these orders know of preempted sequences is how long they ran, which a prediction has otherwise."""
+
+
+def hints():
+    """Of clients, applications and deadlines that no other order has."""
+    rng = random.Random(5)
+    return [
+        Hints(
+            application=str(i // 4),
+            application_arrival_s=float(-i // 4),
+            client=str(i // 9),
+            deadline_s=rng.uniform(1e3, 2e3),
+            output_tokens=output,
+            score=rng.random(),
+            prefill_s=prompt * 1e-2,
+            time_s=output * rng.uniform(1.0, 9.0),
+            service_time_s=rng.uniform(1e6, 2e6),
+        )
+        for i, (prompt, output) in enumerate(LENGTHS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(directories):
+    return load_model(directories["llama"])
+
+
+def decisions(spans):
+    """What every step had in it, in order."""
+    return [(span.phase, span.sequences, span.tokens) for span in sorted(spans, key=lambda span: span.start_s)]
+
+
+def both(model, order, blocks, policy="chunked"):
+    """A run, and the replay of the same requests."""
+    plan, known = schedule(model.spec, policy, kv_blocks=blocks, admission="grow"), hints()
+    run = Engine(model, plan).run(requests(LENGTHS), order=order, hints=lambda request: known[int(request.id)])
+    lengths = [RequestLengths(*row) for row in LENGTHS]
+    return run, replay(plan, profile(model.spec), lengths, step_by_step=True, order=order, hints=known)
+
+
+def begun(served):
+    """Indices in the order in which their prompts began; those of one step by index."""
+    return [s.index for s in sorted(served, key=lambda s: (s.start_s, s.index))]
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["alone", "guarded"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_engine_decides_as_the_simulator(model, name, guarded):
+    order = make_order(name)
+    order = StarvationGuard(order, idle_steps=7, quantum=3) if guarded else order
+    run, predicted = both(model, order, ROOMY if name in BY_THE_CLOCK else SMALL)
+    assert begun(run.served) == begun(predicted.served)
+    assert decisions(run.timeline.spans) == decisions(predicted.timeline.spans)
+    assert run.preemptions == predicted.preemptions
+    assert name in BY_THE_CLOCK or run.preemptions > 1
+
+
+def test_orders_differ_here(model):
+    """So that the same decisions mean something."""
+    ways = [begun(both(model, make_order(name), ROOMY, "orca")[0].served) for name in ORDERS]
+    assert len({tuple(way) for way in ways}) >= len(ORDERS) - 2
