@@ -18,8 +18,8 @@ IDLE_STEPS = 200
 
 @pytest.fixture(scope="module")
 def crowd():
-    """Short requests at 1.2 times what eight residents serve of them, six long ones among the first 3,600, and the schedule;
-    scores are right.
+    """Short requests at 1.2 times what eight residents serve of them, six long ones among the first 3,600, and the
+    schedule; scores are right.
     """
     plan = schedule("orca", max_num_seqs=8, prefills_per_step=8, kv_blocks=400)
     alone = replay(plan, profile(), [RequestLengths(*SHORT)] * 400, timeline=False)
