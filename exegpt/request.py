@@ -53,6 +53,12 @@ class Request(Noun):
     """Report the prompt's log-probabilities too, with as many likeliest tokens as `logprobs` asks for. Not of an
     encoder-decoder; its prefix isn't taken from the cache."""
 
+    client: str | None = None
+    """Who pays for it, for orders that are fair to clients."""
+    application: str | None = None
+    """The application that made it, for orders of applications."""
+    deadline_s: float | None = None
+    """When its last token is due, in seconds after its arrival; None: no deadline."""
     output_ids: tuple[int, ...] = ()
     """Output that another engine has made of it: computed again with the prompt, and not given again."""
 

@@ -24,6 +24,9 @@ from xsimulator.cost.solo import solo_times
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
 
+_LABELS = ("client", "application", "deadline_s")
+"""What requests, and traces, say of whose they are."""
+
 
 @dataclass(frozen=True)
 class OrderChoice:
@@ -120,7 +123,9 @@ def request_hints(
 ) -> dict[str, Hints]:
     """Hints for requests that are run, by id. An output's length is known where nothing but `max_tokens` ends it."""
     lengths = [request.lengths for request in requests]
-    hints = times_hints([Hints()] * len(requests), lengths, schedule, profile, all(map(_known, requests)))
+    labels = [{name: getattr(own, name) for name in _LABELS if getattr(own, name) is not None} for own in requests]
+    hints = labelled(labels, [own.arrival_s for own in lengths])
+    hints = times_hints(hints, lengths, schedule, profile, all(map(_known, requests)))
     if choice.name == "learned":
         scores = prompt_scores(find_ranker(choice), requests, tokenizer)
         hints = [replace(own, score=score) for own, score in zip(hints, scores, strict=True)]

@@ -101,3 +101,41 @@ def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentenc
     path.write_text('{"id": "a", "prompt": "abc", "max_tokens": 5}\n')
     done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", *words)
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+
+
+def test_requests_may_say_whose_they_are_and_when_they_are_due(exegpt, tiny, tiny_profile, tmp_path):
+    rows = [
+        {
+            "id": str(i),
+            "prompt": "abc",
+            "max_tokens": 3,
+            "client": "ab"[i > 2],
+            "application": str(i % 2),
+            "deadline_s": 90 - i,
+        }
+        for i in range(6)
+    ]
+    path, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    for name, want in (("edf", "543210"), ("fcfs-app", "024135"), ("round-robin", "031425"), ("vtc", "031425")):
+        done = exegpt(*common, "--order", name)
+        assert done.code == 0, done.err
+        assert "".join(json.loads(line)["id"] for line in out.read_text().splitlines()) == want
+        out.unlink()
+
+
+def test_a_traces_columns_say_the_same(exegpt, tiny, tiny_profile, tmp_path):
+    path, out = tmp_path / "t.csv", tmp_path / "o.jsonl"
+    path.write_text("input,output,deadline_s\n5,4,9\n5,4,7\n5,4,8\n")
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    assert exegpt(*common, "--order", "least-slack").code == 0
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["1", "2", "0"]
+
+
+@pytest.mark.parametrize("wrong", [{"client": 5}, {"application": ""}, {"deadline_s": -1}, {"deadline_s": "soon"}])
+def test_labels_that_are_none_are_refused(exegpt, tiny, tiny_profile, tmp_path, wrong):
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3} | wrong))
+    done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile)
+    assert done.code == 2 and f"Request 'a' has {next(iter(wrong))} = " in done.err

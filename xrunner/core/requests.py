@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
-from exegpt.trace import SUFFIXES, Note, read_trace, silent
+from exegpt.trace import SUFFIXES, Note, read_labels, read_trace, silent
 from exegpt.workload import RequestLengths
 
 Encode = Callable[[str], Sequence[int]]
@@ -44,7 +44,8 @@ _CHOICE = {
 """How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
 _MOST_BIAS = 100.0
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
-_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs")
+_LABELS = ("client", "application", "deadline_s")
+_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs", *_LABELS)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def read_requests(
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
         drawn = random_requests(read_trace(source, columns, note), model.vocab, seed)
+        drawn = [replace(request, **own) for request, own in zip(drawn, read_labels(source, columns), strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     elif columns:
         named = ",".join(f"{column}={name}" for column, name in columns.items())
@@ -269,11 +271,33 @@ def _prompt_logprobs(value: Any, name: str) -> bool:
     return value
 
 
+def _name(key: str) -> Callable[[Any, str], str]:
+    """What reads a key whose value is a text."""
+
+    def read(value: Any, name: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise InputError(f"{name} has {key} = {value!r}: it must be a text.")
+        return value
+
+    return read
+
+
+def _deadline(value: Any, name: str) -> float:
+    if not _is_number(value) or not 0 <= value <= _LATEST_S:
+        raise InputError(
+            f"{name} has deadline_s = {value!r}: it must be seconds after its arrival, from 0 to {_LATEST_S:,}."
+        )
+    return float(value)
+
+
 _OTHERS: dict[str, Callable[[Any, str], Any]] = {
     "logit_bias": _logit_bias,
     "stop_token_ids": _stop_token_ids,
     "grammar": _grammar,
     "prompt_logprobs": _prompt_logprobs,
+    "client": _name("client"),
+    "application": _name("application"),
+    "deadline_s": _deadline,
 }
 """Keys whose values aren't numbers, and how they are read."""
 
