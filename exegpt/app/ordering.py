@@ -1,6 +1,6 @@
 """Which order a run follows, and the hints that it needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -23,6 +23,8 @@ from xsimulator.cost.solo import solo_times
 
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
+SERVED = ("fcfs", "mlfq", "learned", "doubling-budget")
+"""Orders that ask for no more than a prompt and the schedule."""
 
 _LABELS = ("client", "application", "deadline_s")
 """What requests, and traces, say of whose they are."""
@@ -164,3 +166,38 @@ def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: Any) -
         raise InputError("--order learned reads prompts as text, and the model has no tokenizer.json: choose another.")
     prompts = [tokenizer.decode(list(request.prompt_ids)) for request in requests]
     return np.asarray(ranker.scores(prompts), dtype=np.float64).tolist() if prompts else []
+
+
+def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
+    """InputError for an order that a server can't follow: it knows prompts alone, and its bound goes by arrivals."""
+    if choice.plain:
+        return
+    if choice.name not in SERVED:
+        raise InputError(
+            f"--order {choice.name} needs what a server isn't told of its requests: use one of {', '.join(SERVED)}."
+        )
+    if latency_bound_s not in (None, inf):
+        raise InputError(
+            "A server accepts requests that are in time in order of arrival: leave --latency-bound, or --order and "
+            "--starvation-guard, out."
+        )
+    if choice.name == "learned":
+        find_ranker(choice)
+
+
+def served_hints(
+    choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: Any
+) -> Callable[[Request], Hints]:
+    """What gives a server's requests their hints. Their service's times are those of the schedule's mean lengths."""
+    cost, workload = ReplicaCost.of(schedule, profile), schedule.workload
+    mean_s = float(solo_times(cost, [workload.input.mean], [workload.output.mean]).total[0])
+    ranker = find_ranker(choice) if choice.name == "learned" else None
+    if ranker:
+        prompt_scores(ranker, (), tokenizer)  # a model without a tokenizer is refused before any request comes
+
+    def hints(request: Request) -> Hints:
+        prefill_s = float(solo_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
+        score = prompt_scores(ranker, [request], tokenizer)[0] if ranker else None
+        return Hints(score=score, prefill_s=prefill_s, service_time_s=mean_s)
+
+    return hints

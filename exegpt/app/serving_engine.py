@@ -1,7 +1,7 @@
 """The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from exegpt.app.choices import admission_rule, policy_names
 from exegpt.app.files import model_directory, read_schedule
 from exegpt.app.goodput import highest_goodput, nearest_goodput
+from exegpt.app.ordering import OrderChoice, served_hints
 from exegpt.app.profiles import measured_profile, profile_text
+from exegpt.app.request_lists import load_tokenizer
 from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
+from exegpt.batching import Hints
 from exegpt.duration import duration_text
 from exegpt.engine_protocol import Opened
 from exegpt.errors import Infeasible, InputError
@@ -23,6 +26,7 @@ from exegpt.models import planning
 from exegpt.models.device import find_device
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
+from exegpt.request import Request
 from exegpt.schedule import Schedule
 from exegpt.trace import parse_workload
 from xrunner.comm.ranks import Agreed, Ranks
@@ -55,6 +59,8 @@ class EngineOptions:
     attention: str | None
     dtype: str | None
     threads: int | None
+    order: OrderChoice
+    """Who is admitted first."""
     pinned: bool
     """Whether the schedule stays, whatever the lengths are."""
     best_effort: bool
@@ -88,7 +94,10 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         while moved:
             link.leave_unless(engine.leads)
             context = engine.schedule.model.spec.context
-            engine.open(Extent.within(engine.schedule, context - 1, 1), Options(spans=True, promises=True), again)
+            how = Options(
+                spans=True, promises=True, order=options.order.make(), hints=_hints(options, engine, plan.opened)
+            )
+            engine.open(Extent.within(engine.schedule, context - 1, 1), how, again)
             engine.prepare_grammars()
             zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
             moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s))
@@ -96,6 +105,14 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
             if moved:
                 engine = _onward(engine, options.model, moved)
         link.close()
+
+
+def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:
+    """What the order is told of each request; None where it asks nothing."""
+    if options.order.plain:
+        return None
+    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
+    return served_hints(options.order, engine.schedule, opened.profile, tokenizer)
 
 
 class Link:

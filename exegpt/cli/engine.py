@@ -20,6 +20,9 @@ def engine(
     latency_bound: Annotated[str | None, typer.Option("--latency-bound", "-l")] = None,
     policy: options.POLICY = None,
     admission: options.ADMISSION = None,
+    order: options.ORDER = None,
+    starvation_guard: options.STARVATION_GUARD = False,
+    ranker: options.RANKER = None,
     device: options.DEVICE = None,
     attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
@@ -39,15 +42,19 @@ def engine(
 def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "EngineOptions":
     """The options object of this command's parameters, or of `exegpt serve`'s, whose frontend listens at `socket`."""
     from exegpt.app.choices import policy_names
+    from exegpt.app.ordering import OrderChoice, check_served
     from exegpt.app.serving_engine import EngineOptions
     from exegpt.duration import parse_duration
 
     bound, policy = typed["latency_bound"], typed["policy"]
+    choice = OrderChoice.of(typed["order"], typed["starvation_guard"], typed["ranker"])
+    check_served(choice, parse_duration(bound) if bound else None)
     read = {
         "model": str(typed["model"]),
         "socket": socket or typed.get("socket"),
         "latency_bound_s": parse_duration(bound) if bound else None,
         "policies": policy_names(policy) if policy else None,
         "admission": typed["admission"] or "grow",
+        "order": choice,
     }
     return options.build(EngineOptions, {**typed, **read})

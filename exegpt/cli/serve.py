@@ -10,7 +10,7 @@ from exegpt.cli import options
 from exegpt.errors import InputError
 from exegpt.report.output import LOG_FORMAT
 
-_ENGINES = "model schedule latency_bound workload policy admission device attention dtype threads".split()
+_ENGINES = "model schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
 """Options that the engine gets."""
 
 
@@ -54,6 +54,9 @@ def serve(
     ] = None,
     policy: options.POLICY = None,
     admission: options.ADMISSION = None,
+    order: options.ORDER = None,
+    starvation_guard: options.STARVATION_GUARD = False,
+    ranker: options.RANKER = None,
     device: options.DEVICE = None,
     attention: options.ATTENTION = None,
     dtype: options.RUN_DTYPE = None,
@@ -105,7 +108,9 @@ def _serve(typed: dict[str, Any]) -> int:
         "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }
     given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
-    flags = [flag for flag in ("--pinned", "--best-effort") if typed[flag.strip("-").replace("-", "_")]]
+    flags = [
+        flag for flag in ("--pinned", "--best-effort", "--starvation-guard") if typed[flag.strip("-").replace("-", "_")]
+    ]
     asked = options.build(supervisor.ServerOptions, typed | read)
     return supervisor.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *flags])
 
