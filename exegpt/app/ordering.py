@@ -141,7 +141,14 @@ def _known(request: Request) -> bool:
 
 
 def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
-    """InputError where the order needs lengths that nobody knows, or a ranker that isn't there."""
+    """InputError where the order needs lengths that nobody knows, labels, or a ranker that isn't there."""
+    for name in set(_LABELS) & set(choice.kind.needs):
+        lacking = next((request for request in requests if getattr(request, name) is None), None)
+        if lacking:
+            raise InputError(
+                f"--order {choice.name} needs {name} of each request, which request '{lacking.id}' lacks: choose "
+                "another order."
+            )
     known = [_known(request) for request in requests]
     if choice.kind.oracle and not all(known):
         unknown = requests[known.index(False)]

@@ -10,16 +10,16 @@ from exegpt.quantity import figure_text
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies", help="Which list.")],
+    what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies|orders", help="Which list.")],
     json: options.JSON = False,
 ) -> None:
-    """What is built in: models, devices, tasks, policies.
+    """What is built in: models, devices, tasks, policies, orders.
 
     Example: exegpt list models
     """
     from exegpt.report import output
 
-    listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies}
+    listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies, "orders": _orders}
     if what not in listings:
         raise InputError(f"There is no list of '{what}': there are {', '.join(listings)}.")
     rows = listings[what]()
@@ -97,3 +97,12 @@ def _policies() -> list[dict[str, object]]:
     from exegpt.policies import TRAITS
 
     return [{"policy": t.name, "variables": ", ".join(t.searched), "what": t.what} for t in TRAITS.values()]
+
+
+def _orders() -> list[dict[str, object]]:
+    from exegpt.orders import ORDERS
+
+    return [
+        {"order": kind.name, "needs": ", ".join(kind.needs), "oracle": "yes" if kind.oracle else "", "what": kind.what}
+        for kind in ORDERS.values()
+    ]

@@ -92,7 +92,7 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
         (("--order", "srtf"), "--order srtf needs the length of each output before the run, and request 'a' may end"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker 'no.npz'"),
-        (("--order", "edf"), "Order edf needs deadline_s of each request"),
+        (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
         (("--starvation-guard", "--adapt"), "--adapt searches schedules for first come, first served"),
     ],
 )
@@ -139,3 +139,9 @@ def test_labels_that_are_none_are_refused(exegpt, tiny, tiny_profile, tmp_path, 
     path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3} | wrong))
     done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile)
     assert done.code == 2 and f"Request 'a' has {next(iter(wrong))} = " in done.err
+
+
+def test_orders_are_listed_with_what_they_need(exegpt):
+    rows = {row["order"]: row for row in exegpt("list", "orders", "--json").json["orders"]}
+    assert set(rows) == set(ORDERS) and rows["edf"]["needs"] == "deadline_s" and rows["sjf"]["oracle"] == "yes"
+    assert "the client served least (VTC)" in exegpt("list", "orders").out
