@@ -118,6 +118,32 @@ def samullm(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("samullm", paper.reproduce, paper.sections, report, json, paper.STANDS_ON)
 
 
+@app.command(short_help="Several models on shared GPUs, by MuxServe.")
+def muxserve(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """MuxServe's 20 published workloads of 19 models, replayed at its placements: on shares of GPUs, in turns, and on
+    GPUs of their own.
+
+    Needs MuxServe's published measurements, in the folder muxserve/ of the one that EXEGPT_DATA names.
+
+    Example: exegpt reproduce muxserve --report muxserve.html
+    """
+    from exegpt.reproduction import muxserve as paper
+
+    _show("muxserve", paper.reproduce, paper.sections, report, json, paper.STANDS_ON)
+
+
+@app.command("learned-order", short_help="Requests by a learned rank, by vLLM-LTR.")
+def learned_order(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """Requests in the order of a learned rank, beside first come first served, MLFQ, a classifier and the oracles, over
+    rates of arrival.
+
+    Example: exegpt reproduce learned-order --json
+    """
+    from exegpt.reproduction import learned_order as paper
+
+    _show("learned-order", paper.reproduce, paper.sections, report, json)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 

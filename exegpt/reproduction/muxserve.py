@@ -14,16 +14,17 @@ from statistics import fmean
 import numpy as np
 
 from exegpt.batching.shared_pool import QuotaPool, Store
-from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
+from exegpt.reproduction.public_data import public_data
 from exegpt.workload import RequestLengths
 from xprofiler.muxserve import muxserve_profiles
 from xsimulator.multimodel.iteration_cost import TableCost
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 
+STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
 SHAPES = {"llama-7b": (32, 32, 6.74e9), "llama-13b": (40, 40, 13.0e9), "llama-30b": (60, 52, 32.5e9)}
 SHAPES |= {"llama-65b": (80, 64, 65.2e9)}
 """Layers, heads and parameters; every head has 128 values."""
@@ -94,11 +95,9 @@ class Result:
     cases: tuple[Case, ...]
 
 
-def reproduce(data: Path, progress: Callable[[int, int], None]) -> Result:
+def reproduce(progress: Callable[[int, int], None]) -> Result:
     """Replay every published case."""
-    folder = data / "muxserve"
-    if not folder.is_dir():
-        raise InputError(f"MuxServe's measurements aren't in '{data}': name the folder of public data with --data.")
+    folder = public_data("MuxServe's", "muxserve")
     profiles, measured = muxserve_profiles(folder / "llama_a100_cost.json"), read_measured(folder)
     steps = len(measured) + 4 * len(CONTENTIONS)
     done = 0

@@ -3,7 +3,6 @@
 Timings and output lengths are SamuLLM's own where it published them. Stand-ins are named where they are used.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import parse_cluster
 from exegpt.cost_table import CostTable, ModelCosts
 from exegpt.engine import find_engine
-from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.reproduction.public_data import public_data
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
 from xscheduler.multimodel.stages import Host
@@ -54,14 +53,7 @@ _MEMORY_FRACTION = 0.9
 
 def data_folder() -> Path:
     """SamuLLM's published files; InputError, which says how to name them, where they aren't."""
-    root = os.environ.get("EXEGPT_DATA")
-    folder = (Path(root) if root else Path(__file__).resolve().parents[3] / "shared" / "data") / "samullm"
-    if not folder.is_dir():
-        raise InputError(
-            f"This needs SamuLLM's published measurements, and there is no folder '{folder}': set EXEGPT_DATA to the "
-            "folder that has samullm/."
-        )
-    return folder
+    return public_data("SamuLLM's", "samullm")
 
 
 def cost_table(folder: Path) -> CostTable:
