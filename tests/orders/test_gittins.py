@@ -56,9 +56,9 @@ def test_ranks_are_refreshed_at_the_boundaries_of_ten_buckets():
     assert ranks[30.0] == ranks[31.0] == gittins_rank(demand.samples, 30.0) != ranks[20.0]
 
 
-def test_equal_samples_are_one_bucket_until_they_are_passed():
+def test_a_known_demand_ranks_by_what_remains():
     demand = RankedDemand([5.0, 5.0])
-    assert (demand.rank(0.0), demand.rank(3.0), demand.rank(6.0)) == (5.0, 5.0, 4.0)
+    assert (demand.rank(0.0), demand.rank(3.1), demand.rank(6.0)) == (5.0, 2.0, 4.0)
     assert demand.most == demand.mean == 5.0
 
 
