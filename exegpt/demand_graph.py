@@ -108,8 +108,8 @@ class DemandGraph(Noun):
         for unit, name in nexts:
             if name not in names and (name != END or unit == "start"):
                 raise InputError(
-                    f"The application '{self.application}' goes from '{unit}' to '{name}', which is no unit of it: name "
-                    f"one of {', '.join(names)}{'' if unit == 'start' else f' or {END}'}."
+                    f"The application '{self.application}' goes from '{unit}' to '{name}', which is no unit of it: "
+                    f"name one of {', '.join(names)}{'' if unit == 'start' else f' or {END}'}."
                 )
 
     def _check_end(self) -> None:

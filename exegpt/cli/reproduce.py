@@ -144,6 +144,25 @@ def learned_order(report: options.REPORT = None, json: options.JSON = False) -> 
     _show("learned-order", paper.reproduce, paper.sections, report, json)
 
 
+@app.command(short_help="Applications by demand graphs, by Hermes.")
+def hermes(
+    graphs: Annotated[
+        Path | None,
+        typer.Option(help="Demand graphs (JSON). Default: hermes/pdgraphs.json of EXEGPT_DATA, else built-in sizes."),
+    ] = None,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """Hermes' applications on one LLM: orders, deadlines, ablations, caches and the prewarming knob.
+
+    Example: exegpt reproduce hermes --graphs pdgraphs.json
+    """
+    from exegpt.reproduction import hermes as paper
+
+    work = lambda progress: paper.reproduce(progress, graphs)  # noqa: E731
+    _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 

@@ -58,6 +58,10 @@ class RankedDemand:
         """The greatest sample: sup X."""
         return self.samples[-1]
 
+    def next_sample(self, attained: float) -> float:
+        """The least sample above `attained`; the greatest where none is."""
+        return self.samples[min(bisect_right(self.samples, attained), len(self.samples) - 1)]
+
     def rank(self, attained: float) -> float:
         """The Gittins rank at the lower boundary of `attained`'s bucket; beyond every sample at `attained` itself."""
         if attained >= self.most:

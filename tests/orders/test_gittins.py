@@ -62,6 +62,11 @@ def test_a_known_demand_ranks_by_what_remains():
     assert demand.most == demand.mean == 5.0
 
 
+def test_the_least_sample_that_is_still_possible():
+    demand = RankedDemand([10.0, 1.0, 2.0])
+    assert [demand.next_sample(a) for a in (0.0, 1.0, 5.0, 10.0)] == [1.0, 2.0, 10.0, 10.0]
+
+
 def test_the_order_prefers_likely_early_ends_to_lower_means():
     """Half of the first job's runs end at once: it goes first, though its mean is higher."""
     demands = {0: RankedDemand([1.0, 60.0]), 1: RankedDemand([20.0, 20.0])}

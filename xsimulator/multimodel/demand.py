@@ -30,7 +30,7 @@ class ServiceRates:
     decode_s: float = 0.06
 
 
-class Demand(NamedTuple):
+class DemandSamples(NamedTuple):
     """Sampled seconds of service, float64 [WALKS] each, the i-th of both in the same walk."""
 
     total_s: Array
@@ -38,9 +38,9 @@ class Demand(NamedTuple):
     longest_s: Array
     """The longest of parallel requests alone: what it takes at least, which deadlines are about."""
 
-    def plus(self, other: "Demand") -> "Demand":
+    def plus(self, other: "DemandSamples") -> "DemandSamples":
         """Of one after the other."""
-        return Demand(self.total_s + other.total_s, self.longest_s + other.longest_s)
+        return DemandSamples(self.total_s + other.total_s, self.longest_s + other.longest_s)
 
 
 class Seen(NamedTuple):
@@ -63,21 +63,22 @@ class ApplicationDemand:
         self._random = np.random.default_rng(seed)
         self._units = {unit.name: _Samples(unit, rates) for unit in graph.units}
         self._pairs = {(joint.upstream, joint.downstream): Correlations(joint) for joint in graph.joint}
-        self._after: dict[str, Demand] = {}
-        self._refined: dict[tuple[object, ...], Demand] = {}
+        self._after: dict[str, DemandSamples] = {}
+        self._refined: dict[tuple[object, ...], DemandSamples] = {}
 
     @cached_property
-    def prior(self) -> Demand:
+    def prior(self) -> DemandSamples:
         """Of a whole run that nothing is known of."""
-        return self._walk(self._random.choice(np.array(self.graph.start), self.walks))
+        start = np.array(self.graph.start, dtype=object)  # text of a fixed width would cut longer names
+        return self._walk(self._random.choice(start, self.walks))
 
-    def after(self, unit: str) -> Demand:
+    def after(self, unit: str) -> DemandSamples:
         """Of what follows a call of `unit`."""
         if unit not in self._after:
             self._after[unit] = self._walk(self._random.choice(self._units[unit].nexts, self.walks))
         return self._after[unit]
 
-    def refined(self, unit: str, seen: Seen | None) -> Demand:
+    def refined(self, unit: str, seen: Seen | None) -> DemandSamples:
         """Of a call of `unit` and all that follows, where `seen` is the run's last call of an LLM before it.
 
         The next LLM call is drawn from the joint records that match what was seen; later ones from all samples.
@@ -104,7 +105,7 @@ class ApplicationDemand:
         pairs = [self._pairs[seen.unit, name] for name in nexts if (seen.unit, name) in self._pairs]
         return (seen.unit, *(pair.buckets(seen) for pair in pairs))
 
-    def _call(self, unit: str, seen: Seen | None) -> Demand:
+    def _call(self, unit: str, seen: Seen | None) -> DemandSamples:
         """A call of `unit` alone."""
         samples = self._units[unit]
         pair = self._pairs.get((seen.unit, unit)) if seen else None
@@ -112,24 +113,24 @@ class ApplicationDemand:
             return samples.draw(self._random, self.walks)
         inputs, outputs, parallel = pair.draw(seen, samples.unit, self._random, self.walks)
         longest = inputs * self.rates.prefill_s + outputs * self.rates.decode_s
-        return Demand(longest * parallel, longest)
+        return DemandSamples(longest * parallel, longest)
 
-    def _follow(self, unit: str, seen: Seen | None) -> Demand:
+    def _follow(self, unit: str, seen: Seen | None) -> DemandSamples:
         """What follows a call of `unit`, the LLM call right behind another backend's drawn by what was seen."""
         if seen is None or self._units[unit].unit.backend == LLM:
             after = self.after(unit)
             order = self._random.permutation(self.walks)
-            return Demand(after.total_s[order], after.longest_s[order])
+            return DemandSamples(after.total_s[order], after.longest_s[order])
         nexts = self._random.choice(self._units[unit].nexts, self.walks)
         total_s, longest_s = np.zeros(self.walks), np.zeros(self.walks)
         for name in set(nexts.tolist()) - {END}:
             behind = self._call(name, seen).plus(self.after(name))
             chosen = nexts == name
             total_s[chosen], longest_s[chosen] = behind.total_s[chosen], behind.longest_s[chosen]
-        return Demand(total_s, longest_s)
+        return DemandSamples(total_s, longest_s)
 
-    def _walk(self, units: Array) -> Demand:
-        """Walks from `units`, str [walks], to the end, or of MOST_HOPS calls."""
+    def _walk(self, units: Array) -> DemandSamples:
+        """Walks from `units`, names [walks], to the end, or of MOST_HOPS calls."""
         total_s, longest_s = np.zeros(len(units)), np.zeros(len(units))
         for _ in range(MOST_HOPS):
             if (units == END).all():
@@ -142,7 +143,7 @@ class ApplicationDemand:
                 longest_s[at] += demand.longest_s
                 following[at] = self._random.choice(self._units[name].nexts, len(at))
             units = following
-        return Demand(total_s, longest_s)
+        return DemandSamples(total_s, longest_s)
 
 
 class _Samples:
@@ -158,10 +159,10 @@ class _Samples:
         else:
             self.longest_s = self.total_s = np.array(unit.seconds, np.float64)
 
-    def draw(self, random: np.random.Generator, count: int) -> Demand:
+    def draw(self, random: np.random.Generator, count: int) -> DemandSamples:
         """So many calls: whole records, so that a call's own tokens stay together."""
         rows = random.integers(0, len(self.total_s), count)
-        return Demand(self.total_s[rows], self.longest_s[rows])
+        return DemandSamples(self.total_s[rows], self.longest_s[rows])
 
 
 _UP = {"input": 0, "output": 1, "parallel": 2}
@@ -195,9 +196,7 @@ class Correlations:
         i, o, p = (int(buckets[_UP[up]]) if up in telling else 0 for up in _UP)
         return i, o, p
 
-    def draw(
-        self, seen: Seen, unit: Unit, random: np.random.Generator, count: int
-    ) -> tuple[Array, Array, Array]:
+    def draw(self, seen: Seen, unit: Unit, random: np.random.Generator, count: int) -> tuple[Array, Array, Array]:
         """Input tokens, output tokens and parallel requests of `count` calls of `unit`, float64 [count] each."""
         at = dict(zip(_UP, self._bucket_of(np.array([*seen[1:], 0, 0, 0], np.float64))[:3], strict=True))
         inputs = random.choice(self._matching("input", at, unit.input_tokens), count)
@@ -221,7 +220,8 @@ class Correlations:
         joint = [np.logical_and.reduce(matches)] if len(matches) > 1 else []
         for rows in (*joint, *matches):
             if rows.sum() >= LEAST_RECORDS:
-                return self.records[rows, _DOWN[variable]]
+                matching: Array = self.records[rows, _DOWN[variable]]
+                return matching
         return np.array(prior, np.float64)
 
     def _bucket_of(self, rows: Array) -> Array:

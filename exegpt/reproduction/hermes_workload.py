@@ -1,0 +1,182 @@
+"""Hermes' workload: nine applications in the published mix, their runs drawn with correlated demands, in bursts."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from exegpt.call_log import LoggedCall, learn
+from exegpt.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
+from exegpt.errors import InputError
+from xsimulator.multimodel.demand import MOST_HOPS
+from xsimulator.multimodel.submission import Call, Submission
+
+MIX = {
+    "got_docmerge": 1,
+    "langchain_mapreduce": 1,
+    "code_feedback": 13,
+    "hugginggpt": 13,
+    "factool_code": 22,
+    "factool_kbqa": 22,
+    "factool_math": 3,
+    "react_fever": 3,
+    "react_alfw": 22,
+}
+"""Percent of all applications: document merging, map-reduce summaries, code generation, plan and execution, checks of
+code, of answers, of equations and of facts, and ALFWorld."""
+CORRELATION = 0.8
+"""Between any two variables of a run, on the normal scale: published are ten samples of each variable, but not which of
+them came together."""
+BINS = 30
+"""Of the submission window: the number of arrivals in each is exponential, and they are uniform within."""
+PROFILED_RUNS = 1000
+"""Of each application, from which demand graphs are learned."""
+_NORMAL = NormalDist()
+
+Sizes = tuple[str, str, tuple[int, int, int] | float, dict[str, int]]
+
+BUILT_IN: dict[str, tuple[Sizes, ...]] = {
+    "got_docmerge": (
+        ("generate1", LLM, (1300, 800, 2), {"score1": 1}),
+        ("score1", LLM, (1900, 300, 20), {"score1": 1, "aggregate": 1}),
+        ("aggregate", LLM, (2900, 800, 2), {"score2": 1}),
+        ("score2", LLM, (1900, 300, 20), {"score2": 1, "generate2": 1}),
+        ("generate2", LLM, (2200, 800, 1), {"score3": 1}),
+        ("score3", LLM, (1900, 300, 20), {END: 1}),
+    ),
+    "langchain_mapreduce": (
+        ("summarise", LLM, (450, 150, 20), {"collapse": 7, "conclude": 3}),
+        ("collapse", LLM, (1500, 600, 3), {"conclude": 8, "collapse": 2}),
+        ("conclude", LLM, (1700, 670, 1), {END: 1}),
+    ),
+    "code_feedback": (
+        ("generate", LLM, (1300, 250, 1), {"execute": 6, END: 4}),
+        ("execute", "docker", 12.0, {"generate": 1}),
+    ),
+    "hugginggpt": (
+        ("plan", LLM, (1800, 110, 1), {"infer": 1}),
+        ("infer", "dnn", 25.0, {"respond": 1}),
+        ("respond", LLM, (600, 500, 1), {END: 1}),
+    ),
+    "factool_code": (
+        ("query", LLM, (360, 65, 1), {"solve": 1}),
+        ("solve", LLM, (300, 180, 3), {"execute": 1}),
+        ("execute", "docker", 1.0, {END: 1}),
+    ),
+    "factool_kbqa": (
+        ("claims", LLM, (700, 70, 1), {"query": 1}),
+        ("query", LLM, (350, 16, 4), {"search": 1}),
+        ("search", "search", 1.3, {"verify": 1}),
+        ("verify", LLM, (600, 140, 4), {END: 1}),
+    ),
+    "factool_math": (
+        ("claims", LLM, (790, 80, 1), {"query": 1}),
+        ("query", LLM, (240, 25, 3), {END: 1}),
+    ),
+    "react_fever": (
+        ("think", LLM, (1100, 37, 1), {"search": 1, END: 1}),
+        ("search", "search", 1.7, {"think": 1}),
+    ),
+    "react_alfw": (("think", LLM, (2300, 12, 1), {"think": 9, END: 1}),),
+}
+"""Round sizes of the same nine: (unit, backend, (input, output tokens, parallel requests) or seconds, next units by
+frequency), for where the published samples aren't at hand."""
+
+
+def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]:
+    """Where the graphs come from, and they: of `path`, of EXEGPT_DATA's folder, else the built-in sizes, of which ten
+    samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3). InputError where an application
+    of the mix isn't among them.
+    """
+    folder = os.environ.get("EXEGPT_DATA")
+    public = Path(folder) / "hermes" / "pdgraphs.json" if folder else None
+    source = path or (public if public and public.is_file() else None)
+    if source is None:
+        return "built-in sizes of the nine applications (set EXEGPT_DATA for the published samples)", built_in()
+    graphs = read_demand_graphs(source)
+    missing = sorted(set(MIX) - {graph.application for graph in graphs})
+    if missing:
+        raise InputError(f"'{source}' has no demand graph of {', '.join(missing)}: name a file with all nine.")
+    return f"ten published samples of each unit's variables ({source.name})", graphs
+
+
+def built_in() -> tuple[DemandGraph, ...]:
+    """Graphs of the built-in sizes."""
+    factors = [math.exp(0.3 * _NORMAL.inv_cdf((i + 0.5) / 10)) for i in range(10)]
+    graphs = []
+    for application, sizes in BUILT_IN.items():
+        units = []
+        for name, backend, size, following in sizes:
+            nexts = tuple(unit for unit, times in following.items() for _ in range(times))
+            if isinstance(size, tuple):
+                columns = [tuple(max(1, round(value * factor)) for factor in factors) for value in size]
+                units.append(Unit(name, backend, nexts, *columns))
+            else:
+                units.append(Unit(name, backend, nexts, seconds=tuple(size * factor for factor in factors)))
+        graphs.append(DemandGraph(DemandGraph.VERSION, application, (sizes[0][0],), tuple(units)))
+    return tuple(graphs)
+
+
+def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, ...]:
+    """One run: next units by their frequency; every variable at a quantile of its samples, where the run's own level
+    and chance make up CORRELATION and the rest.
+    """
+    level, calls = float(random.standard_normal()), []
+    units = {unit.name: unit for unit in graph.units}
+    name = str(random.choice(np.array(graph.start, dtype=object)))
+    while name != END and len(calls) < MOST_HOPS:
+        unit = units[name]
+        draws = [_quantile(s, level, random) for s in (unit.input_tokens, unit.output_tokens, unit.parallel) if s]
+        if unit.backend == LLM:
+            calls.append(Call(name, LLM, *(max(1, round(value)) for value in draws)))
+        else:
+            calls.append(Call(name, unit.backend, seconds=_quantile(unit.seconds, level, random)))
+        name = str(random.choice(np.array(unit.next_units, dtype=object)))
+    return tuple(calls)
+
+
+def _quantile(samples: Sequence[float], level: float, random: np.random.Generator) -> float:
+    normal = math.sqrt(CORRELATION) * level + math.sqrt(1 - CORRELATION) * float(random.standard_normal())
+    return float(np.quantile(samples, _NORMAL.cdf(normal)))
+
+
+def learn_graphs(graphs: Sequence[DemandGraph], seed: int) -> dict[str, DemandGraph]:
+    """What a log of PROFILED_RUNS of each application teaches, by its name."""
+    random = np.random.default_rng(seed)
+    return {graph.application: learn(_logged(graph, random))[0] for graph in graphs}
+
+
+def _logged(graph: DemandGraph, random: np.random.Generator) -> Iterator[LoggedCall]:
+    for run in range(PROFILED_RUNS):
+        calls = draw_calls(graph, random)
+        for call, following in zip(calls, [*(later.unit for later in calls[1:]), END], strict=True):
+            demand = (call.input_tokens, call.output_tokens, call.parallel) if call.on_llm else (None, None, 1)
+            seconds = None if call.on_llm else call.seconds
+            yield LoggedCall(graph.application, run, call.unit, following, *demand, seconds, call.backend)
+
+
+def draw_submissions(
+    graphs: Sequence[DemandGraph], count: int, window_s: float, seed: int, adapters: int | None = None
+) -> tuple[Submission, ...]:
+    """`count` applications in the mix, to the nearest whole number of each, submitted in bursts over `window_s`."""
+    random = np.random.default_rng((seed, 1))
+    by_name = {graph.application: graph for graph in graphs}
+    shares = np.cumsum([0, *MIX.values()]) * count / 100
+    names = [name for name, a, b in zip(MIX, shares, shares[1:], strict=False) for _ in range(round(b) - round(a))]
+    random.shuffle(names)
+    weights = random.exponential(size=BINS)
+    bins = random.choice(BINS, count, p=weights / weights.sum())
+    arrivals = np.sort((bins + random.random(count)) * window_s / BINS)
+    return tuple(
+        Submission(
+            index,
+            name,
+            float(arrival_s),
+            draw_calls(by_name[name], random),
+            adapter=None if adapters is None else int(random.integers(adapters)),
+        )
+        for index, (name, arrival_s) in enumerate(zip(names, arrivals, strict=True))
+    )

@@ -1,0 +1,265 @@
+"""Event simulation of applications whose calls go to a shared LLM, and to containers of their own."""
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from exegpt.demand_graph import END, LLM
+from xsimulator.multimodel.application_orders import ApplicationOrder, WaitingCall
+from xsimulator.multimodel.llm_backend import LLMBackend, LLMLimits
+from xsimulator.multimodel.prewarming import effect, prewarm_at
+from xsimulator.multimodel.submission import Submission
+from xsimulator.multimodel.submission_progress import Account, DemandEstimates, SubmissionProgress
+from xsimulator.multimodel.warm_cache import WarmCache
+
+
+@dataclass(frozen=True)
+class Prewarming:
+    """How eagerly what a unit that may follow needs is warmed up."""
+
+    knob: float = 0.5
+    """K: lower is earlier."""
+    literal_eq3: bool = False
+
+
+@dataclass(frozen=True)
+class ApplicationRun:
+    """What came of a workload."""
+
+    completion_s: tuple[float, ...]
+    """From arrival to end of each application, in the workload's order."""
+    in_time: tuple[bool, ...]
+    """Of applications with deadlines."""
+    makespan_s: float
+    hits: int
+    """Turns of calls at which their adapter or context lay warm."""
+    misses: int
+    saved_s: float
+    """Of containers' start-ups."""
+    wasted_s: float
+    """Containers that were warm before their use, or in vain."""
+
+
+def simulate(
+    applications: Sequence[Submission],
+    order: ApplicationOrder,
+    limits: LLMLimits | None = None,
+    estimates: DemandEstimates | None = None,
+    cache: WarmCache | None = None,
+    start_up_s: Mapping[str, float] | None = None,
+    prewarming: Prewarming | None = None,
+) -> ApplicationRun:
+    """Run applications to their ends.
+
+    `estimates` are needed by orders that look at demand, and by prewarming. `start_up_s` of containers by backend:
+    each call has one of its own. ValueError where a request doesn't fit into the LLM's cache.
+    """
+    limits = limits or LLMLimits()
+    for application in applications:
+        tokens = max((call.input_tokens + call.output_tokens for call in application.calls), default=0)
+        if tokens > limits.kv_tokens or not application.calls:
+            raise ValueError(
+                f"application {application.index} has no calls, or one of {tokens:,} tokens where the cache has "
+                f"{limits.kv_tokens:,}"
+            )
+    return _Simulation(applications, order, limits, estimates, cache, start_up_s or {}, prewarming).run()
+
+
+@dataclass(eq=False)
+class _Running:
+    """An application with what the simulation knows of it."""
+
+    progress: SubmissionProgress
+    containers: dict[str, float] = field(default_factory=dict)
+    """By unit: when the warm-up began of a container for the next call."""
+
+
+class _Simulation:
+    def __init__(
+        self,
+        applications: Sequence[Submission],
+        order: ApplicationOrder,
+        limits: LLMLimits,
+        estimates: DemandEstimates | None,
+        cache: WarmCache | None,
+        start_up_s: Mapping[str, float],
+        prewarming: Prewarming | None,
+    ):
+        self.llm = LLMBackend(limits, order, cache)
+        self.limits, self.estimates, self.cache = limits, estimates, cache
+        self.start_up_s, self.prewarming = start_up_s, prewarming
+        self.saved_s = self.wasted_s = 0.0
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = 0
+        self._calls = 0
+        self._active: dict[int, _Running] = {}
+        self._clients: dict[Hashable, Account] = {}
+        self.runs = [
+            _Running(SubmissionProgress(each, limits.rates, self.llm.counter, self._client(each)))
+            for each in applications
+        ]
+        for run in self.runs:
+            self._at(run.progress.arrival_s, partial(self._arrive, run))
+
+    def run(self) -> ApplicationRun:
+        """To the end of the last application."""
+        now = 0.0
+        while True:
+            while self._events and self._events[0][0] <= now:
+                time, _, happen = heapq.heappop(self._events)
+                happen(max(time, 0.0))
+            prefill_s, begun = self.llm.admit(now)
+            now += prefill_s
+            for call in begun:
+                self._begun(self._active[call.progress.index], now)
+            if self.llm.running:
+                now += self.llm.decode(self._next(now) - now)
+                for call in self.llm.ended():
+                    self._llm_call_ended(call, now)
+            elif (following := self._next(now)) < math.inf:
+                now = following
+            else:
+                break
+        return self._result(now)
+
+    def _result(self, now: float) -> ApplicationRun:
+        finished = [(run.progress.application, run.progress.finish_s) for run in self.runs]
+        assert not self._active and all(finish_s is not None for _, finish_s in finished), "all applications end"
+        assert self.llm.running == 0 and self.llm.free_tokens == self.limits.kv_tokens and not self.llm.waiting
+        assert self.cache is None or self.cache.pins == 0, "no slot is held for calls that have ended"
+        return ApplicationRun(
+            tuple((end or 0.0) - each.arrival_s for each, end in finished),
+            tuple((end or 0.0) <= each.deadline_s for each, end in finished if each.deadline_s is not None),
+            now,
+            self.cache.hits if self.cache else 0,
+            self.cache.misses if self.cache else 0,
+            self.saved_s,
+            self.wasted_s,
+        )
+
+    def _client(self, application: Submission) -> Account:
+        """The account of the application's client."""
+        client = ("client", application.client) if application.client is not None else application.index
+        return self._clients.setdefault(client, Account(self.llm.counter))
+
+    def _at(self, time: float, happen: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (time, self._number, happen))
+
+    def _next(self, now: float) -> float:
+        """When something happens that isn't the LLM's doing."""
+        ready_s = self.cache.next_ready(now) if self.cache else None
+        return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
+
+    def _arrive(self, run: _Running, now: float) -> None:
+        client = run.progress.client
+        if not client.active:
+            least = min((each.virtual_tokens for each in self._clients.values() if each.active), default=0.0)
+            client.lifted += max(0.0, least - client.virtual_tokens)
+        client.active += 1
+        self._active[run.progress.index] = run
+        self._call(run, now)
+
+    def _call(self, run: _Running, now: float) -> None:
+        """The application's current call begins to wait, or its container to run."""
+        progress, call = run.progress, run.progress.call
+        if self.estimates:
+            self.estimates.update(progress)
+        if call.on_llm:
+            self._calls += 1
+            self.llm.waiting.append(WaitingCall(progress, now, self._calls, call.parallel))
+            if self.cache:
+                self.cache.retract(progress.application)
+            self._settle(run, None, now)
+            return
+        began = self._settle(run, call.unit, now)
+        start_up_s = self.start_up_s.get(call.backend, 0.0)
+        begin = max(now, (now if began is None else began) + start_up_s)
+        self._at(begin, partial(self._begun, run))
+        self._at(begin + call.seconds, partial(self._ended, run))
+
+    def _settle(self, run: _Running, unit: str | None, now: float) -> float | None:
+        """Book the containers warmed up for this moment, and drop all but that of `unit`; when its warm-up began."""
+        backends = {name: self._backend(run.progress, name) for name in run.containers}
+        for name, began in run.containers.items():
+            saved_s, wasted_s = effect(began, self.start_up_s[backends[name]], now, name == unit)
+            self.saved_s, self.wasted_s = self.saved_s + saved_s, self.wasted_s + wasted_s
+        began_s = run.containers.get(unit) if unit else None
+        run.containers = {}
+        return began_s
+
+    def _llm_call_ended(self, call: WaitingCall, now: float) -> None:
+        each = call.progress.call
+        if self.cache:
+            tokens = each.input_tokens + each.output_tokens
+            self.cache.release(call, now, tokens * self.limits.kv_bytes_per_token)
+        self._ended(self._active[call.progress.index], now)
+
+    def _ended(self, run: _Running, now: float) -> None:
+        progress = run.progress
+        progress.leave()
+        if progress.position < len(progress.application.calls):
+            return self._call(run, now)
+        assert progress.finish_s is None, "an application ends once"
+        progress.finish_s = now
+        progress.client.active -= 1
+        self._settle(run, None, now)
+        if self.cache:
+            self.cache.forget(progress.application)
+        del self._active[progress.index]
+
+    def _begun(self, run: _Running, now: float) -> None:
+        """The current call has begun: plan what is warmed up during it."""
+        if self.prewarming is None or self.estimates is None:
+            return
+        progress = run.progress
+        model = self.estimates.models[progress.application.name]
+        unit = progress.call.unit
+        seconds = model.seconds(unit)
+        followers = sorted(set(model.graph.unit(unit).next_units))
+        backends = {name: self._backend(progress, name) for name in followers if name != END}
+        on_llm = sum(model.next_probability(unit, name) for name, backend in backends.items() if backend == LLM)
+        for name, backend in backends.items():
+            if backend in self.start_up_s:
+                probability = model.next_probability(unit, name)
+                self._plan(run, now, seconds, probability, self.start_up_s[backend], partial(self._warm, run, name))
+        if self.cache and self.cache.policy == "prewarm" and not progress.call.on_llm:
+            cache, application = self.cache, progress.application
+            if need := cache.needs(application):
+                load_s = cache.load_s(need[1])
+                self._plan(run, now, seconds, on_llm, load_s, partial(cache.announce, application))
+
+    def _plan(
+        self,
+        run: _Running,
+        now: float,
+        seconds: Sequence[float] | np.ndarray,
+        probability: float,
+        warm_up_s: float,
+        warm: Callable[[float], None],
+    ) -> None:
+        """Warm up at the time that the knob names, if the current call still runs then."""
+        assert self.prewarming is not None
+        knob, literal = self.prewarming.knob, self.prewarming.literal_eq3
+        after_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal)
+        if after_s is None:
+            return
+        position = run.progress.position
+
+        def happen(at: float) -> None:
+            if run.progress.position == position and run.progress.finish_s is None:
+                warm(at)
+
+        self._at(now + after_s, happen)
+
+    def _warm(self, run: _Running, unit: str, now: float) -> None:
+        """A container for the next call, which may be of `unit`."""
+        run.containers[unit] = now
+
+    def _backend(self, progress: SubmissionProgress, unit: str) -> str:
+        assert self.estimates is not None
+        return self.estimates.models[progress.application.name].graph.unit(unit).backend

@@ -1,0 +1,184 @@
+"""What lies warm beside an LLM: adapters in slots, or applications' contexts (KV) in bytes."""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from xsimulator.multimodel.application_orders import WaitingCall
+from xsimulator.multimodel.submission import Submission
+
+POLICIES = ("lru", "epwq", "prewarm")
+_UNKNOWN, _ANNOUNCED, _WAITING, _TURN = range(4)
+"""What an entry is needed for: each is loaded in the place of those below it, on a call's turn of any."""
+
+
+@dataclass
+class _Entry:
+    size: float
+    ready_s: float
+    """When it is loaded."""
+    used_s: float
+    pins: int = 0
+    """Calls whose turn has come, that it must stay for until they end."""
+
+
+class WarmCache:
+    """Entries by key, loaded on a call's turn; before it where the policy says so.
+
+    * `lru`: on the turn alone; the least recently used entry goes.
+    * `epwq` (evict/prefetch by the waiting queue): for calls that wait, too, in their order; entries that no waiting
+      call needs go first.
+    * `prewarm`: as well for calls that demand graphs announce (`announce`).
+    """
+
+    def __init__(self, capacity: float, load_s: Callable[[float], float], policy: str, contexts: bool = False):
+        """`capacity` in slots, or bytes; `load_s` of a size; `contexts`: of applications, which their LLM calls leave
+        for the next one, instead of adapters, of size 1.
+        """
+        if policy not in POLICIES:
+            raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
+        self.capacity = capacity
+        self.load_s = load_s
+        self.policy = policy
+        self.contexts = contexts
+        self.hits = self.misses = 0
+        """Of turns: whether the entry lay there, loaded."""
+        self._entries: dict[Hashable, _Entry] = {}
+        self._stored: dict[Hashable, float] = {}
+        """Sizes of contexts, wherever they are."""
+        self._ready: list[float] = []
+        """When what is being loaded will be there."""
+        self._waiting: set[Hashable] = set()
+        self._announced: dict[int, Hashable] = {}
+        """By the application's index."""
+
+    def needs(self, application: Submission) -> tuple[Hashable, float] | None:
+        """The key that the application's LLM calls need, with its size; None for a first call's context, and for one
+        that could never lie here.
+        """
+        if not self.contexts:
+            return None if application.adapter is None else (application.adapter, 1.0)
+        size = self._stored.get(application.index, math.inf)
+        return (application.index, size) if size <= self.capacity else None
+
+    @property
+    def used(self) -> float:
+        """Slots or bytes of all entries, those that are being loaded among them."""
+        return sum(entry.size for entry in self._entries.values())
+
+    @property
+    def pins(self) -> int:
+        """Of all entries together."""
+        return sum(entry.pins for entry in self._entries.values())
+
+    def next_ready(self, now: float) -> float | None:
+        """When the next entry is loaded."""
+        self._ready = [ready_s for ready_s in self._ready if ready_s > now]
+        return min(self._ready, default=None)
+
+    def prefetch(self, waiting: Sequence[WaitingCall], now: float) -> None:
+        """Load what waiting calls need, in their order, in the place of what nobody is known to need."""
+        if self.policy == "lru":
+            return
+        needed = [need for call in waiting if (need := self.needs(call.progress.application))]
+        self._waiting = {key for key, _ in needed}
+        for key, size in needed:
+            if key not in self._entries and not self._load(key, size, now, _WAITING):
+                return
+
+    def announce(self, application: Submission, now: float) -> None:
+        """A call of the application is expected soon: load what it needs, or keep it."""
+        need = self.needs(application)
+        if need is None:
+            return
+        key, size = need
+        self._announced[application.index] = key
+        if key not in self._entries:
+            self._load(key, size, now, _ANNOUNCED)
+
+    def retract(self, application: Submission) -> None:
+        """What was announced has come, or won't."""
+        self._announced.pop(application.index, None)
+
+    def take(self, call: WaitingCall, now: float) -> bool:
+        """Whether a call whose turn has come may begin: else what it needs is loaded, an adapter where there is room.
+
+        A context that isn't here comes straight to the LLM; an adapter keeps its slot until the call ends.
+        """
+        need = self.needs(call.progress.application)
+        if need is None:
+            return True
+        key, size = need
+        entry = self._entries.get(key)
+        if call.turn_s is None:
+            call.turn_s = now
+            hit = entry is not None and entry.ready_s <= now
+            self.hits, self.misses = self.hits + hit, self.misses + (not hit)
+        if call.loaded_s is None:
+            if entry is None and not self.contexts and self._load(key, size, now, _TURN):
+                entry = self._entries[key]
+            if entry is None and not self.contexts:
+                return False
+            call.loaded_s = entry.ready_s if entry else now + self.load_s(size)
+            self._ready.append(call.loaded_s)
+            if entry and not self.contexts:
+                entry.pins += 1
+        if entry:
+            entry.used_s = now
+        return call.loaded_s <= now
+
+    def release(self, call: WaitingCall, now: float, size: float) -> None:
+        """A call has ended; its context of `size` bytes takes the place of the one it had."""
+        application = call.progress.application
+        if not self.contexts:
+            if application.adapter is not None:
+                entry = self._entries[application.adapter]
+                entry.pins, entry.used_s = entry.pins - 1, now
+            return
+        self._stored[application.index] = size
+        self._entries.pop(application.index, None)
+        if size <= self.capacity and self._make_room(size, now, _TURN):
+            self._entries[application.index] = _Entry(size, now, now)
+
+    def forget(self, application: Submission) -> None:
+        """The application has ended: its context won't be needed, and its entry ages like others."""
+        self._stored.pop(application.index, None)
+        self.retract(application)
+
+    def _load(self, key: Hashable, size: float, now: float, least: int) -> bool:
+        """Begin loading, where there is room in the place of entries of a need below `least`."""
+        if not self._make_room(size, now, least):
+            return False
+        self._entries[key] = _Entry(size, now + self.load_s(size), now)
+        self._ready.append(now + self.load_s(size))
+        return True
+
+    def _make_room(self, size: float, now: float, least: int) -> bool:
+        """Evict the least needed entries of a need below `least`, the least recently used first; nothing where that
+        isn't enough.
+        """
+        free = self.capacity - self.used
+        idle = [(self._need(key), e.used_s, str(key), key) for key, e in self._entries.items() if self._idle(e, now)]
+        evicted = []
+        for need, _, _, key in sorted(idle):
+            if free >= size or need >= least:
+                break
+            free += self._entries[key].size
+            evicted.append(key)
+        if free < size:
+            return False
+        for key in evicted:
+            del self._entries[key]
+        return True
+
+    def _need(self, key: Hashable) -> int:
+        """How soon an entry is known to be needed; LRU knows nothing."""
+        if self.policy == "lru":
+            return _UNKNOWN
+        if key in self._waiting:
+            return _WAITING
+        return _ANNOUNCED if key in self._announced.values() else _UNKNOWN
+
+    @staticmethod
+    def _idle(entry: _Entry, now: float) -> bool:
+        return entry.pins == 0 and entry.ready_s <= now
