@@ -126,7 +126,7 @@ def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, .
     """
     level, calls = float(random.standard_normal()), []
     units = {unit.name: unit for unit in graph.units}
-    name = str(random.choice(np.array(graph.start, dtype=object)))
+    name = graph.start[random.integers(len(graph.start))]
     while name != END and len(calls) < MOST_HOPS:
         unit = units[name]
         draws = [_quantile(s, level, random) for s in (unit.input_tokens, unit.output_tokens, unit.parallel) if s]
@@ -134,13 +134,17 @@ def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, .
             calls.append(Call(name, LLM, *(max(1, round(value)) for value in draws)))
         else:
             calls.append(Call(name, unit.backend, seconds=_quantile(unit.seconds, level, random)))
-        name = str(random.choice(np.array(unit.next_units, dtype=object)))
+        name = unit.next_units[random.integers(len(unit.next_units))]
     return tuple(calls)
 
 
 def _quantile(samples: Sequence[float], level: float, random: np.random.Generator) -> float:
-    normal = math.sqrt(CORRELATION) * level + math.sqrt(1 - CORRELATION) * float(random.standard_normal())
-    return float(np.quantile(samples, _NORMAL.cdf(normal)))
+    """Between two samples on a straight line."""
+    normal = math.sqrt(CORRELATION) * level + math.sqrt(1 - CORRELATION) * random.standard_normal()
+    rising = sorted(samples)
+    whole, part = divmod(_NORMAL.cdf(normal) * (len(rising) - 1), 1)
+    low, high = rising[int(whole)], rising[min(int(whole) + 1, len(rising) - 1)]
+    return low + part * (high - low)
 
 
 def learn_graphs(graphs: Sequence[DemandGraph], seed: int) -> dict[str, DemandGraph]:

@@ -1,0 +1,144 @@
+"""Hermes' evaluation: what its generator states, and the order of the figures where queues are long, on the built-in
+sizes; the published samples where they are at hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from exegpt.errors import InputError
+from exegpt.reproduction import hermes
+from exegpt.reproduction import hermes_workload as drawing
+from tests.cli.conftest import run_command
+from tests.public_data import needs_data
+from xsimulator.multimodel.demand import ApplicationDemand
+
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return drawing.built_in()
+
+
+@pytest.fixture(scope="module")
+def models(graphs):
+    learned = drawing.learn_graphs(graphs, 1)
+    return {name: ApplicationDemand(graph, hermes.RATES) for name, graph in learned.items()}
+
+
+def test_the_mix_is_the_published_one(graphs):
+    submissions = drawing.draw_submissions(graphs, 300, 600.0, 0)
+    names = [each.name for each in submissions]
+    assert sum(drawing.MIX.values()) == 100
+    assert {name: names.count(name) for name in drawing.MIX} == {n: 3 * share for n, share in drawing.MIX.items()}
+    arrivals = [each.arrival_s for each in submissions]
+    assert arrivals == sorted(arrivals) and 0 <= arrivals[0] and arrivals[-1] <= 600
+
+
+def test_arrivals_come_in_bursts(graphs):
+    """Poisson arrivals would have counts of variance equal to their mean, 10; these have about its square."""
+    counts = [
+        np.histogram([s.arrival_s for s in drawing.draw_submissions(graphs, 300, 30.0, seed)], 30, (0, 30))[0].var()
+        for seed in range(5)
+    ]
+    assert 40 < np.mean(counts) < 250
+
+
+def test_runs_are_correlated_as_stated(graphs):
+    """Two variables of a run: 0.8 on the normal scale; a loop's length is not among them."""
+    random = np.random.default_rng(0)
+    graph = next(each for each in graphs if each.application == "factool_kbqa")
+    runs = [drawing.draw_calls(graph, random) for _ in range(800)]
+    query, verify = ([run[at] for run in runs] for at in (1, 3))
+    rho = np.corrcoef([c.output_tokens for c in query], [c.output_tokens for c in verify])[0, 1]
+    assert rho == pytest.approx(drawing.CORRELATION, abs=0.07)
+    assert {call.unit for run in runs for call in run} == {"claims", "query", "search", "verify"}
+
+
+def test_the_orders_stand_as_in_the_paper_where_queues_are_long(graphs, models, monkeypatch):
+    """At 1x on the small batch: Hermes first, and its reductions within 20 points of the paper's."""
+    monkeypatch.setattr(hermes, "LOADS", {"1x": hermes.LOADS["1x"]})
+    monkeypatch.setattr(hermes, "ENGINES", {"8 at once": hermes.ENGINES["8 at once"]})
+    rows = {row.order: row for row in hermes.completions(graphs, models, SEEDS)}
+    assert min(rows.values(), key=lambda row: row.mean_s).order == "Hermes"
+    for order in hermes.PAPER:
+        assert rows[order].mean_reduction < -0.3 and rows[order].p95_reduction < 0
+
+
+def test_gains_vanish_where_nobody_waits(graphs, models, monkeypatch):
+    monkeypatch.setattr(hermes, "LOADS", {"idle": 300.0})
+    monkeypatch.setattr(hermes, "ENGINES", {"256 at once": hermes.LIMITS})
+    rows = hermes.completions(graphs, models, SEEDS[:1])
+    assert all(abs(row.mean_reduction) < 0.02 and row.over_alone < 1.25 for row in rows)
+
+
+def test_knobs_fall_and_the_printed_equation_rises(models):
+    rows = [row for row in hermes.knobs(models) if row.backend == "dnn"]
+    for name in ("saved_s", "wasted_s"):
+        values = [getattr(row, name) for row in rows]
+        literal = [getattr(row, f"literal_{name}") for row in rows]
+        assert values == sorted(values, reverse=True) and literal == sorted(literal)
+        assert values[0] > values[-1] and literal[0] < literal[-1]
+
+
+def test_figures_are_laid_beside_the_papers(graphs):
+    result = hermes.Hermes(
+        "a source",
+        (hermes.Completion("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69),),
+        (hermes.InTime("8 at once", "EDF", 0.25, (0.1, 0.2, 0.3)),),
+        (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
+        (hermes.Cached("KV, 8 GB", "lru", 0.5, 64.0, 0.1, -0.1),),
+        (hermes.Knob("docker", 0.5, 1.0, 2.0, 3.0, 4.0),),
+        0.3,
+    )
+    sections = hermes.sections(result)
+    assert len(sections) == 5
+    assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
+    completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
+    assert "-77.0%" in completion and "-70.0%" in completion
+    assert deadlines[2:] == ("25.0 %", "10.0 %", "20.0 %", "30.0 %")
+    assert ablation[-2:] == ("+5.0%", "+15.3%")
+
+
+def test_where_the_samples_come_from_is_said(monkeypatch, tmp_path):
+    monkeypatch.delenv("EXEGPT_DATA", raising=False)
+    source, graphs = drawing.find_graphs()
+    assert "built-in" in source and {graph.application for graph in graphs} == set(drawing.MIX)
+    monkeypatch.setenv("EXEGPT_DATA", str(tmp_path))  # which has none
+    assert drawing.find_graphs()[0] == source
+    path = tmp_path / "one.json"
+    unit = {"type": "llm", "next": ["end"], "input_len": [1], "output_len": [1], "parallelism": [1]}
+    path.write_text(json.dumps({"mine": {"start": {"type": "start", "next": ["a"]}, "end": {}, "a": unit}}))
+    with pytest.raises(InputError, match="has no demand graph of code_feedback"):
+        drawing.find_graphs(path)
+
+
+@pytest.mark.parametrize(
+    ("following", "sentence"),
+    [("a", "always goes round a → a"), ("b", "goes from 'a' to 'b', which is no unit of it")],
+)
+def test_the_command_refuses_a_graph_without_end_in_one_sentence(tmp_path, following, sentence):
+    path = tmp_path / "graphs.json"
+    unit = {"type": "llm", "next": [following], "input_len": [1], "output_len": [1], "parallelism": [1]}
+    path.write_text(json.dumps({"mine": {"start": {"type": "start", "next": ["a"]}, "end": {}, "a": unit}}))
+    done = run_command("reproduce", "hermes", "--graphs", str(path))
+    assert done.code == 2 and sentence in done.err
+    assert "Traceback" not in done.err and done.err.strip().count("\n") == 0
+
+
+@pytest.mark.slow
+def test_all_of_it_on_the_published_samples():
+    """What the log reports, on two seeds: signs where queues are long, hits of caches, a quick decision."""
+    result = hermes.reproduce(graphs=needs_data("hermes", "pdgraphs.json"), seeds=2)
+    assert "published" in result.source
+    crowded = {r.order: r for r in result.completions if (r.engine, r.load) == ("8 at once", "1x")}
+    for order, (mean, p95) in hermes.PAPER.items():
+        assert crowded[order].mean_reduction == pytest.approx(mean, abs=0.2)
+        assert crowded[order].p95_reduction == pytest.approx(p95, abs=0.2)
+    kept = {r.order: r.all for r in result.in_time if r.engine == "8 at once"}
+    assert kept["Hermes, least slack"] > 1.5 * kept["EDF"]
+    hits = {(r.cache, r.policy): r.hits for r in result.caches}
+    for gigabytes in hermes.CONTEXT_GB:
+        lru, epwq, prewarm = (hits[f"KV, {gigabytes} GB", policy] for policy in ("lru", "epwq", "prewarm"))
+        assert lru < epwq < prewarm
