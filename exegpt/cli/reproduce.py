@@ -148,7 +148,7 @@ def learned_order(report: options.REPORT = None, json: options.JSON = False) -> 
 def hermes(
     graphs: Annotated[
         Path | None,
-        typer.Option(help="Demand graphs (JSON). Default: hermes/pdgraphs.json of EXEGPT_DATA, else built-in sizes."),
+        typer.Option(help="Demand graphs, or a log of calls (.jsonl). Default: EXEGPT_DATA's, else built-in sizes."),
     ] = None,
     report: options.REPORT = None,
     json: options.JSON = False,

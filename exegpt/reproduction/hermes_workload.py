@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from exegpt.call_log import LoggedCall, learn
+from exegpt.call_log import LoggedCall, learn, read_calls
 from exegpt.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
 from exegpt.errors import InputError
 from xsimulator.multimodel.demand import MOST_HOPS
@@ -87,20 +87,20 @@ frequency), for where the published samples aren't at hand."""
 
 
 def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]:
-    """Where the graphs come from, and they: of `path`, of EXEGPT_DATA's folder, else the built-in sizes, of which ten
-    samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3). InputError where an application
-    of the mix isn't among them.
+    """Where the graphs come from, and they: of `path` (graphs, or a log of calls), of EXEGPT_DATA's folder, else the
+    built-in sizes, of which ten samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3).
+    InputError where an application of the mix isn't among them.
     """
     folder = os.environ.get("EXEGPT_DATA")
     public = Path(folder) / "hermes" / "pdgraphs.json" if folder else None
     source = path or (public if public and public.is_file() else None)
     if source is None:
         return "built-in sizes of the nine applications (set EXEGPT_DATA for the published samples)", built_in()
-    graphs = read_demand_graphs(source)
+    graphs = learn(read_calls(source)) if source.suffix == ".jsonl" else read_demand_graphs(source)
     missing = sorted(set(MIX) - {graph.application for graph in graphs})
     if missing:
         raise InputError(f"'{source}' has no demand graph of {', '.join(missing)}: name a file with all nine.")
-    return f"ten published samples of each unit's variables ({source.name})", graphs
+    return f"the samples of each unit's variables in {source.name}", graphs
 
 
 def built_in() -> tuple[DemandGraph, ...]:

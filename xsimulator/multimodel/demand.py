@@ -123,7 +123,7 @@ class ApplicationDemand:
             return DemandSamples(after.total_s[order], after.longest_s[order])
         nexts = self._random.choice(self._units[unit].nexts, self.walks)
         total_s, longest_s = np.zeros(self.walks), np.zeros(self.walks)
-        for name in set(nexts.tolist()) - {END}:
+        for name in sorted(set(nexts.tolist()) - {END}):
             behind = self._call(name, seen).plus(self.after(name))
             chosen = nexts == name
             total_s[chosen], longest_s[chosen] = behind.total_s[chosen], behind.longest_s[chosen]
@@ -136,7 +136,7 @@ class ApplicationDemand:
             if (units == END).all():
                 break
             following = units.copy()
-            for name in set(units.tolist()) - {END}:
+            for name in sorted(set(units.tolist()) - {END}):  # sorted: sets of text differ from process to process
                 at = np.flatnonzero(units == name)
                 demand = self._units[name].draw(self._random, len(at))
                 total_s[at] += demand.total_s
