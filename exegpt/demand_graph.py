@@ -8,6 +8,7 @@ from typing import Any
 from exegpt import document
 from exegpt.errors import InputError
 from exegpt.noun import Noun
+from exegpt.workload import MAX_TOKENS
 
 END = "end"
 """The next unit of a run's last call."""
@@ -45,6 +46,8 @@ class Unit(Noun):
             )
         if min((*self.input_tokens, *self.output_tokens, 0)) < 0 or min((*self.parallel, 1)) < 1:
             raise InputError(f"Unit '{self.name}' has negative tokens, or a call of no requests: remove that sample.")
+        if max((*self.input_tokens, *self.output_tokens, *self.parallel, 0)) > MAX_TOKENS:
+            raise InputError(f"Unit '{self.name}' has a sample above {MAX_TOKENS:,}: remove it.")
         if not all(0 <= s < math.inf for s in self.seconds):
             raise InputError(f"Unit '{self.name}' has seconds that are negative or endless: remove that sample.")
         if not self.next_units or max(map(len, (*lists, self.seconds, self.next_units))) > MOST_SAMPLES:

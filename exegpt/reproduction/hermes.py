@@ -313,8 +313,9 @@ def knobs(models: Models) -> tuple[Knob, ...]:
         model = models[application]
         names = [unit.name for unit in model.graph.units]
         unit = published if published in names else model.graph.start[0]
-        following = next(each.name for each in model.graph.units if each.backend == backend)
-        probability, seconds = model.next_probability(unit, following), model.seconds(unit)
+        following = [each.name for each in model.graph.units if each.backend == backend]
+        probability = sum(model.next_probability(unit, name) for name in following)
+        seconds = model.seconds(unit)
         for knob in KNOBS:
             both = (expected_effect(seconds, probability, knob, start_up_s, literal) for literal in (False, True))
             rows.append(Knob(backend, knob, *(value for effect in both for value in effect)))

@@ -63,6 +63,13 @@ def test_a_graph_that_no_run_could_end_in_is_refused_in_one_sentence(units, star
 def test_units_with_samples_of_different_numbers_are_refused():
     with pytest.raises(InputError, match=r"as many input_tokens.*got 2, 1, 2 and 0"):
         Unit("thought", "llm", (END,), (1, 2), (1,), (1, 1))
+    with pytest.raises(InputError, match="has a sample above 10,000,000"):
+        Unit("thought", "llm", (END,), (10**40,), (1,), (1,))
+    for negative in ((-1, 1, 1), (1, -1, 1), (1, 1, 0)):
+        with pytest.raises(InputError, match="negative tokens, or a call of no requests"):
+            Unit("thought", "llm", (END,), *((sample,) for sample in negative))
+    with pytest.raises(InputError, match="negative or endless"):
+        Unit("search", "search", (END,), seconds=(float("inf"),))
     with pytest.raises(InputError, match="seconds alone"):
         Unit("search", "search", (END,))
 

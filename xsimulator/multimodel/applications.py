@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from exegpt.demand_graph import END, LLM
+from exegpt.errors import InputError
 from xsimulator.multimodel.application_orders import ApplicationOrder, WaitingCall
 from xsimulator.multimodel.llm_backend import LLMBackend, LLMLimits
 from xsimulator.multimodel.prewarming import effect, prewarm_at
@@ -56,15 +57,15 @@ def simulate(
     """Run applications to their ends.
 
     `estimates` are needed by orders that look at demand, and by prewarming. `start_up_s` of containers by backend:
-    each call has one of its own. ValueError where a request doesn't fit into the LLM's cache.
+    each call has one of its own. InputError where a request doesn't fit into the LLM's cache.
     """
     limits = limits or LLMLimits()
     for application in applications:
         tokens = max((call.input_tokens + call.output_tokens for call in application.calls), default=0)
         if tokens > limits.kv_tokens or not application.calls:
-            raise ValueError(
-                f"application {application.index} has no calls, or one of {tokens:,} tokens where the cache has "
-                f"{limits.kv_tokens:,}"
+            raise InputError(
+                f"Application {application.index} ('{application.name}') has no calls, or one of {tokens:,} tokens "
+                f"where the LLM's cache has {limits.kv_tokens:,}: leave it out, or shorten the call."
             )
     return _Simulation(applications, order, limits, estimates, cache, start_up_s or {}, prewarming).run()
 

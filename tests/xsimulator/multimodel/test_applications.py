@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.call_log import LoggedCall, learn
+from exegpt.errors import InputError
 from xsimulator.multimodel.application_orders import (
     ApplicationSlack,
     ByApplication,
@@ -90,7 +91,9 @@ def test_all_end_exactly_once_and_nothing_leaks(seed, order, policy, contexts):
     assert len(run.in_time) == sum(a.deadline_s is not None for a in applications)
     if cache:
         needed = sum(c.on_llm for a in applications for c in a.calls)
-        assert run.hits + run.misses == (needed if not contexts else run.hits + run.misses) <= needed
+        turns = run.hits + run.misses
+        assert turns <= needed - len(applications) if contexts else turns == needed
+        assert cache.pins == 0 and cache.used <= cache.capacity
 
 
 def test_one_application_alone_takes_its_own_time():
@@ -106,7 +109,7 @@ def test_the_batch_and_the_cache_limit_what_runs_at_once():
     quarters = simulate([Submission(0, "x", 0.0, calls)], ByRequest(), LLMLimits(RATES, 8, 200))
     assert halves.completion_s[0] == pytest.approx(2 * alone_s)
     assert quarters.completion_s[0] == pytest.approx(4 * alone_s)
-    with pytest.raises(ValueError, match="one of 100 tokens where the cache has 99"):
+    with pytest.raises(InputError, match="one of 100 tokens where the LLM's cache has 99"):
         simulate([Submission(0, "x", 0.0, calls)], ByRequest(), LLMLimits(RATES, 8, 99))
 
 
