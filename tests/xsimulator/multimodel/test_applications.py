@@ -113,6 +113,15 @@ def test_the_batch_and_the_cache_limit_what_runs_at_once():
         simulate([Submission(0, "x", 0.0, calls)], ByRequest(), LLMLimits(RATES, 8, 99))
 
 
+def test_a_call_may_fill_the_cache_and_end_on_its_deadline():
+    calls = (Call("a", "llm", 50, 50),)
+    exact = LLMLimits(RATES, 1, 100)
+    (completion_s,) = simulate([Submission(0, "x", 0.0, calls)], ByRequest(), exact).completion_s
+    for deadline_s, kept in ((completion_s, True), (completion_s - 1e-6, False)):
+        run = simulate([Submission(0, "x", 0.0, calls, deadline_s)], ByRequest(), exact)
+        assert run.in_time == (kept,)
+
+
 def job(index, tokens, arrival_s=0.0, name="short", calls=1, **more):
     return Submission(index, name, arrival_s, (Call("think", "llm", 0, tokens),) * calls, **more)
 
@@ -184,6 +193,11 @@ def test_a_smaller_knob_saves_more_start_up_and_wastes_more(seed):
     assert [run.saved_s for run in runs] == sorted((run.saved_s for run in runs), reverse=True)
     assert [run.wasted_s for run in runs] == sorted((run.wasted_s for run in runs), reverse=True)
     assert runs[0].saved_s > runs[-1].saved_s
+    literal = [
+        simulate(applications, ByApplication(), idle, LEARNED[True], None, {"docker": 1.5}, Prewarming(knob, True))
+        for knob in (0.1, 0.4)
+    ]
+    assert literal[0].saved_s < literal[1].saved_s and literal[0].wasted_s < literal[1].wasted_s
     never = simulate(applications, ByApplication(), idle, LEARNED[True], None, {"docker": 1.5})
     assert (never.saved_s, never.wasted_s) == (0.0, 0.0)
 

@@ -92,6 +92,24 @@ def test_too_few_joint_matches_fall_back_to_one_variable_then_to_all():
     assert draw(50, 50, 1) == {0, 60, 99}  # neither was ever seen
 
 
+def test_ten_matching_records_are_enough_and_nine_are_not():
+    unit = Unit("b", "llm", (END,), (0, 99), (5, 5), (1, 1))
+    for matching, inputs in ((10, {0}), (9, {0, 99})):
+        rows = [(0, 5, 1, 0, 5, 1)] * matching + [(99, 5, 1, 99, 5, 1)] * 50
+        pair = Correlations(JointRecords("a", "b", tuple(rows)))
+        assert set(pair.draw(Seen("a", 0, 5, 1), unit, np.random.default_rng(0), 500)[0]) == inputs
+
+
+def test_outputs_follow_their_own_inputs():
+    rows = [(5, 5, 1, i, 10 * i, 1) for i in range(100)] * 2
+    unit = Unit("b", "llm", (END,), tuple(r[3] for r in rows), tuple(r[4] for r in rows), (1,) * len(rows))
+    pair = Correlations(JointRecords("a", "b", tuple(rows)))
+    inputs, outputs, _ = pair.draw(Seen("a", 5, 5, 1), unit, np.random.default_rng(0), 500)
+    assert pair.mask == {("output", "own input")}
+    assert np.abs(outputs - 10 * inputs).max() <= 100  # a tenth of the range
+    assert np.ptp(inputs) > 90
+
+
 def test_the_same_questions_have_the_same_answers():
     first, second = (ApplicationDemand(chain(), RATES, seed=3).refined("search", Seen("plan", 1, 9, 1)) for _ in "ab")
     assert (first.total_s == second.total_s).all()
