@@ -163,6 +163,19 @@ def hermes(
     _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
 
 
+@app.command(short_help="Several models on one cluster: all of these papers.")
+def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
+    """MuxServe, SamuLLM, Hermes and vLLM-LTR, one after the other: some ten minutes.
+
+    Needs the published measurements in the folder that EXEGPT_DATA names.
+
+    Example: exegpt reproduce multimodel --report multimodel.html
+    """
+    from exegpt.reproduction import multimodel as papers
+
+    _show("multimodel", papers.reproduce, papers.sections, report, json, papers.STANDS_ON)
+
+
 def _gains(name: str, over_all: bool, model: str | None, task: str | None, report: Path | None, json: bool) -> None:
     from exegpt.reproduction import gains
 

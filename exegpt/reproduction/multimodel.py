@@ -1,0 +1,47 @@
+"""What five papers found for several models on one cluster, one system after the other.
+
+SeaLLM's evaluation isn't among them yet: its rule of sharing and its pool are built, its placement isn't.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exegpt.report.sections import Section
+from exegpt.reproduction import hermes, learned_order, muxserve, samullm
+from exegpt.reproduction.hermes import Hermes
+from exegpt.reproduction.learned_order import LearnedOrder
+from exegpt.reproduction.public_data import public_data
+
+STANDS_ON = "Simulated, with what the papers' authors published; nothing here was run on a GPU."
+
+
+@dataclass(frozen=True)
+class Multimodel:
+    """Every system's own result."""
+
+    muxserve: muxserve.Result
+    samullm: samullm.Samullm
+    hermes: Hermes
+    learned_order: LearnedOrder
+
+
+def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
+    """One system after the other; InputError at once where their measurements aren't at hand."""
+    for whose, folder in (("MuxServe's", "muxserve"), ("SamuLLM's", "samullm"), ("Hermes'", "hermes")):
+        public_data(whose, folder)
+
+    def quarter(number: int) -> Callable[[int, int], None]:
+        return lambda done, of: progress(1000 * number + round(1000 * done / of), 4000)
+
+    systems = (muxserve.reproduce, samullm.reproduce, hermes.reproduce, learned_order.reproduce)
+    return Multimodel(*[work(quarter(number)) for number, work in enumerate(systems)])  # type: ignore[operator]
+
+
+def sections(result: Multimodel) -> list[Section]:
+    """Those of every system."""
+    return [
+        *muxserve.sections(result.muxserve),
+        *samullm.sections(result.samullm),
+        *hermes.sections(result.hermes),
+        *learned_order.sections(result.learned_order),
+    ]
