@@ -38,7 +38,7 @@ COMPILED = [
         "exegpt.interpolation",
         "xsimulator.replay.event_loop",
         "xsimulator.cost.recurrences",
-        "xsimulator.multimodel.batching_run",
+        "xsimulator.multimodel.stages.batching_run",
     )
 ]
 
@@ -97,6 +97,7 @@ setup(
         "exegpt": ["*.pyi"],
         "exegpt.server": ["*.html"],
         "xsimulator.cost": ["*.pyi"],
+        "xsimulator.multimodel.stages": ["*.pyi"],
         "xsimulator.replay": ["*.pyi"],
     },
     ext_modules=COMPILED,

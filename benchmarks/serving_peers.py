@@ -36,10 +36,16 @@ from exegpt.workload import task
 STARTS_S = 300
 SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)
 """vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
-LOADS, SLOW_LOADS = (0.5, 0.75, 1.0, 2.0), (0.1, 0.2, 0.4)
-"""Offered loads, over the requests/s that vLLM answers when far too many come; and those of transformers' server, which
-would be answering them for long.
+LOADS = {"vLLM": (0.5, 0.75, 1.0, 2.0), "exegpt": (1.0, 2.0), "transformers": (0.1, 0.3)}
+"""Offered loads by server, over the requests/s that vLLM answers when far too many come. Ours turns away what it can't
+answer in time, and has its highest goodput at high loads; transformers' would be answering them for long.
 """
+OVERLOAD = 2.0
+"""The load that lasts for `--overload-seconds`: what a server that takes everything answers in time of it depends on
+how long it lasts.
+"""
+SEARCH_S = 15.0
+"""Of each load while vLLM's limits are searched."""
 CAPS = (8, 12, 18, 27)
 """Requests at a time that are let through to vLLM."""
 FIRST_PORT = 8810
@@ -79,6 +85,7 @@ class Bench:
     peers: Path
     workload: str
     seconds: float
+    overload_s: float
 
     @property
     def model(self) -> Path:
@@ -159,7 +166,10 @@ class Bench:
             "result-filename": result.name,
         } | ({} if rate else {"max-concurrency": 1})
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        flags = ["--ignore-eos", "--save-result", "--save-detailed", "--self-timed", "--disable-tqdm"]
+        flags = ["--save-result", "--save-detailed", "--self-timed", "--disable-tqdm"]
+        flags += (
+            [] if server.name == "transformers" else ["--ignore-eos"]
+        )  # it refuses that; its outputs may end sooner
         client = [str(self.peers / "bin" / "vllm"), "bench", "serve", *words, *flags]
         done = subprocess.run(client, capture_output=True, text=True, env=self.environment)
         if done.returncode:
@@ -198,7 +208,7 @@ def best_limits(bench: Bench, bounds: Sequence[float], peak: float, say) -> dict
     def measure(seqs: int, tokens: int) -> None:
         with bench.vllm(FIRST_PORT, seqs, tokens) as server:
             bench.load(server, peak, 99, 10.0)
-            found[seqs, tokens] = [bench.load(server, share * peak, 100) for share in (0.6, 0.9)]
+            found[seqs, tokens] = [bench.load(server, share * peak, 100, SEARCH_S) for share in (0.6, 0.9)]
         goods = ", ".join(f"{max(run.goodput(bound) for run in found[seqs, tokens]):.2f}/s" for bound in bounds)
         say(f"vLLM with {seqs} sequences and {tokens} tokens: {goods}")
 
@@ -232,6 +242,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True, help="environment with vLLM")
     parser.add_argument("--workload", default="T")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
+    parser.add_argument("--overload-seconds", type=float, default=60.0, help="of the highest one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bounds", default="2,4,10", help="over vLLM's unloaded median latency")
     parser.add_argument("--limits", help="vLLM's best limits for each bound, SEQS:TOKENS,…: not searched")
@@ -242,7 +253,7 @@ def main() -> None:
         print(text, flush=True)
 
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
-        bench = Bench(Path(name), asked.peers.absolute(), asked.workload, asked.seconds)
+        bench = Bench(Path(name), asked.peers.absolute(), asked.workload, asked.seconds, asked.overload_seconds)
         create_model(bench.model, "llama", **SIZES, seed=1)
         give_text(bench.model / "tokenizer.json", SIZES["vocab"])
         with bench.vllm(FIRST_PORT) as server:
@@ -251,7 +262,7 @@ def main() -> None:
             flood = bench.load(server, 12.0, 96, 20.0)
             say(f"vLLM unloaded: median latency {alone_s:.2f} s")
         peak = len(flood.latencies_s) / flood.whole_s
-        loads, slow = ([share * peak for share in shares] for shares in (LOADS, SLOW_LOADS))
+        loads = sorted({share * peak for shares in LOADS.values() for share in shares})
         bounds = [float(share) * alone_s for share in asked.bounds.split(",")]
         say(f"vLLM flooded: {peak:.2f} requests/s; bounds {', '.join(f'{bound:.2f} s' for bound in bounds)}")
         if asked.limits:
@@ -264,11 +275,11 @@ def main() -> None:
         starts += [bench.ours(FIRST_PORT + 20 + i, bound) for i, bound in enumerate(bounds)]
         starts += [] if asked.no_transformers else [bench.transformers(FIRST_PORT + 40)]
         servers = [running.enter_context(start) for start in starts]
-        runs = measured_in_turns(bench, servers, (loads, slow), asked.rounds)
+        runs = measured_in_turns(bench, servers, peak, asked.rounds)
         for bound in bounds:
             others = [server.name for server in servers if not server.name.startswith("exegpt")]
-            say(table(runs, [own_name(bound), *others], bound, [*slow, *loads]))
-        capped = measured_behind_caps(bench, servers, loads[-1], asked.rounds)
+            say(table(runs, [own_name(bound), *others], bound, loads))
+        capped = measured_behind_caps(bench, servers, OVERLOAD * peak, asked.rounds)
         for bound in bounds:
             goods = {most: statistics.median(run.goodput(bound) for run in found) for most, found in capped.items()}
             most = max(goods, key=goods.__getitem__)
@@ -276,18 +287,19 @@ def main() -> None:
 
 
 def measured_in_turns(
-    bench: Bench, servers: Sequence[Server], loads: tuple[Sequence[float], Sequence[float]], rounds: int
+    bench: Bench, servers: Sequence[Server], peak: float, rounds: int
 ) -> dict[tuple[str, float], list[Run]]:
-    """Every load on every server, in each round; the second loads for transformers' alone."""
-    usual, slow = loads
+    """Every load of every server, in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
     for server in servers:
-        bench.load(server, slow[-1], 95, 10.0)
+        bench.load(server, 0.3 * peak, 95, 5.0)
     for number in range(rounds):
-        for load in (*slow, *usual):
+        for share in sorted({share for shares in LOADS.values() for share in shares}):
             for server in servers[:: -1 if number % 2 else 1]:
-                if load in (slow if server.name == "transformers" else usual):
-                    runs.setdefault((server.name, load), []).append(bench.load(server, load, number))
+                if share in LOADS[server.name.split()[0]]:
+                    seconds = bench.overload_s if share == OVERLOAD else bench.seconds
+                    found = bench.load(server, share * peak, number, seconds)
+                    runs.setdefault((server.name, share * peak), []).append(found)
         print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
     return runs
 
@@ -298,7 +310,7 @@ def measured_behind_caps(bench: Bench, servers: Sequence[Server], load: float, r
     for number in range(rounds):
         for most in CAPS:
             with bench.capped(FIRST_PORT + 50, servers[0], most) as server:
-                runs.setdefault(most, []).append(bench.load(server, load, number))
+                runs.setdefault(most, []).append(bench.load(server, load, number, bench.overload_s))
     return runs
 
 

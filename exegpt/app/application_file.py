@@ -122,7 +122,7 @@ def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
 
 def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
     """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
-    from xsimulator.multimodel.profiled_costs import profiled_model
+    from xsimulator.multimodel.stages.profiled_costs import profiled_model
 
     if setting.model.encoder_layers:
         raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")

@@ -25,6 +25,7 @@ _QUICK = ("orca",)
 """Policies by which numbers of devices are compared: their searches take a fifth of all policies', and the best ones'
 goodput is rarely a tenth higher.
 """
+_MOST_WAYS = 1000
 _SHARING: dict[str, Literal["space", "time"]] = {"muxserve": "space", "temporal": "time"}
 
 
@@ -37,32 +38,86 @@ class Proposal:
     why_not: str = ""
 
     @property
+    def headroom(self) -> float | None:
+        """The least of all models with a rate; None without one."""
+        known = [m.headroom for m in self.plan.models if m.headroom is not None] if self.plan else []
+        return min(known, default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Until the last model with a number of requests is done; None without one."""
+        known = [m.seconds for m in self.plan.models if m.seconds is not None] if self.plan else []
+        return max(known, default=None)
+
+    @property
     def order(self) -> tuple[float, ...]:
         """Plans come first; of those what is done sooner, then has more headroom, then takes fewer devices."""
         if self.plan is None:
             return (1.0,)
-        headroom = min((m.headroom for m in self.plan.models if m.headroom is not None), default=0.0)
-        seconds = max((m.seconds for m in self.plan.models if m.seconds is not None), default=0.0)
-        return 0.0, seconds, -headroom, -self.plan.free
+        return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.plan.free
+
+    def why_before(self, other: "Proposal") -> str:
+        """What puts this plan before another one."""
+        if self.plan is None or other.plan is None:
+            return f"{other.method} has no plan"
+        if self.seconds != other.seconds:
+            mine, theirs = (f"{figure_text(p.seconds)} s" for p in (self, other))
+            return f"all requests are done after {mine}, with {other.method} after {theirs}"
+        if self.headroom != other.headroom:
+            tightest = min(other.plan.models, key=lambda m: math.inf if m.headroom is None else m.headroom)
+            mine, theirs = (figure_text(p.headroom) for p in (self, other))
+            return (
+                f"every model could have {mine} times its rate, with {other.method} only {theirs} times, "
+                f"because of '{tightest.name}'"
+            )
+        if self.plan.free != other.plan.free:
+            return f"{self.plan.free} devices stay free, with {other.method} {other.plan.free}"
+        return f"{other.method} does as well"
 
 
 def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...]) -> list[Proposal]:
-    """What each method comes to, the best one first."""
-    proposals = []
-    for method in methods:
+    """What each method comes to, the best one first. InputError where one alone can't do with these models."""
+    known: dict[str, Proposal] = {}
+    for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
         try:
-            proposals.append(Proposal(method, make_plan(demands, cluster, method)))
+            known[method] = Proposal(method, make_plan(demands, cluster, method, known))
         except (Infeasible, InputError) as error:
             if len(methods) == 1 and isinstance(error, InputError):
                 raise
-            proposals.append(Proposal(method, None, str(error)))
-    return sorted(proposals, key=lambda proposal: proposal.order)
+            known[method] = Proposal(method, None, str(error))
+    return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
-    """The plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says how
-    near it comes.
+def make_plan(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, known: dict[str, Proposal] | None = None
+) -> Plan:
+    """The plan of a method; `known` are others'. Infeasible where it meets not all rates, or the models don't fit; the
+    sentence says how near it comes.
     """
+    if method != "exegpt":
+        return _plan_of(demands, cluster, method)
+    try:
+        proposals = [Proposal(method, _plan_of(demands, cluster, method))]
+    except Infeasible as error:
+        proposals = [Proposal(method, None, str(error))]
+    if _may_share(demands, cluster):
+        others = propose(demands, cluster, tuple(other for other in _SHARING if other not in (known or {})))
+        proposals += [*others, *(p for p in (known or {}).values() if p.method in _SHARING)]
+    best = min(proposals, key=lambda proposal: proposal.order)
+    if best.plan is None:
+        raise Infeasible(proposals[0].why_not, None)
+    return replace(best.plan, method=method)
+
+
+def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
+    """Whether all models can, and the ways to cut the cluster are few enough to try them in passing."""
+    from xscheduler.multimodel.placement import cuts
+
+    ways = math.comb(len(cuts(cluster.devices_per_node)) + cluster.nodes - 1, cluster.nodes)
+    return ways <= _MOST_WAYS and all(d.rate_seq_s and not d.setting.model.encoder_layers for d in demands)
+
+
+def _plan_of(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
     with output.progress(f"budgets by {method}") as progress:
         find = _shared if method in _SHARING else _dedicated
         plan = find(demands, cluster, method, progress)

@@ -30,7 +30,7 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
     from xscheduler.multimodel.stage_search import best_stages
     from xscheduler.multimodel.stage_variations import varied_stages
     from xscheduler.multimodel.stages import Host, PlannedStage, makespan, plan_stages
-    from xsimulator.multimodel.application import draw
+    from xsimulator.multimodel.stages.application import draw
 
     application = draw(asked.graph, asked.table, SEED, padded=False)
     host = Host(asked.cluster.devices_per_node, asked.linked)

@@ -10,6 +10,7 @@ from exegpt.cli import INFEASIBLE, options
 if TYPE_CHECKING:
     from exegpt.app.planning import Proposal
     from exegpt.plan import Plan, PlannedModel
+    from exegpt.price import Prices
 
 
 def plan(
@@ -27,6 +28,9 @@ def plan(
     memory_fraction: options.MEMORY_FRACTION = None,
     engine: options.ENGINE = None,
     threads: options.THREADS = None,
+    price: Annotated[
+        Path | None, typer.Option(help="YAML: device kind → price per device-hour; printed for every method.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")] = None,
     json: options.JSON = False,
 ) -> int:
@@ -42,10 +46,12 @@ def plan(
     from exegpt.app.models_file import read_demands
     from exegpt.app.planning import METHODS, propose
     from exegpt.app.settings import set_threads
+    from exegpt.price import read_prices
     from exegpt.report import output
 
     check_output(out)
-    check_distinct((out,), (file, cluster))
+    check_distinct((out,), (file, cluster, price))
+    prices = read_prices(price) if price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads)
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
@@ -63,7 +69,7 @@ def plan(
         return 0 if best else INFEASIBLE
     for demand in demands:
         output.notes(f"{demand.name}: {assumption}" for assumption in demand.setting.assumptions)
-    _print(proposals)
+    _print(proposals, prices)
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE
@@ -80,13 +86,14 @@ def _document(proposals: "list[Proposal]", assumptions: list[str]) -> dict[str, 
         "methods": [
             {"method": p.method, "plan": to_dict(p.plan) if p.plan else None, "reason": p.why_not} for p in proposals
         ],
+        "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
         "assumptions": assumptions,
         "provenance": output.provenance(),
     }
 
 
-def _print(proposals: "list[Proposal]") -> None:
-    """The best plan's models, then what the other methods come to."""
+def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
+    """The best plan's models, then what all methods come to and why the best is."""
     from exegpt.report import output
 
     best, *others = proposals
@@ -94,11 +101,37 @@ def _print(proposals: "list[Proposal]") -> None:
         output.note(best.why_not)
     else:
         print_plan(best.plan)
+    if not others:
+        return
+    price = ("price/h",) if prices else ()
+    columns = ("method", "rates could be", "all in time", "done in", "devices", *price)
+    output.table(columns, [_method_row(proposal, prices) for proposal in proposals if proposal.plan], "methods")
     for other in others:
         if other.plan is None:
             output.note(f"{other.method}: {other.why_not}")
-        else:
-            print_plan(other.plan)
+    second = next((other for other in others if other.plan), None)
+    if best.plan and second:
+        print(f"{best.method} is the best: {best.why_before(second)}.")
+
+
+def _method_row(proposal: "Proposal", prices: "Prices | None") -> list[str]:
+    from exegpt.duration import duration_text
+    from exegpt.price import price_per_hour
+    from exegpt.quantity import figure_text, percent_text
+
+    plan = proposal.plan
+    assert plan is not None
+    used = plan.cluster.devices - plan.free
+    shares = [model.attainment for model in plan.models if model.attainment is not None]
+    cost = [figure_text(price_per_hour(prices, plan.cluster) * used / plan.cluster.devices)] if prices else []
+    return [
+        proposal.method,
+        "–" if proposal.headroom is None else f"{figure_text(proposal.headroom)} times",
+        percent_text(min(shares)) if shares else "–",
+        "–" if proposal.seconds is None else duration_text(proposal.seconds),
+        f"{used} of {plan.cluster.devices}",
+        *cost,
+    ]
 
 
 def print_plan(plan: "Plan") -> None:

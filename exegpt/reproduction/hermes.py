@@ -17,7 +17,9 @@ from exegpt.demand_graph import DemandGraph
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.hermes_workload import draw_submissions, find_graphs, learn_graphs
-from xsimulator.multimodel.application_orders import (
+from xsimulator.multimodel.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xsimulator.multimodel.applications.llm_backend import LLMLimits
+from xsimulator.multimodel.applications.orders import (
     ApplicationOrder,
     ApplicationSlack,
     ByApplication,
@@ -29,13 +31,11 @@ from xsimulator.multimodel.application_orders import (
     WaitingCall,
     application_gittins,
 )
-from xsimulator.multimodel.applications import Prewarming, simulate
-from xsimulator.multimodel.demand import ApplicationDemand, Seen, ServiceRates
-from xsimulator.multimodel.llm_backend import LLMLimits
-from xsimulator.multimodel.prewarming import expected_effect
-from xsimulator.multimodel.submission import Submission
-from xsimulator.multimodel.submission_progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
-from xsimulator.multimodel.warm_cache import POLICIES, WarmCache
+from xsimulator.multimodel.applications.prewarming import expected_effect
+from xsimulator.multimodel.applications.progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
+from xsimulator.multimodel.applications.simulation import Prewarming, simulate
+from xsimulator.multimodel.applications.submission import Submission
+from xsimulator.multimodel.applications.warm_cache import POLICIES, WarmCache
 
 STANDS_ON = (
     "Simulated: one LLM at 0.1 ms per prompt token and 60 ms per decoding iteration, 42,900 tokens of KV; nothing here "

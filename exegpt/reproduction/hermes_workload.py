@@ -11,8 +11,8 @@ import numpy as np
 from exegpt.call_log import LoggedCall, learn, read_calls
 from exegpt.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
 from exegpt.errors import InputError
-from xsimulator.multimodel.demand import MOST_HOPS
-from xsimulator.multimodel.submission import Call, Submission
+from xsimulator.multimodel.applications.demand import MOST_HOPS
+from xsimulator.multimodel.applications.submission import Call, Submission
 
 MIX = {
     "got_docmerge": 1,

@@ -31,7 +31,7 @@ from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
 from xscheduler.multimodel.stage_search import best_stages
 from xscheduler.multimodel.stage_variations import varied_stages
 from xscheduler.multimodel.stages import PlannedStage, greedy_stage, makespan, plan_stages
-from xsimulator.multimodel.application import Application, draw
+from xsimulator.multimodel.stages.application import Application, draw
 
 STANDS_ON = (
     "Simulated with SamuLLM's published timings, and rooflines where it has none; plans run on outputs drawn anew. "

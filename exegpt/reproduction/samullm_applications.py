@@ -19,7 +19,7 @@ from exegpt.reproduction.public_data import public_data
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
 from xscheduler.multimodel.stages import Host
-from xsimulator.multimodel.profiled_costs import profiled_model
+from xsimulator.multimodel.stages.profiled_costs import profiled_model
 
 HOST = Host(devices=8, linked=2)
 ENSEMBLE = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from exegpt.cost_table import DegreeCosts, PhaseLines
 from xprofiler.samullm import TimedIteration, read_points, samullm_costs
-from xsimulator.multimodel.line_costs import LineCosts, line_costs
+from xsimulator.multimodel.stages.line_costs import LineCosts, line_costs
 
 Errors = tuple[float, float]
 """Mean and greatest absolute relative error."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
+from exegpt.app import planning
 from exegpt.app.models_file import read_demands
 from exegpt.app.plan_evaluation import evaluated, in_time
-from exegpt.app.planning import make_plan
+from exegpt.app.planning import METHODS, make_plan, propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
@@ -98,6 +99,28 @@ def test_shares_within_a_bound(plan, demands):
         plan, {d.name: d.setting.profile for d in demands}, {"rare": demands[2].setting.workload.draw(30)}
     )
     assert in_time(served["rare"].served, None) == 1.0 and in_time(served["rare"].served, 1e-9) == 0.0
+
+
+def test_ours_is_no_worse_than_any_other_and_shares_where_devices_are_too_few(demands, monkeypatch):
+    monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
+    proposals = propose(demands, CLUSTER, METHODS)
+    ours, *others = proposals
+    assert ours.method == "exegpt" and all(ours.order <= other.order for other in others)
+    assert any(model.share for model in ours.plan.models)  # three models on two devices
+    reasons = {other.method: ours.why_before(other) for other in others}
+    assert reasons["spatial"] == "spatial has no plan"
+    assert "times its rate, with" in " ".join(reasons.values()) or "does as well" in " ".join(reasons.values())
+
+
+def test_prices_and_reasons_are_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
+    demands_of(tmp_path, BUSY, IDLE)
+    (tmp_path / "prices.yaml").write_text("A100-80GB: 2.5")
+    where = [str(tmp_path / "models.yaml"), "--cluster", "2xA100-80GB", "--method", "best"]
+    assert main(["plan", *where, "--price", str(tmp_path / "prices.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "price/h" in printed and "exegpt is the best:" in printed and "2 of 2" in printed
+    assert main(["plan", *where, "--price", str(tmp_path / "missing.yaml")]) == 2
 
 
 def test_what_cant_share_is_named(tmp_path, demands):

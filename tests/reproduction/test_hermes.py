@@ -11,7 +11,7 @@ from exegpt.reproduction import hermes
 from exegpt.reproduction import hermes_workload as drawing
 from tests.cli.conftest import run_command
 from tests.public_data import needs_data
-from xsimulator.multimodel.demand import ApplicationDemand
+from xsimulator.multimodel.applications.demand import ApplicationDemand
 
 SEEDS = (0, 1)
 

@@ -10,7 +10,7 @@ from exegpt.reproduction.samullm_applications import HOST, ROUTED, chain_summary
 from exegpt.reproduction.samullm_points import PointErrors
 from tests.cli.conftest import run_command
 from tests.public_data import DATA, needs_data
-from tests.xsimulator.multimodel import applications
+from tests.xsimulator.multimodel.stages import applications
 
 
 def small_case(application, known=False, search=False, parts=()):

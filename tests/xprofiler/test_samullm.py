@@ -10,7 +10,7 @@ from exegpt.cost_table import CostTable
 from exegpt.errors import InputError
 from tests.public_data import needs_data
 from xprofiler.samullm import HOST, LOADING, OUTPUTS, POINTS, read_points, samullm_costs
-from xsimulator.multimodel.line_costs import line_costs
+from xsimulator.multimodel.stages.line_costs import line_costs
 
 HEAD = "model,tp,phase,num_seqs,tot_ctx_len,max_seq_len,tflops_logged,exec_s,sample_s,prep_s\n"
 MACS = 1e-6

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from xscheduler.multimodel.stages import Host
-from xsimulator.multimodel.progress import Parallel, Placed
+from xsimulator.multimodel.stages.progress import Parallel, Placed
 
 Devices = Mapping[str, tuple[int, ...]]
 """By node: the first tp devices are the first replica's."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from exegpt.stage_plan import ExecutionStage, StagedNode
 from xscheduler.multimodel.gpu_choice import choose_gpus
 from xscheduler.multimodel.stages import Host, PlannedStage, gpus
-from xsimulator.multimodel.application import Application
-from xsimulator.multimodel.progress import NodeOutlook, Parallel, Placed, Progress
+from xsimulator.multimodel.stages.application import Application
+from xsimulator.multimodel.stages.progress import NodeOutlook, Parallel, Placed, Progress
 
 
 @dataclass(frozen=True)

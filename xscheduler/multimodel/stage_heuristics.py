@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from xscheduler.multimodel.stages import Host, gpus, parallels
-from xsimulator.multimodel.progress import Placed, Progress
+from xsimulator.multimodel.stages.progress import Placed, Progress
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:

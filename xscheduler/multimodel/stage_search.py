@@ -17,8 +17,8 @@ from xscheduler.multimodel.stages import (
     makespan,
     parallels,
 )
-from xsimulator.multimodel.application import Application
-from xsimulator.multimodel.progress import Parallel, Placed, Progress
+from xsimulator.multimodel.stages.application import Application
+from xsimulator.multimodel.stages.progress import Parallel, Placed, Progress
 
 TOP_STAGES, MOST_PLANS = 20, 20
 """SamuLLM's own limits."""

@@ -6,8 +6,8 @@ the greedy, which knows no critical path and not how long loading blocks GPUs, e
 
 from xscheduler.multimodel.stage_search import lower_bound_s, next_stages
 from xscheduler.multimodel.stages import Host, PlannedStage, follow, go_on, greedy_stage, makespan
-from xsimulator.multimodel.application import Application
-from xsimulator.multimodel.progress import Progress
+from xsimulator.multimodel.stages.application import Application
+from xsimulator.multimodel.stages.progress import Progress
 
 
 def varied_stages(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exegpt.errors import InputError
-from xsimulator.multimodel.application import Application
-from xsimulator.multimodel.progress import Parallel, Placed, Progress
+from xsimulator.multimodel.stages.application import Application
+from xsimulator.multimodel.stages.progress import Parallel, Placed, Progress
 
 Choose = Callable[[Progress, "Host", bool], Placed]
 """The next stage of a state; the flag says whether running nodes may be stopped."""

@@ -5,7 +5,7 @@ import random
 
 from xscheduler.multimodel.gpu_choice import choose_gpus
 from xscheduler.multimodel.stages import Host
-from xsimulator.multimodel.progress import Parallel
+from xsimulator.multimodel.stages.progress import Parallel
 
 
 def test_what_runs_stays():

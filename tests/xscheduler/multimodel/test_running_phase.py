@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from tests.xsimulator.multimodel import applications
+from tests.xsimulator.multimodel.stages import applications
 from xscheduler.multimodel.running_phase import execute
 from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
 from xscheduler.multimodel.stages import Host, PlannedStage, greedy_stage, makespan, plan_stages
-from xsimulator.multimodel.application import draw
-from xsimulator.multimodel.progress import Parallel
+from xsimulator.multimodel.stages.application import draw
+from xsimulator.multimodel.stages.progress import Parallel
 
 METHODS = [(greedy_stage, True), (greedy_stage, False), (max_stage, True), (min_stage, True), (min_stage, False)]
 MADE = {

@@ -7,7 +7,7 @@ import pytest
 
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.errors import InputError
-from tests.xsimulator.multimodel import applications
+from tests.xsimulator.multimodel.stages import applications
 from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
 from xscheduler.multimodel.stage_search import best_stages, every_stage, lower_bound_s
 from xscheduler.multimodel.stage_variations import varied_stages
@@ -21,8 +21,8 @@ from xscheduler.multimodel.stages import (
     makespan,
     plan_stages,
 )
-from xsimulator.multimodel.application import draw
-from xsimulator.multimodel.progress import Parallel, Progress
+from xsimulator.multimodel.stages.application import draw
+from xsimulator.multimodel.stages.progress import Parallel, Progress
 
 METHODS = [(greedy_stage, True), (greedy_stage, False), (max_stage, True), (min_stage, True), (min_stage, False)]
 MADE = {

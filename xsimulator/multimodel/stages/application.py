@@ -10,9 +10,9 @@ from exegpt.call_graph import CallGraph, GraphNode
 from exegpt.cost_table import CostTable, ModelCosts
 from exegpt.errors import InputError
 from exegpt.workload import LengthDistribution
-from xsimulator.multimodel.line_costs import line_costs
-from xsimulator.multimodel.model_run import Calls, ModelReplica, ModelWork
-from xsimulator.multimodel.output_lengths import capped, lengths_at, quantiles
+from xsimulator.multimodel.stages.line_costs import line_costs
+from xsimulator.multimodel.stages.model_run import Calls, ModelReplica, ModelWork
+from xsimulator.multimodel.stages.output_lengths import capped, lengths_at, quantiles
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.errors import InputError
-from xsimulator.multimodel.batching_run import batching_run
-from xsimulator.multimodel.line_costs import BLOCK, LineCosts
+from xsimulator.multimodel.stages.batching_run import batching_run
+from xsimulator.multimodel.stages.line_costs import BLOCK, LineCosts
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

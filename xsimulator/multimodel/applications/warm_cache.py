@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from xsimulator.multimodel.application_orders import WaitingCall
-from xsimulator.multimodel.submission import Submission
+from xsimulator.multimodel.applications.orders import WaitingCall
+from xsimulator.multimodel.applications.submission import Submission
 
 POLICIES = ("lru", "epwq", "prewarm")
 _UNKNOWN, _ANNOUNCED, _WAITING, _TURN = range(4)

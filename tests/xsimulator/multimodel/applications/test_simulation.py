@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from exegpt.call_log import LoggedCall, learn
 from exegpt.errors import InputError
-from xsimulator.multimodel.application_orders import (
+from xsimulator.multimodel.applications.demand import ApplicationDemand, ServiceRates
+from xsimulator.multimodel.applications.llm_backend import LLMLimits
+from xsimulator.multimodel.applications.orders import (
     ApplicationSlack,
     ByApplication,
     ByRequest,
@@ -19,12 +21,10 @@ from xsimulator.multimodel.application_orders import (
     VirtualTokens,
     application_gittins,
 )
-from xsimulator.multimodel.applications import Prewarming, simulate
-from xsimulator.multimodel.demand import ApplicationDemand, ServiceRates
-from xsimulator.multimodel.llm_backend import LLMLimits
-from xsimulator.multimodel.submission import Call, Submission
-from xsimulator.multimodel.submission_progress import DemandEstimates
-from xsimulator.multimodel.warm_cache import POLICIES, WarmCache
+from xsimulator.multimodel.applications.progress import DemandEstimates
+from xsimulator.multimodel.applications.simulation import Prewarming, simulate
+from xsimulator.multimodel.applications.submission import Call, Submission
+from xsimulator.multimodel.applications.warm_cache import POLICIES, WarmCache
 
 RATES = ServiceRates(0.0001, 0.05)
 SMALL = LLMLimits(RATES, batch=4, kv_tokens=2000)

@@ -3,9 +3,9 @@
 import pytest
 
 from exegpt.demand_graph import END, DemandGraph, Unit
-from xsimulator.multimodel.demand import ApplicationDemand, Seen, ServiceRates
-from xsimulator.multimodel.submission import Call, Submission
-from xsimulator.multimodel.submission_progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
+from xsimulator.multimodel.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xsimulator.multimodel.applications.progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
+from xsimulator.multimodel.applications.submission import Call, Submission
 
 RATES = ServiceRates(0.001, 0.1)
 CALLS = (Call("a", "llm", 100, 10, 2), Call("b", "search", seconds=3.0), Call("a", "llm", 50, 20))

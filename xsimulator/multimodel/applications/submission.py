@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from exegpt.demand_graph import LLM
-from xsimulator.multimodel.demand import ServiceRates
+from xsimulator.multimodel.applications.demand import ServiceRates
 
 
 @dataclass(frozen=True)

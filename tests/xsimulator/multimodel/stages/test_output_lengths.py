@@ -5,7 +5,7 @@ import pytest
 
 from exegpt.errors import InputError
 from exegpt.workload import LengthDistribution
-from xsimulator.multimodel.output_lengths import capped, lengths_at, quantiles, uncensored
+from xsimulator.multimodel.stages.output_lengths import capped, lengths_at, quantiles, uncensored
 
 OUTPUTS = LengthDistribution((1, 10, 100), (0.25, 0.5, 0.25))
 

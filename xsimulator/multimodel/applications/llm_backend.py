@@ -3,10 +3,10 @@
 import heapq
 from dataclasses import dataclass, field
 
-from xsimulator.multimodel.application_orders import ApplicationOrder, WaitingCall
-from xsimulator.multimodel.demand import ServiceRates
-from xsimulator.multimodel.submission_progress import IterationCounter
-from xsimulator.multimodel.warm_cache import WarmCache
+from xsimulator.multimodel.applications.demand import ServiceRates
+from xsimulator.multimodel.applications.orders import ApplicationOrder, WaitingCall
+from xsimulator.multimodel.applications.progress import IterationCounter
+from xsimulator.multimodel.applications.warm_cache import WarmCache
 
 
 @dataclass(frozen=True)

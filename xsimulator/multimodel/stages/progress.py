@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from xsimulator.multimodel.application import Application
-from xsimulator.multimodel.model_run import Calls, ModelRun, run_model
+from xsimulator.multimodel.stages.application import Application
+from xsimulator.multimodel.stages.model_run import Calls, ModelRun, run_model
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,8 +1,8 @@
 """How far an application has come: what orders and prewarming look at."""
 
 from exegpt.orders.gittins import RankedDemand
-from xsimulator.multimodel.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
-from xsimulator.multimodel.submission import Call, Submission
+from xsimulator.multimodel.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
+from xsimulator.multimodel.applications.submission import Call, Submission
 
 
 class IterationCounter:

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.application import draw
-from xsimulator.multimodel.progress import Parallel, Progress
+from tests.xsimulator.multimodel.stages import applications
+from xsimulator.multimodel.stages.application import draw
+from xsimulator.multimodel.stages.progress import Parallel, Progress
 
 
 def beginning(made):

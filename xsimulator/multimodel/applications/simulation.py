@@ -10,12 +10,12 @@ import numpy as np
 
 from exegpt.demand_graph import END, LLM
 from exegpt.errors import InputError
-from xsimulator.multimodel.application_orders import ApplicationOrder, WaitingCall
-from xsimulator.multimodel.llm_backend import LLMBackend, LLMLimits
-from xsimulator.multimodel.prewarming import effect, prewarm_at
-from xsimulator.multimodel.submission import Submission
-from xsimulator.multimodel.submission_progress import Account, DemandEstimates, SubmissionProgress
-from xsimulator.multimodel.warm_cache import WarmCache
+from xsimulator.multimodel.applications.llm_backend import LLMBackend, LLMLimits
+from xsimulator.multimodel.applications.orders import ApplicationOrder, WaitingCall
+from xsimulator.multimodel.applications.prewarming import effect, prewarm_at
+from xsimulator.multimodel.applications.progress import Account, DemandEstimates, SubmissionProgress
+from xsimulator.multimodel.applications.submission import Submission
+from xsimulator.multimodel.applications.warm_cache import WarmCache
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.errors import InputError
-from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.batching_run import batching_run
-from xsimulator.multimodel.line_costs import BLOCK, line_costs
-from xsimulator.multimodel.model_run import Calls, ModelReplica, ModelWork, run_model
+from tests.xsimulator.multimodel.stages import applications
+from xsimulator.multimodel.stages.batching_run import batching_run
+from xsimulator.multimodel.stages.line_costs import BLOCK, line_costs
+from xsimulator.multimodel.stages.model_run import Calls, ModelReplica, ModelWork, run_model
 
 WORK = ModelWork(100.0, 0.5)
 

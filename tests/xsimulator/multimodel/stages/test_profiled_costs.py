@@ -11,8 +11,8 @@ from tests.public_data import needs_data
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import samullm_costs
 from xsimulator.cost.replica import CostModel
-from xsimulator.multimodel.line_costs import line_costs
-from xsimulator.multimodel.profiled_costs import profiled_model
+from xsimulator.multimodel.stages.line_costs import line_costs
+from xsimulator.multimodel.stages.profiled_costs import profiled_model
 
 CLUSTER = parse_cluster("8xA100-80GB", 0.9)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exegpt.demand_graph import END, DemandGraph, JointRecords, Unit
-from xsimulator.multimodel.demand import ApplicationDemand, Correlations, Seen, ServiceRates
+from xsimulator.multimodel.applications.demand import ApplicationDemand, Correlations, Seen, ServiceRates
 
 RATES = ServiceRates(0.001, 0.1)
 SEARCH = Unit("search", "search", ("answer",), seconds=(2.0, 4.0))

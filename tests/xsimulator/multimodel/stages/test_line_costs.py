@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.line_costs import line_costs
+from tests.xsimulator.multimodel.stages import applications
+from xsimulator.multimodel.stages.line_costs import line_costs
 
 
 def by_lines(phase, at, x_compute, x_prepare, x_sample):

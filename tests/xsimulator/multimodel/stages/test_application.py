@@ -5,8 +5,8 @@ import pytest
 
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.errors import InputError
-from tests.xsimulator.multimodel import applications
-from xsimulator.multimodel.application import draw
+from tests.xsimulator.multimodel.stages import applications
+from xsimulator.multimodel.stages.application import draw
 
 
 def drawn(nodes, edges, **options):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from exegpt.orders.gittins import Gittins, RankedDemand
-from xsimulator.multimodel.demand import ServiceRates
-from xsimulator.multimodel.submission_progress import SubmissionProgress
+from xsimulator.multimodel.applications.demand import ServiceRates
+from xsimulator.multimodel.applications.progress import SubmissionProgress
 
 
 @dataclass(eq=False)
