@@ -9,6 +9,7 @@ from exegpt.estimate import Estimate
 from exegpt.policies import traits_of
 from exegpt.quantity import figure_text, more_text, percent_text
 from exegpt.schedule import Schedule
+from exegpt.workload import MAX_TOKENS
 from xscheduler.space import Space
 from xscheduler.tuned import Tuned
 from xsimulator.steady.residents import expected_longest
@@ -94,7 +95,7 @@ BINDING = ("latency", "ttft", "tpot", "memory", *WIDTHS)
 """Constraints, the one that is named first where a step would break several."""
 
 
-def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int]) -> tuple[str | None, str]:
+def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int | None]) -> tuple[str | None, str]:
     """The constraint that one step up along a variable would break, and what the first such step would come to; where
     none would be broken, None and the first step that would give nothing. `widest` as of `Question`.
     """
@@ -135,13 +136,13 @@ def _step_text(name: str, value: int, above: int) -> str:
     return f"{name}={above} instead of {value} ({why})"
 
 
-def too_wide(widest: tuple[str, int], share: float) -> str:
+def too_wide(widest: tuple[str, int | None], share: float) -> str:
     """What decoding this many times the sequences of `Question.widest` at once would mean."""
-    why, most = widest
+    why, most = widest[0], widest[1] or MAX_TOKENS
     return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
 
 
-def _breaks(name: str, figure: float, limit: float, widest: tuple[str, int]) -> str:
+def _breaks(name: str, figure: float, limit: float, widest: tuple[str, int | None]) -> str:
     if name == "memory":
         return f"need {percent_text(figure, 4)} of the memory"
     if name in WIDTHS:

@@ -8,6 +8,7 @@ from typing import Any
 from exegpt.estimate import Estimate
 from exegpt.policies import TRAITS, checked
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
+from exegpt.workload import MAX_TOKENS
 from xscheduler.ceilings import Bounds
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
@@ -77,7 +78,7 @@ def candidates(
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
-        beyond = result.decode_batch / widest
+        beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.load.workload.output.mean
         return Evaluation(result.throughput * tokens, figures, result.crest * tokens, result.falls)

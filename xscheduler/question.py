@@ -7,7 +7,6 @@ from typing import Literal
 from exegpt.batching.admission import Admission
 from exegpt.policies import TRAITS
 from exegpt.schedule import Bound, Stage
-from exegpt.workload import MAX_TOKENS
 from xscheduler import ceilings
 from xscheduler.allocation import (
     Layout,
@@ -100,15 +99,15 @@ class Question:
     """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
 
     @property
-    def widest(self) -> tuple[str, int]:
-        """The most sequences that one replica decodes at once, and what says so: `resident`, what was asked, or else
-        what a schedule may say; or `measured`, the largest batch that a measured profile saw.
+    def widest(self) -> tuple[str, int | None]:
+        """The most sequences that one replica decodes at once, None: any number that a schedule may say; and what says
+        so: `resident`, what was asked, or `measured`, the largest batch that a measured profile saw.
         """
-        profile, most = self.cost_model.profile, self.limits.resident or MAX_TOKENS
+        profile, most = self.cost_model.profile, self.limits.resident
         if profile.source != "measured":
             return "resident", most
         seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
-        return ("measured", seen) if seen < most else ("resident", most)
+        return ("measured", seen) if most is None or seen < most else ("resident", most)
 
     def admissions(self, policy: str) -> tuple[Admission, ...]:
         """Of the rules of admission that are searched those that a policy has, and its steady state."""
