@@ -13,7 +13,7 @@ from exegpt.plan import PlannedModel
 from exegpt.served import Served, latencies, summarise
 from exegpt.workload import RequestLengths
 
-REQUESTS = 2000
+REQUESTS = 1500
 """Of a unit's replay, over all its models."""
 LEAST = 50
 """Of each model."""
@@ -23,7 +23,7 @@ KEEPS_UP = 1.25
 """A rate is sustained if the last request is done within so many times the arrivals' time, and what the first took: a
 burst that a loose bound allows is no rate.
 """
-HIGHEST, AROUND, PRECISION = 32.0, 1.3, 0.03
+HIGHEST, AROUND, PRECISION = 32.0, 1.2, 0.05
 
 
 def evaluated(unit: Items[PlannedModel], demands: Mapping[str, Demand]) -> list[PlannedModel]:
@@ -49,7 +49,7 @@ def in_time(served: Items[Served], bound_s: float | None) -> float:
 
 
 def _highest_factor(unit: Items[PlannedModel], demands: Mapping[str, Demand], known: float) -> float:
-    """By bisection on a logarithmic scale, to 3 %, around what a search has found if it has; 0 where not even a 32nd is
+    """By bisection on a logarithmic scale, to 5 %, around what a search has found if it has; 0 where not even a 32nd is
     sustained.
     """
     low, high = 1 / HIGHEST, HIGHEST
