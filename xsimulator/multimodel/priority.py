@@ -1,22 +1,18 @@
 """SeaLLM's rule of sharing: whoever's request comes first runs, with all of its kind."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from exegpt.batching import Order, Sequence
+from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
 
 
-@dataclass(frozen=True)
 class PrioritySharing:
     """One job at a time on whole devices: the model and the phase of the request with the smallest key of all, waiting
     or resident, decided anew at every iteration (SeaLLM's Algorithm 2).
 
-    Prompts of one model are computed together, as are all its residents' next tokens. Every ledger's own order must be
-    of this kind.
+    Prompts of one model are computed together, as are all its residents' next tokens. The models' ledgers have orders
+    of one kind, whose keys compare.
     """
-
-    order: Order
 
     def start(self, unit: Unit, now: float) -> None:
         """Start a job if none runs; a row gives way to whoever arrives, or comes first meanwhile."""
@@ -35,23 +31,24 @@ class PrioritySharing:
             if unit.running:
                 return
 
-    def _prompts(self, unit: Unit, now: float) -> list[tuple[Any, int, str]]:
+    def _prompts(self, unit: Unit, now: float) -> list[tuple[Any, int, Literal["encode", "decode"]]]:
         """Each model's first waiting request that would be admitted."""
-        found = []
+        found: list[tuple[Any, int, Literal["encode", "decode"]]] = []
         for place, tenant in enumerate(unit.tenants):
             if tenant.can_prefill(now):
                 first = tenant.ledger.waiting.peek(now)
                 assert first is not None, "it can be prefilled"
-                found.append((self.order.key(first, now), place, "encode"))
+                found.append((_order(tenant).key(first, now), place, "encode"))
         return found
 
-    def _residents(self, unit: Unit, now: float) -> list[tuple[Any, int, str]]:
+    def _residents(self, unit: Unit, now: float) -> list[tuple[Any, int, Literal["encode", "decode"]]]:
         """Each model's first resident."""
         return [
-            (min(self._key(sequence, now) for sequence in tenant.ledger.decoding), place, "decode")
+            (min(_order(tenant).key(sequence, now) for sequence in tenant.ledger.decoding), place, "decode")
             for place, tenant in enumerate(unit.tenants)
             if tenant.can_decode(now)
         ]
 
-    def _key(self, sequence: Sequence, now: float) -> Any:
-        return self.order.key(sequence, now)
+
+def _order(tenant: Tenant) -> Any:
+    return tenant.ledger.waiting.order

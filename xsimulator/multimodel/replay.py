@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exegpt.batching import Ledger, Order, Sequence
+from exegpt.batching import UNKNOWN, Hints, Ledger, Order, Sequence
 from exegpt.batching.kv_pool import KVPool
 from exegpt.orders import fcfs
 from exegpt.served import Served
@@ -30,6 +30,8 @@ class Load:
     pool: KVPool
     limits: Limits = field(default_factory=Limits)
     order: Order = fcfs
+    hints: Items[Hints] = ()
+    """What the order must know of each request."""
 
 
 @dataclass(frozen=True)
@@ -74,5 +76,9 @@ def replay_unit(
 
 def _tenant(load: Load) -> Tenant:
     ledger = Ledger(load.pool, load.order, admission="grow")
-    ledger.submit(Sequence(i, r.input, r.output, r.arrival_s) for i, r in enumerate(load.requests))
+    hints = load.hints or (UNKNOWN,) * len(load.requests)
+    ledger.submit(
+        Sequence(i, r.input, r.output, r.arrival_s, hints=known)
+        for i, (r, known) in enumerate(zip(load.requests, hints, strict=True))
+    )
     return Tenant(load.name, ledger, load.cost, load.limits, Record(len(load.requests), lambda _: 0, False))
