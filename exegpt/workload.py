@@ -205,12 +205,13 @@ class Workload(Noun):
             raise InputError(f"Workload '{name}' has no requests.")
         output = LengthDistribution.from_samples([r.output for r in rows])
         span = max(r.arrival_s for r in rows) - min(r.arrival_s for r in rows)
+        rate = (len(rows) - 1) / span if span > 0 else math.inf  # a span may be too short for a number
         return Workload(
             name=name,
             input=LengthDistribution.from_samples([r.input for r in rows]),
             output=output,
             p99_output=output.quantile(0.99),
-            arrival_rate=(len(rows) - 1) / span if span > 0 else None,
+            arrival_rate=rate if 0 < rate < math.inf else None,
             requests=rows,
         )
 

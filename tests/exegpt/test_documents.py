@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exegpt import document
@@ -50,6 +50,7 @@ def test_clusters(text):
     samples=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000), finite), min_size=1, max_size=20),
     rate=st.none() | st.floats(0.1, 100),
 )
+@example(samples=[(1, 1, 0.0), (1, 1, 5e-324)], rate=1.0)
 def test_workloads(samples, rate):
     from dataclasses import replace
 
