@@ -53,6 +53,7 @@ def test_disaggregated(job, tmp_path, encoder_decoder):
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_stages_and_sides_of_different_degrees(job, tmp_path, encoder_decoder):
     paths, theirs = encoder_decoder
     cells = matrix(paths, 4, ["t5"], ["orca", "rra"], [((2, 1, 1), 1), ((1, 1, 2), 1)])

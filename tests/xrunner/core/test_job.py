@@ -190,6 +190,7 @@ def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(j
     check_all(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_four_ranks_with_groups_of_different_degrees(job, tmp_path, directories, theirs):
     cells = matrix(directories, 4, ["gpt2"], ["rra", "chunked"], [((2, 1, 1), 1), ((1, 2, 1), 1), ((1, 1), 2)])
     check_all(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
@@ -202,6 +203,7 @@ def test_disaggregated_on_two_ranks(job, tmp_path, directories, theirs):
     check_sides(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_disaggregated_with_layers_and_heads_split_otherwise(job, tmp_path, directories, theirs):
     layouts = [((2,), (1, 1), 1), ((1, 1), (2,), 1), ((1,), (1,), 2)]
     cells = sides(directories, 4, ["gpt2"], (2,), layouts)
