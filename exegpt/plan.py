@@ -14,10 +14,16 @@ from exegpt.schedule import Schedule
 class Share(Noun):
     """How a model has devices that others have too."""
 
-    by: Literal["space", "time"]
-    """Jobs of several models beside each other, each on some of the multiprocessors; or one after the other."""
+    by: Literal["space", "time", "priority"]
+    """Jobs of several models beside each other, each on some of the multiprocessors; one after the other; or that of
+    the request with the smallest key of all (SeaLLM).
+    """
     decode: float = 1.0
     """Of the multiprocessors, while it decodes; prompts may have all."""
+    pool: Literal["quotas", "merged"] = "quotas"
+    """Whether a model's KV blocks are its own, as many as its schedule has; or all models take merged blocks of the
+    memory that those are together.
+    """
 
     def __post_init__(self) -> None:
         if not 0 < self.decode <= 1:
@@ -46,6 +52,8 @@ class PlannedModel(Noun):
     """None: its devices are its own. Models that share any share all of theirs, in one way."""
     attainment: float | None = None
     """Share of its requests within its bound, replayed at its rate; None where that wasn't replayed."""
+    directory: str | None = None
+    """Of its weights; None where it was planned by a built-in name, or by sizes alone."""
 
     @property
     def headroom(self) -> float | None:

@@ -56,6 +56,8 @@ class Demand:
     rate_seq_s: float | None
     requests: int | None
     bound_s: float | None
+    directory: str | None = None
+    """Of the model's weights, where it was named by that."""
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -86,7 +88,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
             bound_s = parse_duration(entry.latency_bound) if entry.latency_bound else None
         except InputError as error:
             raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
-        demands.append(Demand(entry.name, setting, rate, entry.requests, bound_s))
+        directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
+        demands.append(Demand(entry.name, setting, rate, entry.requests, bound_s, directory))
     return tuple(demands)
 
 

@@ -80,7 +80,7 @@ def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[st
     known: dict[str, Proposal] = {}
     for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
         try:
-            known[method] = Proposal(method, make_plan(demands, cluster, method, known))
+            known[method] = Proposal(method, _with_directories(make_plan(demands, cluster, method, known), demands))
         except (Infeasible, InputError) as error:
             if len(methods) == 1 and isinstance(error, InputError):
                 raise
@@ -107,6 +107,12 @@ def make_plan(
     if best.plan is None:
         raise Infeasible(proposals[0].why_not, None)
     return replace(best.plan, method=method)
+
+
+def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
+    """The plan, with what it takes to run it."""
+    models = zip(plan.models, demands, strict=True)
+    return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
 
 
 def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:

@@ -11,13 +11,14 @@ from exegpt.served import Served
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
+from xsimulator.multimodel.priority import PrioritySharing
 from xsimulator.multimodel.sharing import SpatialSharing, TimeSharing
 from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Sharing, Unit
 from xsimulator.replay.record import Record
 
-SHARINGS = {"space": SpatialSharing, "time": TimeSharing}
-"""How models share devices: shares of their multiprocessors, or turns."""
+SHARINGS = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
+"""How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class UnitReplay:
 
 def replay_unit(
     loads: Items[Load],
-    sharing: Literal["space", "time"] | Sharing,
+    sharing: Literal["space", "time", "priority"] | Sharing,
     contention: float = 1.0,
     timeline: bool = False,
     step_by_step: bool = False,
