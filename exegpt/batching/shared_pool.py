@@ -7,9 +7,11 @@ counted here.
 import math
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from exegpt.batching.kv_pool import BlockPool, check_size
 from exegpt.errors import InputError
+from exegpt.schedule import Schedule
 
 
 class Store:
@@ -164,3 +166,15 @@ class MergedBlocks:
     def give(self, block: int) -> None:
         """Return one."""
         self._returned.append(block)
+
+
+def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
+    """The memory that the KV blocks of these schedules come to together, and each one's pool of it. A block has pieces
+    for the keys and the values of each layer.
+    """
+    specs = [(schedule, schedule.model.spec) for schedule in schedules]
+    sizes = [(s.block_size * spec.layers * spec.kv_bytes(1, s.kv_dtype), 2 * spec.layers) for s, spec in specs]
+    memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
+    merged = MergedBlocks.within(memory_bytes, sizes)
+    pairs = zip(schedules, sizes, strict=True)
+    return merged, [MergedPool(merged, size, s.block_size, pieces) for s, (size, pieces) in pairs]

@@ -1,11 +1,84 @@
-"""Rules of sharing: which of several models runs next on devices that they have together.
+"""Rules of sharing: which of several models runs next on devices that they have together, in the simulator and in the
+runner.
 
 MuxServe's adaptive batch scheduling gives each job its share of the multiprocessors; time sharing gives each all of
 them, one after the other.
 """
 
-from xsimulator.multimodel.tenant import Tenant
-from xsimulator.multimodel.unit import Unit
+from collections.abc import Sequence as Items
+from typing import Any, Protocol
+
+from exegpt.batching import Ledger
+
+
+class Job(Protocol):
+    """What a model runs now: a prefill, or a row of decoding iterations."""
+
+    @property
+    def phase(self) -> str:
+        """`encode` or `decode`."""
+
+    @property
+    def share(self) -> float:
+        """Of the devices."""
+
+    def cut(self, now: float) -> None:
+        """End the row with the iteration that runs at `now`."""
+
+
+class Tenant(Protocol):
+    """A model on shared devices."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its requests."""
+
+    @property
+    def job(self) -> Any:
+        """What it runs now, or None."""
+
+    @property
+    def idle_since_s(self) -> float:
+        """When its last job ended."""
+
+    @property
+    def limits(self) -> Any:
+        """`prefill_share` and `decode_share`, of the multiprocessors."""
+
+    def can_prefill(self, now: float) -> bool:
+        """Whether a waiting prompt would be admitted."""
+
+    def can_decode(self, now: float) -> bool:
+        """Whether it has sequences to decode."""
+
+
+class Unit(Protocol):
+    """Devices that several models share."""
+
+    @property
+    def tenants(self) -> Items[Any]:
+        """The models."""
+
+    @property
+    def running(self) -> Items[Any]:
+        """The jobs that run."""
+
+    @property
+    def used(self) -> float:
+        """The shares of all jobs that run."""
+
+    def prefill(self, tenant: Any) -> None:
+        """Start a model's prompts."""
+
+    def decode(self, tenant: Any, most: int | None = None) -> None:
+        """Start a model's decoding, at most so many iterations in a row, unless all are preempted."""
+
+
+class Sharing(Protocol):
+    """Which model runs next, on what share."""
+
+    def start(self, unit: Unit, now: float) -> None:
+        """Start all that may run now, by `unit.prefill` and `unit.decode`; cut rows that are in the way."""
 
 
 def in_turn(unit: Unit) -> list[Tenant]:
