@@ -117,6 +117,11 @@ class Unit:
         return self.tenants[0].engine.worker.now()
 
     @property
+    def zero_s(self) -> float:
+        """When it was opened, by this machine's monotonic clock."""
+        return time.monotonic() - self.now
+
+    @property
     def used(self) -> float:
         """The shares of the jobs that run, each of which has the whole device."""
         return float(len(self.running))
