@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exegpt.app.child import child_command
@@ -23,6 +23,8 @@ class EngineProcess:
 
     arguments: Sequence[str]
     ranks: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it gets beside this process's."""
     restarts = True
     """Whether it can be started again."""
     told: bool = False
@@ -40,7 +42,7 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start it."""
-        environment = dict(os.environ)
+        environment = {**os.environ, **self.environment}
         if self.ranks > 1 and os.geteuid() == 0:  # who has started the server as root has decided so
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self._process = await asyncio.create_subprocess_exec(
