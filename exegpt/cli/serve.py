@@ -110,7 +110,7 @@ def _serve(typed: dict[str, Any]) -> int:
     from exegpt.server import supervisor
 
     read = {
-        "units": _planned(typed) if typed["plan"] else (_unit(typed),),
+        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1}),
         "api_keys": _keys(typed["api_key_file"], "EXEGPT_API_KEY"),
         "admin_token": next(iter(_keys(typed["admin_token_file"], "EXEGPT_ADMIN_TOKEN")), None),
         "hosts": tuple(typed["allowed_host"] or ()),
@@ -140,8 +140,8 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
     )
 
 
-def _planned(typed: dict[str, Any]) -> "tuple[UnitOptions, ...]":
-    """The engines of a plan."""
+def _planned(typed: dict[str, Any]) -> dict[str, Any]:
+    """The engines of a plan, and how many may start at once."""
     from exegpt.server.planned_units import planned_units, read_plan
     from xrunner.comm.ranks import ranks_started
 
@@ -159,7 +159,9 @@ def _planned(typed: dict[str, Any]) -> "tuple[UnitOptions, ...]":
             raise InputError(f"--model {text} doesn't say whose directory it is: with --plan, pass --model NAME=DIR.")
         directories[name] = directory
     plan = read_plan(typed["plan"], directories)
-    return planned_units(plan, [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], typed["threads"])
+    units = planned_units(plan, [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], typed["threads"])
+    # engines that are new to a machine measure it: on the cores of one, each would measure the others
+    return {"units": units, "starts": 1 if plan.cluster.is_cpu else len(units)}
 
 
 def _only_model(typed: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,15 +66,15 @@ class EngineProcess:
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
-        self.kill()  # ranks that their launcher has left
+        await self.kill()  # ranks that their launcher has left
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End it and its ranks at once, stopped ones too."""
         if self._process:
             for _ in range(_KILLS):
                 if not _signal(self._process.pid, signal.SIGKILL):
                     break
-                time.sleep(0.01)
+                await asyncio.sleep(0.01)  # other engines' requests go on
 
 
 def _signal(session: int, number: int) -> bool:

@@ -24,7 +24,8 @@ def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
     names = [model.name for model in plan.models]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            f"'{path}' has the models {names}: a server needs some, each with a name of its own; plan again."
+            f"'{path}' has the models {', '.join(names) or 'none'}: a server needs some, each with a name of its own; "
+            "plan again."
         )
     if plan.cluster.nodes > 1:
         raise InputError(f"'{path}' is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")

@@ -36,6 +36,8 @@ class ServerOptions:
 
     units: tuple[UnitOptions, ...]
     """Its engines, and their models."""
+    starts: int
+    """Engines that may start at once."""
     host: str
     port: int
     api_keys: tuple[str, ...]
@@ -71,7 +73,7 @@ class Supervisor:
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
         self._frontends, self._options = frontends, options
-        where = f"http://{options.host}:{options.port}"
+        where, turns = f"http://{options.host}:{options.port}", asyncio.Semaphore(options.starts)
 
         async def resume(frontend: Frontend) -> None:
             await resume_entries(frontend, frontends.unfinished(frontend))
@@ -79,7 +81,7 @@ class Supervisor:
         self._units = []
         for unit in options.units:
             ours = [frontends.each[model.place] for model in unit.models]
-            self._units.append(Unit(unit, ours, directory, where, resume))
+            self._units.append(Unit(unit, ours, directory, where, resume, turns))
         self._ended = asyncio.Event()
         self._signals = 0
         self.code = 0

@@ -51,7 +51,9 @@ class UnitOptions:
 
 
 class Unit:
-    """`directory` is the server's own, `where` its address; `resume` runs what a journal has of a model."""
+    """`directory` is the server's own, `where` its address; `resume` runs what a journal has of a model. An engine is
+    started in one of the server's `turns`, which it has until its models are there.
+    """
 
     def __init__(
         self,
@@ -60,9 +62,10 @@ class Unit:
         directory: Path,
         where: str,
         resume: Callable[[Frontend], Coroutine[None, None, None]],
+        turns: asyncio.Semaphore,
     ):
         self._options, self.frontends, self._directory = options, tuple(frontends), directory
-        self._where, self._resume = where, resume
+        self._where, self._resume, self._turns = where, resume, turns
         self._name = ", ".join(frontend.model.name for frontend in frontends)
         self._sockets = [options.engine_socket or directory / f"engine-{model.place}" for model in options.models]
         alone = len(frontends) == 1
@@ -93,11 +96,15 @@ class Unit:
         server drains and all is answered.
         """
         while True:
-            await self._engine.start()
+            async with self._turns:
+                await self._engine.start()
+                ending = asyncio.ensure_future(self._engine.wait())
+                while not ending.done() and not all(frontend.link.opened for frontend in self.frontends):
+                    await asyncio.sleep(_LOOK_S)
             watching = asyncio.ensure_future(self._watch())
-            code = await self._engine.wait()
+            code = await ending
             watching.cancel()
-            self._engine.kill()
+            await self._engine.kill()
             self._lost()
             if all(frontend.draining and not frontend.active for frontend in self.frontends):
                 return 0
@@ -180,4 +187,4 @@ class Unit:
         output.note(text, event="engine_stalled")
         for frontend in self.frontends:
             frontend.lost()
-        self._engine.kill()
+        await self._engine.kill()
