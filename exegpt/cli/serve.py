@@ -173,10 +173,11 @@ def _only_model(typed: dict[str, Any]) -> str:
 
 def _words(typed: dict[str, Any], names: list[str]) -> list[str]:
     """The options of these names that are given, as they are typed."""
-    given = [(name, typed[name]) for name in names if typed[name] not in (None, False)]
-    return [
-        word for name, value in given for word in ((_option(name),) if value is True else (_option(name), str(value)))
-    ]
+    words = []
+    for name in names:
+        if typed[name] not in (None, False):
+            words += [_option(name)] if typed[name] is True else [_option(name), str(typed[name])]
+    return words
 
 
 def _option(name: str) -> str:

@@ -106,7 +106,8 @@ def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
     """An engine that promises nothing, as models share its devices."""
     why = f"shares its devices with {', '.join(shares)}: no latency bound is promised"
     schedule = replace(opened.schedule, latency_bound_s=None)
-    return replace(opened, schedule=schedule, goodput_seq_s=None, assumptions=(*opened.assumptions, why))
+    others = (assumption for assumption in opened.assumptions if assumption != why)
+    return replace(opened, schedule=schedule, goodput_seq_s=None, assumptions=(*others, why))
 
 
 def fingerprint(model: ServedModel, opened: Opened) -> str:

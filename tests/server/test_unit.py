@@ -3,20 +3,24 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exegpt.engine_protocol import Opened
 from exegpt.request import Request
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import ApiError
-from exegpt.server.frontend import Frontend
+from exegpt.server.frontend import Frontend, without_bound
 from exegpt.server.frontends import Frontends
 from exegpt.server.journal import Journal
 from exegpt.server.metrics_page import render
 from exegpt.server.served_model import ServedModel
 from exegpt.server.unit import Unit, UnitModel, UnitOptions
+from tests.exegpt import nouns
+from tests.server.conftest import schedule_for
 
 
 class Engine:
@@ -127,6 +131,14 @@ def test_a_request_without_a_name_is_for_the_only_model(model):
         with pytest.raises(ApiError, match="'a', 'b'") as raised:
             several.of(name)
         assert raised.value.status == status
+
+
+def test_models_that_share_leave_the_bound_out_and_say_so_once(model):
+    opened = Opened(replace(schedule_for(model), latency_bound_s=5.0), nouns.profile(), 2.0, ("measured",), 0.0)
+    once = without_bound(opened, ("b", "c"))
+    assert once == without_bound(once, ("b", "c"))
+    assert once.schedule == schedule_for(model) and once.goodput_seq_s is None
+    assert once.assumptions == ("measured", "shares its devices with b, c: no latency bound is promised")
 
 
 def test_a_server_is_ready_when_all_models_are(model):
