@@ -23,14 +23,17 @@ class OnePhasePolicy:
         prompts = schedule.variable("prefills_per_step")
         return OnePhasePolicy(schedule.variable("max_num_seqs"), prompts * max(1, round(schedule.workload.input.mean)))
 
-    def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
-        """Whether the first of the waiting prompts would be admitted, when so many blocks are `taken` besides."""
+    def first(self, ledger: Ledger, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next; None where there is none, or as many are resident as may be."""
         if ledger.residents >= self.max_num_seqs:
-            return False
+            return None
         first = ledger.waiting.peek(now)
-        if first is None or first.ready_s > now:
-            return False
-        return ledger.admission.blocks(first) <= ledger.pool.available - taken()
+        return None if first is None or first.ready_s > now else first
+
+    def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
+        """Whether that prompt's blocks are free, when so many are `taken` besides."""
+        first = self.first(ledger, now)
+        return first is not None and ledger.admission.blocks(first) <= ledger.pool.available - taken()
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next step of a phase; of both, prompts first. None where there is nothing to do."""

@@ -8,7 +8,7 @@ them, one after the other.
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
-from exegpt.batching import Ledger
+from exegpt.batching import Ledger, Sequence
 
 
 class Job(Protocol):
@@ -45,8 +45,11 @@ class Tenant(Protocol):
     def limits(self) -> Any:
         """`prefill_share` and `decode_share`, of the multiprocessors."""
 
+    def first(self, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+
     def can_prefill(self, now: float) -> bool:
-        """Whether a waiting prompt would be admitted."""
+        """Whether it would be admitted now."""
 
     def can_decode(self, now: float) -> bool:
         """Whether it has sequences to decode."""
@@ -135,17 +138,24 @@ class SpatialSharing:
 
 
 class TimeSharing:
-    """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns."""
+    """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
+
+    `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need that: a large
+    block would never be free while small ones are asked for.
+    """
+
+    def __init__(self, in_order: bool = False):
+        self._in_order = in_order
 
     def start(self, unit: Unit, now: float) -> None:
         """Start a job if none runs; a row ends where a prompt waits."""
-        waiting = [tenant for tenant in unit.tenants if tenant.can_prefill(now)]
+        first = self._first(unit, now)
         if unit.running:
-            if waiting:
+            if first:
                 unit.running[0].cut(now)
             return
-        if waiting:
-            unit.prefill(min(waiting, key=lambda tenant: _first_arrival(tenant, now)))
+        if first:
+            unit.prefill(first)
             return
         decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
         for tenant in decoding:
@@ -153,8 +163,14 @@ class TimeSharing:
             if unit.running:
                 return
 
-
-def _first_arrival(tenant: Tenant, now: float) -> float:
-    first = tenant.ledger.waiting.peek(now)
-    assert first is not None, "it has a prompt that waits"
-    return first.arrival_s
+    def _first(self, unit: Unit, now: float) -> Tenant | None:
+        """The model whose prompt is next; None where there is none, or it must wait."""
+        arrivals = [
+            (first.arrival_s, place)
+            for place, tenant in enumerate(unit.tenants)
+            if (first := tenant.first(now)) and (self._in_order or tenant.can_prefill(now))
+        ]
+        if not arrivals:
+            return None
+        tenant: Tenant = unit.tenants[min(arrivals)[1]]
+        return tenant if tenant.can_prefill(now) else None

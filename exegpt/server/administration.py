@@ -35,9 +35,11 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
     )
     async def schedule(request: Request, model: str | None = None) -> Response:
         check_token(request, frontends.admin)
+        asked = _schedule(await read_json(request, MAX_BODY))
         frontend = frontends.of(model)
         frontend.check_ready()
-        frontend.link.follow(_schedule(await read_json(request, MAX_BODY), frontend))
+        _check_follows(asked, frontend)
+        frontend.link.follow(asked)
         return JSONResponse({"accepted": True}, 202)
 
     @api.post(
@@ -60,15 +62,23 @@ def check_token(request: Request, admin: bytes | None) -> None:
         raise ApiError(401, "The administrator's token is missing or wrong: send X-Admin-Token.", "invalid_api_key")
 
 
-def _schedule(data: Any, frontend: Frontend) -> Schedule:
-    """The schedule of a body, which the engine can follow."""
+def _schedule(data: Any) -> Schedule:
+    """The schedule of a body."""
+    try:
+        schedule = checked(document.from_dict(Schedule, data, "The schedule"))
+        schedule.check_stages()
+    except InputError as error:
+        raise invalid(str(error)[:500]) from None
+    return schedule
+
+
+def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
+    """ApiError for a schedule that the model's engine can't follow."""
     if frontend.shares:
         raise invalid(f"The model shares its devices with {', '.join(frontend.shares)}: its schedule is the plan's.")
     assert frontend.link.opened, "an engine that has opened"
     held = frontend.link.opened.schedule
     try:
-        schedule = checked(document.from_dict(Schedule, data, "The schedule"))
-        schedule.check_stages()
         schedule.check_model(held.model.spec)
     except InputError as error:
         raise invalid(str(error)[:500]) from None
@@ -77,7 +87,6 @@ def _schedule(data: Any, frontend: Frontend) -> Schedule:
         raise invalid(
             f"The schedule is for {need} devices in {schedule.dtype}, and the engine has {have} in {held.dtype}."
         )
-    return schedule
 
 
 def _devices(schedule: Schedule) -> int:

@@ -71,10 +71,10 @@ def serving(model: Path, schedule: Path, directory: Path, *options: str) -> Iter
 
 
 @contextmanager
-def started(options: list[str], directory: Path, program: str = "exegpt", engines: int = 1) -> Iterator[Server]:
+def started(options: list[str], directory: Path, engines: int = 1) -> Iterator[Server]:
     """A server of whatever models that is ready; it is killed at the end, if it hasn't ended."""
     port, log = free_port(), directory / "server.log"
-    command = [sys.executable, "-m", program, "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "exegpt", "serve", "--port", str(port)]
     with log.open("w") as written:
         process = subprocess.Popen(
             [*command, "--threads", "1", *options], stderr=written, stdout=written, env=os.environ | {"NO_COLOR": "1"}

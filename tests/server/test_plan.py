@@ -25,6 +25,8 @@ from tests.server.test_faults import LONG, prompts
 NAMES = ["tiny", "wide", "deep"]
 """The first has a device of its own, the others share one."""
 BOUND_S = 30.0
+BLOCKS = 12
+"""Of each model that shares: its longest request has 7."""
 ESTIMATE = Estimate(1.0, 16.0, *[None] * 7)
 
 
@@ -42,9 +44,10 @@ def plan(directories):
     """Of three models on two devices; the directory of the first has to be given."""
     models = []
     for name, directory in directories.items():
-        schedule = replace(schedule_for(directory), latency_bound_s=BOUND_S)
+        schedule = replace(schedule_for(directory), latency_bound_s=BOUND_S, admission="grow")
         alone = name == "tiny"
-        share = None if alone else Share("time")
+        schedule = schedule if alone else replace(schedule, kv_blocks=BLOCKS)
+        share = None if alone else Share("time", pool="merged")
         models.append(
             PlannedModel(name, (0,) if alone else (1,), schedule, ESTIMATE, share=share, directory=str(directory))
         )
@@ -61,7 +64,7 @@ def several(plan, directories, tmp_path_factory):
     (folder / "token").write_text("secret\n")
     options = ["--plan", str(folder / "plan.json"), "--model", f"tiny={directories['tiny']}", "--pinned"]
     options += ["--admin-token-file", str(folder / "token"), "--log-requests", "--journal", str(folder / "journal")]
-    with started(options, folder, program="tests.server.shared_stand_in", engines=3) as server:
+    with started(options, folder, engines=3) as server:
         yield server
 
 
@@ -72,6 +75,31 @@ def ask(server, model, prompt, **options):
 
 def tokens(answer):
     return answer["choices"][0]["token_ids"]
+
+
+def test_models_preempt_in_the_memory_that_they_share(several, directories, want):
+    """Under many long requests to both at once."""
+    before = counted(several)
+    with ThreadPoolExecutor(12) as pool:
+        asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for i in range(6) for name in NAMES[1:]]
+    for name, i, answer in asked:
+        status, given = answer.result()
+        assert status == 200 and tokens(given) == want[name][i] == expected(directories[name], prompts(6)[i], 100)
+    after = counted(several)
+    series = [f'exegpt_preemptions_total{{model_name="{name}"}}' for name in NAMES[1:]]
+    assert sum(float(after[name]) - float(before[name]) for name in series) > 0
+
+
+@pytest.mark.parametrize("busy, other", [("wide", "deep"), ("deep", "wide")])
+def test_a_busy_model_does_not_starve_the_other(several, busy, other):
+    """However many of its requests wait for blocks of the memory: the other's come before those that arrive later."""
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(ask, several, busy, prompts(6)[i % 6]) for i in range(30)]
+        time.sleep(0.2)
+        assert ask(several, other, prompts(6)[0])[0] == 200
+        left = sum(not answer.done() for answer in asked)
+    assert all(answer.result()[0] == 200 for answer in asked)
+    assert left >= 10
 
 
 @pytest.fixture(scope="module")

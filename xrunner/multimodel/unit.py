@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from exegpt.batching import Ledger
+from exegpt.batching import Sequence as LedgerSequence
 from exegpt.errors import InputError
 from exegpt.models.device import CPU
 from exegpt.plan import PlannedModel
@@ -54,8 +55,12 @@ class Tenant:
         """Its requests."""
         return self.engine.ledger
 
+    def first(self, now: float) -> LedgerSequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+        return self.policy.first(self.ledger, now)
+
     def can_prefill(self, now: float) -> bool:
-        """Whether a waiting prompt would be admitted."""
+        """Whether it would be admitted now."""
         return self.policy.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
@@ -99,7 +104,7 @@ class Unit:
                 directories[model.name], model.schedule, Ranks(), device=device, attention=attention, shared=cache
             )
             tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule)))
-        return Unit(tenants, PrioritySharing() if share.by == "priority" else TimeSharing())
+        return Unit(tenants, PrioritySharing() if share.by == "priority" else TimeSharing(share.pool == "merged"))
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Options | None = None) -> None:
         """Be ready for requests of each model within an extent; without one, for all that its schedule allows."""

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Literal
 
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import QuotaPool, Store, merged_pools
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies.one_phase import OnePhasePolicy
+from exegpt.policies.sharing import Sharing, TimeSharing
 from exegpt.profile import Profile
 from exegpt.served import Served
 from exegpt.timeline import Span
@@ -65,7 +67,10 @@ def replay_models(
         _load(model, pool, profiles[model.name], requests[model.name])
         for model, pool in zip(unit, _pools(unit), strict=True)
     ]
-    run_of_unit = replay_unit(loads, share.by, CONTENTION, timeline)
+    rule: Sharing | Literal["space", "time", "priority"] = share.by
+    if share.by == "time":
+        rule = TimeSharing(in_order=share.pool == "merged")
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline)
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(

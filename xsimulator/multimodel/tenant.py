@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import ENDLESS, Ledger, Step
+from exegpt.batching import ENDLESS, Ledger, Sequence, Step
 from exegpt.policies.one_phase import OnePhasePolicy
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.replay.cells import Ran
@@ -72,8 +72,12 @@ class Tenant:
     busy_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     """Seconds of its jobs so far."""
 
+    def first(self, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+        return self.limits.first(self.ledger, now) if now >= self.resumes_s else None
+
     def can_prefill(self, now: float) -> bool:
-        """Whether a waiting prompt would be admitted."""
+        """Whether it would be admitted now."""
         return now >= self.resumes_s and self.limits.can_prefill(self.ledger, now, lambda: self._taken(now))
 
     def _taken(self, now: float) -> int:
