@@ -86,6 +86,17 @@ class ModelFrontier:
         for (frontier, devices), served in zip(new, processes.each(served_quickly, asked), strict=True):
             frontier._served[devices] = served
 
+    @staticmethod
+    def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
+        """What frontiers do on these numbers of devices, on which they do something, under the best of all policies."""
+        known = {(f, n): served for f, n in wanted if not f._quick and (served := f.on(n))}
+        new = [each for each in dict.fromkeys(wanted) if each not in known]
+        asked = [(frontier.demand, devices, frontier.policies) for frontier, devices in new]
+        for each, served in zip(new, processes.each(served_on, asked), strict=True):
+            assert served, "it does something on this number"
+            known[each] = served
+        return [known[each] for each in wanted]
+
 
 def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
     """What a model does on so many devices under the best of the quick policies, if one does, else of all."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from exegpt.app.models_file import MOST_MODELS, Demand
+from exegpt.app.shared_devices import most_of_unit
 from exegpt.plan import PlannedModel
-from exegpt.served import Served, latencies, summarise
+from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths
 
 REQUESTS = 1000
 """Of each model with a rate, on average over a plan: all have theirs in the same time."""
-LEAST = 100
+LEAST, MOST = 100, 10_000
 """Of each model."""
 BOUNDS = 3
 """Requests arrive for so many times the longest bound at least."""
@@ -27,7 +28,7 @@ KEEPS_UP = 1.25
 burst that a loose bound allows is no rate.
 """
 LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
-"""Below the first nothing is sustained; from where a search begins, factors rise or fall by a step whose logarithm
+"""Below the first of them nothing is looked for; from where a search begins, factors change by a step whose logarithm
 doubles up to the third, until one is too many, or not.
 """
 
@@ -46,7 +47,7 @@ class Drawn:
 
     def count(self, factor: float) -> int:
         """How many at the rate times a factor: the first of an endless list."""
-        return max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s)))
+        return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
 
 
 def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
@@ -92,36 +93,40 @@ class Trial:
 
     def _all_in_time(self, factor: float) -> bool:
         for name, served in self.replayed(factor).items():
-            last_s, done_s = max(s.arrival_s for s in served), max(s.finish_s for s in served)
+            last_s, done_s, first_s = served.arrival_s.max(), served.finish_s.max(), served.finish_s.min()
             bound_s = self.demands[name].bound_s
-            if done_s > KEEPS_UP * last_s + served[0].finish_s or in_time(served, bound_s) < IN_TIME:
+            if done_s > KEEPS_UP * last_s + first_s or _share_in_time(served, bound_s) < IN_TIME:
                 return False
         return True
 
     def highest(self, start: float) -> float:
-        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` is."""
+        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` times the start is."""
         low, high, step = 0.0, math.inf, STEP
-        factor = max(start, LEAST_FACTOR)
+        factor, least = start, LEAST_FACTOR * start
         while not (low and high < math.inf):
             if self.sustained(factor):
                 low, factor = factor, factor * step
-            elif factor <= LEAST_FACTOR:
+            elif factor <= least:
                 return 0.0
             else:
-                high, factor = factor, max(factor / step, LEAST_FACTOR)
+                high, factor = factor, max(factor / step, least)
             step = min(step * step, MOST_STEP)
         while high > low * (1 + PRECISION):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.sustained(middle) else (low, middle)
         return low
 
-    def replayed(self, factor: float) -> dict[str, tuple[Served, ...]]:
-        """Every model's requests at its rate times a factor, the same requests for every factor."""
-        from xsimulator.multimodel.plan_replay import replay_models
+    def replayed(self, factor: float) -> dict[str, ServedColumns]:
+        """What every model's requests experience at its rate times a factor."""
+        from xsimulator.multimodel.plan_replay import replay_alone, replay_models
 
         requests = {model.name: self.requests(model.name, factor) for model in self.unit}
         profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}
-        return {name: run.served for name, run in replay_models(self.unit, profiles, requests).items()}
+        if len(self.unit) == 1 and self.unit[0].share is None:
+            (model,) = self.unit
+            return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
+        runs = replay_models(self.unit, profiles, requests)
+        return {name: ServedColumns.of(run.served) for name, run in runs.items()}
 
 
 def evaluated(
@@ -132,7 +137,11 @@ def evaluated(
     unless the requests are given.
     """
     trial = Trial(unit, demands, asked or drawn(demands))
-    return at_rates(trial, trial.highest(min((model.headroom or 1.0 for model in unit), default=1.0)))
+    start = min(model.headroom or 1.0 for model in unit)
+    if unit[0].share:  # what is far too much takes long to replay
+        whose = [demands[model.name] for model in unit]
+        start = min(start, most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start)
+    return at_rates(trial, trial.highest(start))
 
 
 def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
@@ -140,8 +149,8 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
     served, found = trial.replayed(1.0), []
     for model in trial.unit:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
-        estimate = summarise(served[model.name], max(s.finish_s for s in served[model.name]), "p99-queries")
-        share = in_time(served[model.name], trial.demands[model.name].bound_s)
+        estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()), "p99-queries")
+        share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
         goodput = factor * model.rate_seq_s
         found.append(replace(model, estimate=estimate, attainment=share, goodput_seq_s=goodput))
     return found
@@ -149,4 +158,8 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
 
 def in_time(served: Items[Served], bound_s: float | None) -> float:
     """Share of requests within a bound, from arrival."""
-    return 1.0 if bound_s is None else float(np.mean(latencies(served, "arrival")["latency"] <= bound_s))
+    return _share_in_time(ServedColumns.of(served), bound_s)
+
+
+def _share_in_time(served: ServedColumns, bound_s: float | None) -> float:
+    return 1.0 if bound_s is None else float(np.mean(served.latencies("arrival")["latency"] <= bound_s))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import ModelFrontier, served_on
+from exegpt.app.model_frontier import ModelFrontier
 from exegpt.app.models_file import Demand
 from exegpt.app.nearest import no_room, nothing_fits, rates_missed
 from exegpt.app.plan_evaluation import Drawn
@@ -208,19 +208,16 @@ def _dedicated(
     """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
     from exegpt.app.plan_evaluation import drawn
 
-    policies, requests = _POLICIES[method], drawn({demand.name: demand for demand in demands})
+    requests = drawn({demand.name: demand for demand in demands})
     give = _searched if method == "exegpt" else _in_proportion
     with Processes() as processes:
         devices = give(demands, frontiers, cluster, progress, processes)
         sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
-        wanted = list(dict.fromkeys(zip(frontiers, sizes, strict=True)))
-        asked = [(frontier.demand, size, policies) for frontier, size in wanted]
-        found = dict(zip(wanted, processes.each(served_on, asked), strict=True))
-        planned = []
-        for demand, frontier, of_model, size in zip(demands, frontiers, devices, sizes, strict=True):
-            served = found[frontier, size]
-            assert served, "it does something on this number"
-            planned.append((served.planned(demand, of_model), demand, requests))
+        found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
+        planned = [
+            (served.planned(demand, of_model), demand, requests)
+            for demand, of_model, served in zip(demands, devices, found, strict=True)
+        ]
         models = processes.each(_evaluated, planned)
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 

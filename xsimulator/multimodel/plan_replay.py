@@ -4,16 +4,21 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
+
+from exegpt.batching import deal
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.plan import Plan, PlannedModel
 from exegpt.profile import Profile
-from exegpt.served import Served
+from exegpt.schedule import Schedule
+from exegpt.served import Served, ServedColumns
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.multimodel.iteration_cost import ProfileCost
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
+from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
@@ -71,6 +76,25 @@ def replay_models(
         )
         for model in unit
     }
+
+
+def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
+    """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
+    quick; in no order. InputError as there.
+    """
+    if schedule.admission != "reserve" or schedule.prefix_caching:  # isn't compiled
+        return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
+    lengths = [(request.input, request.output) for request in requests]
+    columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)
+    replicas, served = Replicas(profile), []
+    for places in deal(lengths, schedule.replicas):
+        if not places:
+            continue
+        arrivals, inputs, outputs = np.ascontiguousarray(columns[places].T)
+        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(places))))
+        assert times is not None, "no bound ends it"
+        served.append((outputs, arrivals, times.started, times.first, times.finished))
+    return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
 def _load(model: PlannedModel, store: Store, profile: Profile, requests: Items[RequestLengths]) -> Load:
