@@ -33,8 +33,7 @@ def place_together(
     from xscheduler.multimodel.placement import Placer
 
     popular = [_popular(demand, cluster) for demand in demands]
-    other = max(_replica(demand, cluster, 1)[1] for demand in demands)
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other)
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
     placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
     if placement is None:
         needed = sum(model.weight_bytes for model in popular) / 1e9
@@ -50,6 +49,48 @@ def place_together(
         for model in _planned(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
     }
     return [planned[demand.name] for demand in demands]
+
+
+def share_unit(
+    demands: Sequence[Demand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
+) -> list[PlannedModel] | None:
+    """Models that share the cluster's first devices, their shares as wide as rates times a factor need; None where they
+    have no room. Nothing is replayed yet.
+    """
+    from xscheduler.multimodel.placement import MOST_SHARES, Placer
+
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
+    popular = [_popular(demand, cluster) for demand in demands]
+    raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
+    mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
+    if mesh is None:
+        return None
+    return _planned(mesh, placer.kv_bytes(mesh), {demand.name: demand for demand in demands}, cluster, by)
+
+
+def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
+    """The factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
+    from xscheduler.multimodel.fluid_bound import highest_factor
+    from xscheduler.multimodel.placement import Mesh, Occupant, Placer
+
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
+    popular = [_popular(demand, cluster) for demand in demands]
+    costs = [model.cost(devices) for model in popular]
+    occupants = tuple(Occupant(m, devices, 1.0, cost) for m, cost in zip(popular, costs, strict=True) if cost)
+    if len(occupants) < len(popular):
+        return 0.0
+    kv_bytes = placer.kv_bytes(Mesh(tuple(range(devices)), occupants))
+    return highest_factor(popular, [demand.bound_s for demand in demands], devices, kv_bytes, PREFILL_TOKENS)
+
+
+def can_share(demand: Demand) -> bool:
+    """Whether a model can share devices."""
+    return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
+
+
+def _other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+    """What a model needs of a device beside weights and cache; the most of all."""
+    return max(_replica(demand, cluster, 1)[1] for demand in demands)
 
 
 def _popular(demand: Demand, cluster: ClusterSpec) -> "Popular":

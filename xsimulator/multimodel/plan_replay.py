@@ -5,19 +5,24 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from exegpt.batching import deal
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import QuotaPool, Store, merged_pools
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.sharing import Sharing, TimeSharing
 from exegpt.profile import Profile
-from exegpt.served import Served
+from exegpt.schedule import Schedule
+from exegpt.served import Served, ServedColumns
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.multimodel.iteration_cost import ProfileCost
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
+from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
@@ -80,6 +85,25 @@ def replay_models(
         )
         for model in unit
     }
+
+
+def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
+    """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
+    quick; in no order. InputError as there.
+    """
+    if schedule.admission != "reserve" or schedule.prefix_caching:  # isn't compiled
+        return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
+    lengths = [(request.input, request.output) for request in requests]
+    columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)
+    replicas, served = Replicas(profile), []
+    for places in deal(lengths, schedule.replicas):
+        if not places:
+            continue
+        arrivals, inputs, outputs = np.ascontiguousarray(columns[places].T)
+        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(places))))
+        assert times is not None, "no bound ends it"
+        served.append((outputs, arrivals, times.started, times.first, times.finished))
+    return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
 def _load(model: PlannedModel, pool: KVPool, profile: Profile, requests: Items[RequestLengths]) -> Load:
