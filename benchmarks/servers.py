@@ -27,7 +27,7 @@ STARTS_S = 180
 @contextmanager
 def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str, int]]:
     """URL and process of a server that follows a schedule, once it is ready."""
-    with _started(directory, ["-m", str(model), "-s", str(schedule)]) as (url, server):
+    with started(directory, ["-m", str(model), "-s", str(schedule)]) as (url, server):
         yield url, server.pid
 
 
@@ -40,12 +40,12 @@ def tuned_server(
     create_model(model, "llama", **sizes, seed=1)
     options = ["-m", str(model), "-l", bound, "-w", workload, "--log-format", "json", "--log-requests"]
     options += ["--pinned"] if pinned else []
-    with _started(directory, options) as (url, _):
+    with started(directory, options) as (url, _):
         yield url, directory / "server.log"
 
 
 @contextmanager
-def _started(directory: Path, options: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def started(directory: Path, options: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -42,7 +42,8 @@ answer in time, and has its highest goodput at high loads; transformers' would b
 """
 OVERLOAD = 2.0
 """The load that lasts for `--overload-seconds`: what a server that takes everything answers in time of it depends on
-how long it lasts.
+how long it lasts. Of vLLM's servers it is for the one as it comes, alone and behind caps: with limits of their own they
+turn nothing away either.
 """
 SEARCH_S = 15.0
 """Of each load while vLLM's limits are searched."""
@@ -320,7 +321,7 @@ def measured_in_turns(
     for number in range(rounds):
         for share in sorted({share for shares in LOADS.values() for share in shares}):
             for server in servers[:: -1 if number % 2 else 1]:
-                if share in LOADS[server.name.split()[0]]:
+                if share in LOADS[server.name.split()[0]] and (share < OVERLOAD or " seqs" not in server.name):
                     seconds = bench.overload_s if share == OVERLOAD else bench.seconds
                     found = bench.load(server, share * peak, number, seconds)
                     runs.setdefault((server.name, share * peak), []).append(found)

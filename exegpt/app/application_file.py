@@ -36,12 +36,52 @@ class ApplicationNode(Noun):
     times: int = 1
     load: str | None = None
     """How long a replica takes to load, like 30s."""
+    prompts: str | None = None
+    """A JSONL file of what its own calls' prompts begin with, for `exegpt run`; None: made up."""
+    instructions: str | None = None
+    """A text that all its prompts have, likewise."""
 
     def __post_init__(self) -> None:
+        if self.prompts is not None and (self.requests is not None or self.rounds is not None):
+            raise InputError(f"Node '{self.name}' has prompts in '{self.prompts}': leave requests and rounds out.")
         if self.requests is not None and self.requests < 1:
             raise InputError(f"Node '{self.name}' has {self.requests} requests: at least 1.")
         if self.rounds is not None and self.requests is None:
             raise InputError(f"Node '{self.name}' has rounds: it needs requests of its own.")
+
+
+@dataclass(frozen=True)
+class CallLine(Noun):
+    """A line of a node's prompts: one call, with what the prompt of each of its rounds begins with."""
+
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    prompts: tuple[str, ...] | None = None
+    prompts_ids: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [part for part in (self.prompt, self.prompt_ids, self.prompts, self.prompts_ids) if part is not None]
+        if len(given) != 1 or not given[0] or not all(self.parts):
+            raise InputError("a call needs one of prompt, prompt_ids, prompts and prompts_ids, and no empty text")
+
+    @property
+    def parts(self) -> "tuple[str, ...] | tuple[tuple[int, ...], ...]":
+        """Texts, or token ids, by round."""
+        if self.prompt is not None:
+            return (self.prompt,)
+        return self.prompts or self.prompts_ids or (self.prompt_ids or (),)
+
+
+def read_call_lines(path: Path) -> list[CallLine]:
+    """A node's calls from JSONL; InputError names the line that is wrong."""
+    calls = []
+    for number, line in enumerate(document.read_lines(path, "file of prompts"), 1):
+        if line.strip():
+            where = f"'{path}', line {number}"
+            calls.append(document.from_dict(CallLine, document.parse_json(line, f"{where},"), where))
+    if not calls:
+        raise InputError(f"'{path}' has no prompts: write one JSON object per line.")
+    return calls
 
 
 @dataclass(frozen=True)
@@ -76,7 +116,7 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
         file = document.from_dict(ApplicationFile, data, f"'{path}'")
     nodes, models, assumptions = [], [], []
     setting = None
-    for entry in file.nodes:
+    for entry in (_with_requests(entry, path.parent) for entry in file.nodes):
         try:
             setting = find_setting(entry.model, cluster, workload_beside(entry.workload, path.parent), **options)
             _check_cluster(setting.cluster)
@@ -93,6 +133,14 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
     return Asked(graph, table, setting.cluster, linked, tuple(assumptions))
+
+
+def _with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
+    """As many requests, with as many rounds, as its prompts have in a file; their lengths are the workload's."""
+    if entry.prompts is None:
+        return entry
+    rounds = tuple(len(line.parts) for line in read_call_lines(directory / entry.prompts))
+    return replace(entry, prompts=None, requests=len(rounds), rounds=rounds if max(rounds) > 1 else None)
 
 
 def _without_edges(file: ModelsFile) -> ApplicationFile:

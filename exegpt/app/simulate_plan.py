@@ -2,8 +2,10 @@
 
 import csv
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from exegpt import document
@@ -13,13 +15,13 @@ from exegpt.app.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
+from exegpt.iteration_profile import IterationProfile
 from exegpt.plan import Plan, PlannedModel
-from exegpt.profile import Profile
 from exegpt.quantity import NOTHING, figure_text, percent_text
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
 from exegpt.workload import MAX_TOKENS, RequestLengths
-from xsimulator.multimodel.plan_replay import ModelReplay, replay_plan
+from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_plan
 
 REQUESTS = 1000
 """Of each model, where neither a trace nor the plan says how many."""
@@ -37,13 +39,22 @@ class PlanPrediction:
     assumptions: tuple[str, ...]
 
 
-def simulate_plan(path: Path, trace: Path | None, timeline: Path | None) -> PlanPrediction:
-    """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline."""
+def simulate_plan(
+    path: Path, trace: Path | None, timeline: Path | None, given: Mapping[str, Path] = MappingProxyType({})
+) -> PlanPrediction:
+    """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
+    `given`: files of profiles, of layers or of iterations, by model.
+    """
     plan = document.read(Plan, path)
+    unknown = sorted(given.keys() - {model.name for model in plan.models})
+    if unknown:
+        known = ", ".join(model.name for model in plan.models)
+        raise InputError(f"--profile {unknown[0]}={given[unknown[0]]} is of no model of the plan: it has {known}.")
     requests = read_model_trace(trace, plan) if trace else {model.name: _drawn(model) for model in plan.models}
-    profiles, assumptions = {}, []
+    profiles: dict[str, AnyProfile] = {}
+    assumptions = []
     for model in plan.models:
-        profiles[model.name], assumed = _profile(model)
+        profiles[model.name], assumed = _profile(model, given.get(model.name))
         assumptions.append(f"{model.name}: {assumed}")
     begin_s = time.perf_counter()
     replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
@@ -104,13 +115,20 @@ def _drawn(model: PlannedModel) -> list[RequestLengths]:
     return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
 
 
-def _profile(model: PlannedModel) -> tuple[Profile, str]:
-    """The roofline that a model's schedule was found on, or what stands in for its profile, and what that is."""
+def _profile(model: PlannedModel, given: Path | None) -> tuple[AnyProfile, str]:
+    """The profile that is given; else the roofline that a model's schedule was found on, or what stands in for its
+    profile; and what that is.
+    """
     schedule = model.schedule
-    if roofline := rooflines.found_on(schedule):
+    if given:
+        data = document.read_json(given)
+        if isinstance(data, dict) and "tables" in data:
+            iterations = document.from_dict(IterationProfile, data, f"'{given}'")
+            return iterations, f"iterations of {iterations.model} on {iterations.device}, from '{given}'"
+    if given is None and (roofline := rooflines.found_on(schedule)):
         return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
-    return find_profile(None, *where, kv_dtype=schedule.kv_dtype)
+    return find_profile(str(given) if given else None, *where, kv_dtype=schedule.kv_dtype)
 
 
 def _since(model: PlannedModel) -> str:

@@ -34,23 +34,29 @@ class QuotaPool(BlockPool):
 
     def __init__(self, store: Store, parts: int, block_size: int, quota: int):
         super().__init__(min(quota, store.total) // parts, block_size)
-        self._store, self._parts = store, parts
+        self._store, self.parts, self.quota = store, parts, quota
+
+    def resize(self, quota: int) -> None:
+        """Another quota, of no fewer blocks than are held."""
+        if quota // self.parts < max(1, self.held):
+            raise ValueError(f"a quota of {quota} parts for {self.held} blocks of {self.parts}")
+        self.quota, self.total = quota, min(quota, self._store.total) // self.parts
 
     @property
     def available(self) -> int:
         """Blocks within the quota that the store has room for."""
-        return max(0, min(self.total - self.held, self._store.free // self._parts))
+        return max(0, min(self.total - self.held, self._store.free // self.parts))
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks by number; MemoryError for more than are available."""
         blocks = super().allocate(count)
-        self._store.used += count * self._parts
+        self._store.used += count * self.parts
         return blocks
 
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave."""
         super().free(blocks)
-        self._store.used -= len(blocks) * self._parts
+        self._store.used -= len(blocks) * self.parts
 
 
 class MergedPool:

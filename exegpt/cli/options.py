@@ -1,11 +1,13 @@
 """Options that several commands share, so that each has one name, one meaning and one help text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from exegpt.errors import InputError
 
 T = TypeVar("T")
 
@@ -13,6 +15,32 @@ T = TypeVar("T")
 def build(kind: type[T], typed: Mapping[str, Any]) -> T:
     """The options object `kind` (a dataclass) of a command's parameters: for each field the parameter of its name."""
     return kind(**{field.name: typed[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def only_model(models: list[str] | None, what: str) -> str:
+    """The one model of a server or a run without a plan."""
+    models = models or []
+    if len(models) != 1:
+        raise InputError(f"A {what} without --plan has one model, and --model is given {len(models)} times: pass one.")
+    return models[0]
+
+
+def directories(models: list[str] | None) -> dict[str, str]:
+    """Directories by name, as `--model NAME=DIR` beside --plan gives them."""
+    return named(models or (), "--model", "DIR")
+
+
+def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
+    """Files or folders by the plan's models, as texts `NAME=PATH` give them."""
+    given = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise InputError(
+                f"{option} {text} doesn't say for which model it is: with --plan, pass {option} NAME={what}."
+            )
+        given[name] = path
+    return given
 
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

@@ -7,15 +7,16 @@ import typer
 
 from exegpt.cli import options
 
-SOURCES = ("aiconfigurator", "vidur", "layers", "samullm")
+SOURCES = ("aiconfigurator", "vidur", "layers", "samullm", "muxserve")
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur, layers or samullm")],
+    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur, layers, samullm or muxserve")],
     path: Annotated[
         Path | None,
         typer.Argument(
-            help="vidur, layers, samullm: the folder of its files. aiconfigurator: its systems folder, if elsewhere."
+            help="vidur, layers, samullm: the folder of its files; muxserve: its cost file. aiconfigurator: its "
+            "systems folder, if elsewhere."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help=options.MODEL_HELP)] = None,
@@ -33,7 +34,8 @@ def import_(
 ) -> None:
     """A profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
     files (mlp, attention, network), or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
-    Of samullm's files comes a cost table of all their models, for plans of stages.
+    Of samullm's files comes a cost table of all their models, for plans of stages; of muxserve's the iterations of one
+    model by share of a GPU, for `exegpt simulate --plan`.
 
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
@@ -52,6 +54,8 @@ def import_(
     check_output(out)
     if source == "samullm":
         return _cost_table(path, model, out, json)
+    if source == "muxserve":
+        return _iterations(path, model, out, json)
     if model is None:
         raise InputError("Name the model with --model: a profile is of one model.")
     spec = find_model(model)
@@ -116,3 +120,29 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
     print(f"'{out}': costs of {len(models)} models on {table.machine}.")
     rows = [(m["name"], f"{m['context']:,}", ", ".join(map(str, m["degrees"]))) for m in models]
     output.table(("model", "context", "tensor-parallel degrees"), rows, "Cost table")
+
+
+def _iterations(file: Path | None, model: str | None, out: Path, json: bool) -> None:
+    """One model's iterations of MuxServe's cost file."""
+    from exegpt import document
+    from exegpt.errors import InputError
+    from exegpt.quantity import percent_text
+    from exegpt.report import output
+    from xprofiler.muxserve import muxserve_profiles
+
+    if file is None or not file.is_file():
+        what = "Which file isn't said" if file is None else f"There is no file '{file}'"
+        raise InputError(f"{what}: name MuxServe's cost file after the source.")
+    profiles = muxserve_profiles(file)
+    if model not in profiles:
+        which = f"'{file}' has no model '{model}'" if model else "Which model isn't said"
+        raise InputError(f"{which}: pass --model with one of {', '.join(profiles)}.")
+    profile = profiles[model]
+    document.write(out, profile)
+    shares = {tp: [tables.share for tables in profile.of(tp)] for tp in profile.degrees}
+    if json:
+        facts = {"model": model, "device": profile.device, "shares": shares, "out": str(out)}
+        return output.emit({**facts, "provenance": {**output.provenance(), "import": profile.provenance}})
+    print(f"'{out}': iterations of {model} on {profile.device}.")
+    rows = [(str(tp), ", ".join(map(percent_text, of_degree))) for tp, of_degree in shares.items()]
+    output.table(("tensor-parallel degree", "shares of the multiprocessors"), rows, "Iterations")

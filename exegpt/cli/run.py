@@ -25,9 +25,24 @@ _VARIABLES = (
 
 
 def run(
-    model: options.MODEL_DIRECTORY,
-    requests: Annotated[str, typer.Option("--requests", "-r", help="A JSONL or trace file, or - for standard input.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="A model directory in the Hugging Face layout; with --plan NAME=DIR."),
+    ] = None,
+    requests: Annotated[
+        str | None, typer.Option("--requests", "-r", help="A JSONL or trace file, or - for standard input.")
+    ] = None,
     schedule: options.SCHEDULE = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Several models as `exegpt plan` says; requests name their `model`.")
+    ] = None,
+    application: Annotated[
+        Path | None,
+        typer.Option("--application", help="With --plan: YAML, calls that read each other's outputs."),
+    ] = None,
+    in_turn: Annotated[
+        bool, typer.Option("--in-turn", help="With --application: one model after the other, for comparison.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one JSON line per result.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     skip_invalid: Annotated[bool, typer.Option("--skip-invalid", help="End invalid requests with an error.")] = False,
@@ -84,11 +99,17 @@ def run(
     Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
 
     Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
+
+    Example: exegpt run --plan plan.json --requests requests.jsonl
     """
+    typed = dict(locals())
+    if plan is not None:
+        from exegpt.cli.run_plan import run_plan
+
+        return run_plan(typed)
     from exegpt.app import offline_run
     from xrunner.comm.ranks import job
 
-    typed = locals()
     with job() as ranks:
         run_options = ranks.attempt(lambda: _read_options(typed))
         result = offline_run.run(run_options, ranks)
@@ -103,6 +124,10 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     from exegpt.duration import parse_duration
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
+    if typed["application"] is not None or typed["in_turn"]:
+        raise InputError("--application and --in-turn are about a plan's models: pass --plan, or leave them out.")
+    if typed["requests"] is None:
+        raise InputError("A run needs requests: pass --requests FILE.")
     if typed["resume"] and typed["out"] is None:
         raise InputError("--resume needs --out: it goes on with that file.")
     if typed["no_profile"] and typed["profile"] is not None:
@@ -121,6 +146,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     if schedule:
         _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
     read = {
+        "model": options.only_model(typed["model"], "run"),
         "order": choice,
         "fixed": fixed,
         "latency_bound_s": parse_duration(bound),

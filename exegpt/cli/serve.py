@@ -1,6 +1,7 @@
 """`exegpt serve`: an OpenAI-compatible server that keeps a latency bound, of one model or of a plan's."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,9 @@ from exegpt.errors import InputError
 from exegpt.report.output import LOG_FORMAT
 
 if TYPE_CHECKING:
-    from exegpt.server.unit import UnitOptions
+    from exegpt.app.engines.unit_options import UnitOptions
+    from exegpt.app.serving_engine import EngineOptions
+    from exegpt.plan import Plan
 
 _ENGINES = "schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
 """Options that the engine gets."""
@@ -110,7 +113,7 @@ def _serve(typed: dict[str, Any]) -> int:
     from exegpt.server import supervisor
 
     read = {
-        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1}),
+        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1, "replan": None}),
         "api_keys": _keys(typed["api_key_file"], "EXEGPT_API_KEY"),
         "admin_token": next(iter(_keys(typed["admin_token_file"], "EXEGPT_ADMIN_TOKEN")), None),
         "hosts": tuple(typed["allowed_host"] or ()),
@@ -125,11 +128,11 @@ def _serve(typed: dict[str, Any]) -> int:
 def _unit(typed: dict[str, Any]) -> "UnitOptions":
     """The engine of one model."""
     from exegpt.app.choices import admission_rule
+    from exegpt.app.engines.unit_options import UnitModel, UnitOptions
     from exegpt.app.files import model_directory, read_schedule
     from exegpt.cli.engine import read_options
-    from exegpt.server.unit import UnitModel, UnitOptions
 
-    directory, schedule = model_directory(_only_model(typed)), typed["schedule"]
+    directory, schedule = model_directory(options.only_model(typed["model"], "server")), typed["schedule"]
     read_options(typed | {"model": directory})  # what the engine would refuse is refused at once
     admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
     return UnitOptions(
@@ -142,7 +145,7 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
 
 def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     """The engines of a plan, and how many may start at once."""
-    from exegpt.server.planned_units import planned_units, read_plan
+    from exegpt.app.engines.planned_units import planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
     for name in _OF_ONE:
@@ -152,23 +155,20 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
             )
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
-    directories = {}
-    for text in typed["model"] or ():
-        name, equals, directory = text.partition("=")
-        if not (name and equals and directory):
-            raise InputError(f"--model {text} doesn't say whose directory it is: with --plan, pass --model NAME=DIR.")
-        directories[name] = directory
-    plan = read_plan(typed["plan"], directories)
-    units = planned_units(plan, [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], typed["threads"])
+    plan = read_plan(typed["plan"], options.directories(typed["model"]))
+    flags, order = [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], [model.name for model in plan.models]
+    directories = {model.name: str(model.directory) for model in plan.models}
+
+    def units_of(asked: "Plan") -> "tuple[UnitOptions, ...]":
+        """Of a plan for these models."""
+        ours = sorted(asked.models, key=lambda model: order.index(model.name))
+        return planned_units(
+            with_directories(replace(asked, models=tuple(ours)), directories, "The plan"), flags, typed["threads"]
+        )
+
+    units = planned_units(plan, flags, typed["threads"])
     # engines that are new to a machine measure it: on the cores of one, each would measure the others
-    return {"units": units, "starts": 1 if plan.cluster.is_cpu else len(units)}
-
-
-def _only_model(typed: dict[str, Any]) -> str:
-    models: list[str] = typed["model"] or []
-    if len(models) != 1:
-        raise InputError(f"A server without --plan has one model, and --model is given {len(models)} times: pass one.")
-    return models[0]
+    return {"units": units, "starts": 1 if plan.cluster.is_cpu else len(units), "replan": units_of}
 
 
 def _words(typed: dict[str, Any], names: list[str]) -> list[str]:
@@ -191,16 +191,21 @@ def _serve_as_rank(typed: dict[str, Any]) -> int:
 
     from exegpt.app import serving_engine
     from exegpt.app.frontend_process import FrontendProcess
-    from exegpt.cli.engine import read_options
     from xrunner.comm.ranks import job, rank_started
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher passes it on to all: rank 0 drains for them
     frontend = FrontendProcess(sys.argv[1:]) if rank_started() == 0 else None
     with job() as ranks:
         socket = frontend.socket if frontend else None
-        asked = ranks.attempt(lambda: read_options(typed | {"model": _only_model(typed)}, socket))
+        asked = ranks.attempt(lambda: _engine_options(typed, socket))
         serving_engine.serve(asked, ranks)
     return frontend.wait() if frontend else 0
+
+
+def _engine_options(typed: dict[str, Any], socket: Path | None) -> "EngineOptions":
+    from exegpt.cli.engine import read_options
+
+    return read_options(typed | {"model": options.only_model(typed["model"], "server")}, socket)
 
 
 def _keys(path: Path | None, variable: str) -> tuple[str, ...]:

@@ -93,12 +93,14 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     from exegpt.errors import InputError
     from exegpt.report import output
 
-    own = {"plan", "replay", "timeline", "json", "threads"}
+    own = {"plan", "replay", "timeline", "json", "threads", "profile"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
         raise InputError(f"A plan says what --{others[0].replace('_', '-')} does: leave that or --plan out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
-    prediction = simulate_plan(asked["plan"], replay, asked["timeline"])
+    typed = asked["profile"].split(",") if asked["profile"] else ()
+    profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles)
     if asked["json"]:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

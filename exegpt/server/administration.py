@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from exegpt import document
 from exegpt.errors import InputError
+from exegpt.plan import Plan
 from exegpt.policies import checked
 from exegpt.schedule import Schedule
 from exegpt.server.body import read_json
@@ -17,10 +18,12 @@ from exegpt.server.frontends import Frontends
 from exegpt.server.gate import hashed
 from exegpt.server.openapi import Description
 from exegpt.server.responses import Accepted, Draining
-from exegpt.server.schemas import ScheduleToFollow
+from exegpt.server.schemas import PlanToFollow, ScheduleToFollow
 
 MAX_BODY = 2**22
 """Bytes: a schedule has the distributions of the lengths."""
+MAX_PLAN = 2**24
+"""A plan has a schedule of each model."""
 
 
 def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:
@@ -42,6 +45,9 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
         frontend.link.follow(asked)
         return JSONResponse({"accepted": True}, 202)
 
+    if frontends.follow_plan is not None:
+        _add_plan(api, described, frontends)
+
     @api.post(
         "/drain",
         summary="End the server when all accepted requests are answered.",
@@ -51,6 +57,27 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
         check_token(request, frontends.admin)
         frontends.drain()
         return JSONResponse({"draining": True}, 202)
+
+
+def _add_plan(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    @api.post(
+        "/plan",
+        summary="Let the models follow another plan: engines that it changes are replaced.",
+        **described.administration(Accepted, PlanToFollow),
+    )
+    async def plan(request: Request) -> Response:
+        check_token(request, frontends.admin)
+        data = await read_json(request, MAX_PLAN)
+        frontends.check_ready()
+        assert frontends.follow_plan, "a server of a plan"
+        try:
+            asked = document.from_dict(Plan, data, "The plan")
+            if {model.name for model in asked.models} != set(frontends.names):
+                raise InputError(f"The plan must have the models of this server: {', '.join(frontends.names)}.")
+            frontends.follow_plan(asked)
+        except InputError as error:
+            raise invalid(str(error)[:500]) from None
+        return JSONResponse({"accepted": True}, 202)
 
 
 def check_token(request: Request, admin: bytes | None) -> None:

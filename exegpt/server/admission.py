@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.engine_protocol import Opened
 from exegpt.policies import traits_of
 from exegpt.server.arrival_rate import ArrivalRate
-from exegpt.server.engine_link import Output
 from exegpt.server.errors import RATE_LIMIT, ApiError
 from exegpt.server.lengths import QUANTILE, Lengths
 from exegpt.server.pace import Pace

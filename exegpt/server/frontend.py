@@ -4,9 +4,9 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from exegpt import __version__, document
+from exegpt.app.engines.engine_link import EngineLink
 from exegpt.engine_protocol import Opened
 from exegpt.server.admission import Admission
-from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import invalid, unavailable
 from exegpt.server.journal import Journal
 from exegpt.server.monitor import Monitor

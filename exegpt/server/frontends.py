@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.registry import Collector
 
+from exegpt.plan import Plan
 from exegpt.server.errors import ApiError, invalid
 from exegpt.server.frontend import Frontend
 from exegpt.server.journal import Entry
@@ -23,6 +24,8 @@ class Frontends:
         self.admin = admin
         self.drain: Callable[[], object] = lambda: None
         """Ends the server when all is answered."""
+        self.follow_plan: Callable[[Plan], None] | None = None
+        """Lets the models follow another plan; None where they follow none."""
         self._by_name = {frontend.model.name: frontend for frontend in frontends}
         self.unrouted: Counts
         """What counts requests that reach no model."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from exegpt.app.engines.engine_link import EngineLink, Output
 from exegpt.request import Request
-from exegpt.server.engine_link import EngineLink, Output
 from exegpt.server.errors import SERVER, ApiError
 from exegpt.server.text.log_probs import TextLogProb
 from exegpt.server.text.output_text import OutputText

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from exegpt.server.engine_link import EngineLink
+from exegpt.app.engines.engine_link import EngineLink
 
 _LOOK_S = 0.1
 _DRAIN_S = 30.0

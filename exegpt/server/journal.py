@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.engine_protocol import Ended
 from exegpt.report import output
 from exegpt.request import Request
-from exegpt.server.engine_link import Output
 from exegpt.server.errors import SERVER, ApiError
 
 MAX_KEY = 256

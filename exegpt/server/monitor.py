@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from exegpt.app.engines.engine_link import EngineLink
 from exegpt.engine_protocol import Opened, Stepped
 from exegpt.schedule import Schedule
 from exegpt.server.admission import Promise
 from exegpt.server.answered import Answered, MissReason, first_token_s, kind_of, outcome_of, per_token_s, started_s
-from exegpt.server.engine_link import EngineLink
 from exegpt.server.generation import Choice
 from exegpt.server.metrics import Metrics
 from exegpt.server.observed import Observed

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, model_validator
 
+from exegpt.plan import Plan
 from exegpt.schedule import Schedule
 from exegpt.server.errors import ApiError, invalid
 
@@ -170,6 +171,10 @@ class DetokenizeRequest(Document):
 
 class ScheduleToFollow(RootModel[Schedule]):
     """The body of `POST /schedule`: a file that `exegpt tune` writes. Only described by this; read as files are."""
+
+
+class PlanToFollow(RootModel[Plan]):
+    """The body of `POST /plan`: a file that `exegpt plan` writes. Likewise."""
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:

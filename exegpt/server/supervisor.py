@@ -5,17 +5,18 @@ import contextlib
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
+from exegpt.app.engines.engine_link import EngineLink
+from exegpt.app.engines.unit_options import UnitOptions
 from exegpt.errors import InputError
+from exegpt.plan import Plan
 from exegpt.report import output
 from exegpt.server.api import KINDS, make_api, resume_entries
-from exegpt.server.engine_link import EngineLink
 from exegpt.server.frontend import Frontend
 from exegpt.server.frontends import Frontends
 from exegpt.server.gate import Gate, hashed
@@ -25,7 +26,7 @@ from exegpt.server.measured import Measured
 from exegpt.server.reports import Reports
 from exegpt.server.served_model import ServedModel
 from exegpt.server.tracing import tracing
-from exegpt.server.unit import Unit, UnitOptions
+from exegpt.server.unit import Unit
 
 _LOOK_S = 0.05
 
@@ -38,6 +39,8 @@ class ServerOptions:
     """Its engines, and their models."""
     starts: int
     """Engines that may start at once."""
+    replan: Callable[[Plan], tuple[UnitOptions, ...]] | None
+    """The engines of another plan for the same models; None: the server has no plan."""
     host: str
     port: int
     api_keys: tuple[str, ...]
@@ -72,49 +75,81 @@ class Supervisor:
     """Starts the engines and serves until all is answered, or an engine can't be started again; ends with them."""
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
-        self._frontends, self._options = frontends, options
-        where, turns = f"http://{options.host}:{options.port}", asyncio.Semaphore(options.starts)
-
-        async def resume(frontend: Frontend) -> None:
-            await resume_entries(frontend, frontends.unfinished(frontend))
-
-        self._units = []
-        for unit in options.units:
-            ours = [frontends.each[model.place] for model in unit.models]
-            self._units.append(Unit(unit, ours, directory, where, resume, turns))
+        self._frontends, self._options, self._directory = frontends, options, directory
+        self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
+        self._units = [self._unit(unit) for unit in options.units]
+        self._running: dict[Unit, asyncio.Task[int]] = {}
         self._ended = asyncio.Event()
         self._signals = 0
         self.code = 0
         frontends.drain = self.interrupt
+        frontends.follow_plan = self.follow if options.replan else None
+
+    def _unit(self, options: UnitOptions) -> Unit:
+        frontends = self._frontends
+
+        async def resume(frontend: Frontend) -> None:
+            await resume_entries(frontend, frontends.unfinished(frontend))
+
+        ours = [frontends.each[model.place] for model in options.models]
+        where = f"http://{self._options.host}:{self._options.port}"
+        return Unit(options, ours, self._directory, where, resume, self._turns)
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
         for unit in self._units:
             await unit.listen()
         serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
-        running = {asyncio.ensure_future(unit.run()) for unit in self._units}
+        for unit in self._units:
+            self._start(unit)
         self._preparing = asyncio.ensure_future(self._prepare())
+        ended = asyncio.ensure_future(self._ended.wait())
         try:
-            await self._until_ended(serving, running)
+            await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             server.should_exit = True
-            for task in running:
+            for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))
             await serving
             for unit in self._units:
                 await unit.close()
 
-    async def _until_ended(self, serving: "asyncio.Future[None]", running: "set[asyncio.Task[int]]") -> None:
-        ended, going = asyncio.ensure_future(self._ended.wait()), set(running)
-        while not serving.done() and not ended.done():
-            waited: set[asyncio.Future[Any]] = {serving, ended, *going}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            for unit in [unit for unit in going if unit.done()]:
-                going.discard(unit)
-                if code := unit.result():
-                    self.code = self.code or code
-                    self._drain()
+    def _start(self, unit: Unit) -> None:
+        task = asyncio.ensure_future(unit.run())
+        self._running[unit] = task
+        task.add_done_callback(self._unit_ended)
+
+    def _unit_ended(self, task: "asyncio.Task[int]") -> None:
+        if not task.cancelled() and (code := task.result()):
+            self.code = self.code or code
+            self._drain()
+
+    def follow(self, plan: Plan) -> None:
+        """Follow another plan for the same models from now on; InputError for one that can't be."""
+        assert self._options.replan, "a server of a plan"
+        self._following = asyncio.ensure_future(self._replace(self._options.replan(plan)))
+
+    async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
+        """Units that follow what they did stay; the others' engines end, and new ones go on with their requests."""
+        async with self._replacing:
+            wanted = [options.follows for options in units]
+            gone = [unit for unit in self._units if unit.options.follows not in wanted]
+            self._units = [unit for unit in self._units if unit not in gone]
+            staying = [unit.options.follows for unit in self._units]
+            for unit in gone:
+                self._running.pop(unit).cancel()
+            await asyncio.gather(*(unit.give_up() for unit in gone))
+            moved = [model for unit in gone for model in unit.frontends]
+            output.note(f"another plan: {', '.join(f.model.name for f in moved) or 'no model'} moves", event="plan")
+            for options in units:
+                if options.follows not in staying:
+                    unit = self._unit(options)
+                    names = [frontend.model.name for frontend in unit.frontends]
+                    for frontend in unit.frontends:
+                        frontend.shares = tuple(name for name in names if name != frontend.model.name)
+                    self._units.append(unit)
+                    self._start(unit)
 
     async def _prepare(self) -> None:
         for frontend in self._frontends.each:

@@ -1,53 +1,25 @@
 """A unit: the models of one engine process, which is started, watched, and started again where it fails."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
 from exegpt import document
+from exegpt.app.engines.engine_process import EngineProcess
+from exegpt.app.engines.unit_options import UnitOptions
 from exegpt.duration import format_duration
 from exegpt.engine_protocol import Opened, Stepped
 from exegpt.noun import Noun
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
-from exegpt.server.engine_process import EngineProcess
 from exegpt.server.frontend import Frontend
 from exegpt.server.joined_engine import JoinedEngine
 
 _MOST_RESTARTS = 5
 """Ends of the engine in a row, without an answer between them, after which the server gives up."""
 _LOOK_S = 0.05
-
-
-@dataclass(frozen=True)
-class UnitModel:
-    """A model that the server reads, and its engine runs."""
-
-    directory: Path
-    name: str | None = None
-    """By which clients call it; None: its directory's."""
-    chat_template: Path | None = None
-    """A file to use in place of the model's own."""
-    place: int = 0
-    """Among the server's models; its engine connects to the socket `engine-PLACE`."""
-
-
-@dataclass(frozen=True)
-class UnitOptions:
-    """What an engine process is."""
-
-    models: tuple[UnitModel, ...]
-    arguments: tuple[str, ...]
-    """Of `exegpt engine`, without its socket and what is in `documents`."""
-    documents: Mapping[str, Noun] = field(default_factory=dict)
-    """What the engine reads from a file, by the option that names the file."""
-    ranks: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the engine beside the server's."""
-    engine_socket: Path | None = None
-    """Where ranks connect that a launcher has started; None: the server starts the engine."""
 
 
 class Unit:
@@ -64,7 +36,7 @@ class Unit:
         resume: Callable[[Frontend], Coroutine[None, None, None]],
         turns: asyncio.Semaphore,
     ):
-        self._options, self.frontends, self._directory = options, tuple(frontends), directory
+        self.options, self.frontends, self._directory = options, tuple(frontends), directory
         self._where, self._resume, self._turns = where, resume, turns
         self._name = ", ".join(frontend.model.name for frontend in frontends)
         self._sockets = [options.engine_socket or directory / f"engine-{model.place}" for model in options.models]
@@ -78,6 +50,8 @@ class Unit:
         else:
             self._engine = EngineProcess(self._arguments, options.ranks, options.environment)
         self._failures = 0
+        self._started_s = 0.0
+        """When the engine was started, by the monotonic clock."""
         self._tasks: set[asyncio.Task[None]] = set()
         """What runs beside: the event loop alone doesn't keep it."""
         for frontend in frontends:
@@ -97,6 +71,7 @@ class Unit:
         """
         while True:
             async with self._turns:
+                self._started_s = time.monotonic()
                 await self._engine.start()
                 ending = asyncio.ensure_future(self._engine.wait())
                 while not ending.done() and not all(frontend.link.opened for frontend in self.frontends):
@@ -119,6 +94,15 @@ class Unit:
             text = f"the engine of {self._name} has ended (exit code {code}): it is started again"
             output.note(text, event="engine_restart", code=code)
 
+    async def give_up(self) -> None:
+        """End the engine at once, after `run` was cancelled; another unit's goes on with its requests."""
+        for frontend in self.frontends:
+            frontend.lost()
+        await self._engine.kill()
+        self._lost()
+        while any(frontend.link.connected for frontend in self.frontends):
+            await asyncio.sleep(_LOOK_S)
+
     async def stop(self) -> None:
         """End the engine; one that can still be told ends by itself."""
         told = [frontend.link.drain() for frontend in self.frontends]
@@ -138,7 +122,8 @@ class Unit:
         served = f"serving {frontend.model.name} on {self._where}{under}: {schedule_text(opened.schedule)}"
         if frontend.shares:
             served += f"; it shares its devices with {', '.join(frontend.shares)}, and promises no bound"
-        output.note(served, event="ready", model=frontend.model.name)
+        seconds = time.monotonic() - self._started_s
+        output.note(served, event="ready", model=frontend.model.name, seconds=round(seconds, 3))
 
     def _changed(self, frontend: Frontend, opened: Opened) -> None:
         self._take(frontend, opened)
@@ -153,7 +138,7 @@ class Unit:
 
     def _pass(self, option: str, noun: Noun) -> None:
         """Let engines that are started from now on read this."""
-        path = self._directory / f"{option.strip('-')}-{self._options.models[0].place}.json"
+        path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
         document.write(path, noun)
         if option not in self._arguments:
             self._arguments += [option, ""]

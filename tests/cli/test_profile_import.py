@@ -75,3 +75,53 @@ def test_a_profile_for_another_model_is_refused_where_it_is_used(exegpt, tmp_pat
     done = exegpt("tune", "-l", "5s", "-m", "opt-13b", "-c", "1xRTXPRO6000", "-p", out)
     assert done.code == 2 and "another model" in done.err
     assert json.loads(out.read_text())["dtype"] == "bf16"
+
+
+def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
+    """Of MuxServe's file; a plan's models are replayed by them, alone or on a share."""
+    file, out = needs_data("muxserve", "llama_a100_cost.json"), tmp_path / "iterations.json"
+    done = exegpt("profile", "import", "muxserve", file, "-m", "llama-7b", "-o", out, "--json")
+    assert done.code == 0, done.err
+    assert done.json["shares"]["1"][-1] == 1.0 and len(done.json["shares"]["1"]) > 3
+    assert "llama-7b on A100-80GB" in exegpt("profile", "import", "muxserve", file, "-m", "llama-7b", "-o", out).out
+    models = [
+        {"name": name, "model": "llama-2-7b", "workload": "160/40", "rate": f"{rate}/s", "latency_bound": "20s"}
+        for name, rate in (("busy", 2), ("rare", 1))
+    ]
+    (tmp_path / "models.yaml").write_text(json.dumps({"models": models}))
+    plan = tmp_path / "plan.json"
+    for method, cluster in (("muxserve", "1xA100-80GB"), ("spatial", "2xA100-80GB")):
+        made = exegpt("plan", tmp_path / "models.yaml", "-c", cluster, "--method", method, "-o", plan)
+        assert made.code == 0, made.err
+        done = exegpt("simulate", "--plan", plan, "--profile", f"busy={out}", "--json")
+        if method == "spatial":  # whose policy mixes prompts with decoding
+            assert done.code == 2 and "policy 'chunked'" in done.err
+            continue
+        assert done.code == 0, done.err
+        assert any(f"busy: iterations of llama-7b on A100-80GB, from '{out}'" in a for a in done.json["assumptions"])
+        busy, rare = done.json["models"]
+        assert busy["attainment"] > 0.9 and busy["requests"] == rare["requests"] == 1000
+    done = exegpt("simulate", "--plan", plan, "--profile", f"other={out}")
+    assert done.code == 2 and "is of no model of the plan: it has busy, rare" in done.err
+    done = exegpt("simulate", "--plan", plan, "--profile", str(out))
+    assert done.code == 2 and "pass --profile NAME=FILE" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("muxserve", "Which file isn't said"),
+        ("muxserve gone.json -m llama-7b", "no file 'gone.json'"),
+        ("muxserve table.json", "Which model isn't said: pass --model with one of small"),
+        ("muxserve table.json -m large", "has no model 'large': pass --model with one of small"),
+        ("muxserve other.json -m small", "isn't a cost table of MuxServe's"),
+    ],
+)
+def test_iterations_that_cannot_be_imported(exegpt, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    cell = {"prefill": 3.0, "decoding": 2.0}
+    (tmp_path / "table.json").write_text(json.dumps({"small": {"1": {"100": {"1": {"8": cell, "16": cell}}}}}))
+    (tmp_path / "other.json").write_text("[1]")
+    done = exegpt("profile", "import", *arguments.split(), "-o", "out.json")
+    assert done.code == 2 and message in done.err.replace("\n", " ")
+    assert not (tmp_path / "out.json").exists()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.engine_protocol import Opened
@@ -15,7 +16,6 @@ from exegpt.request import Request
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.server.admission import Admission, Table
 from exegpt.server.arrival_rate import ArrivalRate
-from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.server.lengths import Lengths
 from exegpt.server.retry_after import RetryAfter

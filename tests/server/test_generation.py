@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.engine_protocol import Ended
 from exegpt.request import Request
-from exegpt.server.engine_link import Output
 from exegpt.server.generation import Choice, Generation
 from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.request import Request
-from exegpt.server.engine_link import Output
 from exegpt.server.errors import ApiError
 from exegpt.server.journal import Journal
 from tests.server.conftest import serving

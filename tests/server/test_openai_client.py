@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from exegpt.app.engines.engine_link import Output
 from exegpt.engine_protocol import Ended
 from exegpt.server.admission import _rejected
 from exegpt.server.api import KINDS, make_api
-from exegpt.server.engine_link import Output
 from exegpt.server.frontend import Frontend
 from exegpt.server.frontends import Frontends
 from exegpt.server.gate import Gate

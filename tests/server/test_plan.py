@@ -237,7 +237,7 @@ def statuses_of(operation, checks):
 def test_answers_are_as_described(several):
     openapi = pytest.importorskip("tests.server.test_openapi")
     described = openapi.schemathesis.openapi.from_url(several.url + "/openapi.json")
-    assert openapi.operations(described) == {*openapi.OPERATIONS, *openapi.ADMINISTERED}
+    assert openapi.operations(described) == {*openapi.OPERATIONS, *openapi.ADMINISTERED, "POST /plan"}
     for operation in openapi.OPERATIONS:
         method, path = operation.split()
         statuses = statuses_of(described[path][method], openapi.CHECKS)
@@ -281,6 +281,79 @@ def test_an_engine_is_replaced_while_others_go_on(several, want, lost):
     restarts = {name: counted(several)[f'exegpt_engine_restarts_total{{model_name="{name}"}}'] for name in NAMES}
     assert all(float(restarts[name]) == 1 for name in lost)
     assert f"the engine of {', '.join(lost)} has ended (exit code -9): it is started again" in several.log.read_text()
+
+
+def moved(plan, directories, place):
+    """The same models elsewhere: `place` has their device, and those on the same one share it."""
+    alone = {name for name in NAMES if list(place.values()).count(place[name]) == 1}
+    share = Share("time", pool="merged")
+    models = [
+        replace(
+            model,
+            devices=(place[model.name],),
+            share=None if model.name in alone else share,
+            schedule=replace(model.schedule, kv_blocks=64 if model.name in alone else BLOCKS),
+            directory=str(directories[model.name]),
+        )
+        for model in plan.models
+    ]
+    return replace(plan, models=tuple(reversed(models)))
+
+
+def follow(server, plan, token="secret"):
+    return server.post("/plan", to_dict(plan), X_Admin_Token=token)
+
+
+@pytest.mark.timeout(240)
+def test_models_move_while_they_have_requests(several, plan, directories, want):
+    """From a device of its own to one that is shared, and back: nothing is lost, and nobody gets a token twice."""
+    first, lost = engines(several), float(counted(several)['exegpt_engine_restarts_total{model_name="tiny"}'])
+    with ThreadPoolExecutor(60) as pool:
+        for place in ({"tiny": 0, "deep": 0, "wide": 1}, {"tiny": 0, "wide": 1, "deep": 1}):
+            every = [(name, i) for _ in range(3) for name in NAMES for i in range(6)]
+            asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name, i in every]
+            time.sleep(0.3)
+            assert follow(several, moved(plan, directories, place))[0] == 202
+            while several.get("/ready")[0] == 200:
+                time.sleep(0.01)
+            while several.get("/ready")[0] == 503:
+                time.sleep(0.05)
+            for name, i, answer in asked:
+                status, given = answer.result()
+                assert (status, given.get("error")) == (200, None) and tokens(given) == want[name][i]
+    assert not set(first) & set(engines(several))
+    assert float(counted(several)['exegpt_engine_restarts_total{model_name="tiny"}']) == lost, "none has failed"
+    assert several.log.read_text().count("another plan: ") == 2
+
+
+def test_an_engine_that_another_plan_does_not_change_goes_on(several, plan, directories):
+    before = engines(several)
+    place = {"tiny": 0, "wide": 1, "deep": 1}
+    changed = moved(plan, directories, place)
+    changed = replace(changed, models=(*changed.models[:2], replace(changed.models[2], attainment=0.5)))
+    assert follow(several, changed)[0] == 202
+    time.sleep(0.5)
+    assert several.get("/ready")[0] == 200 and engines(several) == before
+
+
+def test_what_is_no_plan_for_this_server_is_refused(several, plan, directories):
+    good = moved(plan, directories, {"tiny": 0, "wide": 1, "deep": 1})
+    other = replace(good, models=tuple(replace(m, directory=str(directories["tiny"])) for m in good.models))
+    first, *rest = good.models
+    for_another = replace(first, schedule=replace(first.schedule, model=rest[0].schedule.model))
+    refused = {
+        "must have the models of this server": replace(good, models=tuple(rest)),
+        "is for 2 nodes": replace(good, cluster=replace(good.cluster, nodes=2)),
+        "of the plan is": replace(good, models=(for_another, *rest)),
+    }
+    assert follow(several, good, "wrong")[0] == 401
+    assert follow(several, other)[0] == 202, "directories are the server's own"
+    time.sleep(0.3)
+    assert several.get("/ready")[0] == 200
+    for words, wrong in refused.items():
+        status, _, body = follow(several, wrong)
+        assert status == 400 and words in json.loads(body)["error"]["message"]
+    assert several.post("/plan", {"models": 3}, X_Admin_Token="secret")[0] == 400
 
 
 def test_sigterm_ends_the_server_when_all_models_requests_are_answered(several, want):

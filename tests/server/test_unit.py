@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exegpt.app.engines.engine_link import EngineLink
+from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
-from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import ApiError
 from exegpt.server.frontend import Frontend, without_bound
 from exegpt.server.frontends import Frontends
 from exegpt.server.journal import Journal
 from exegpt.server.metrics_page import render
 from exegpt.server.served_model import ServedModel
-from exegpt.server.unit import Unit, UnitModel, UnitOptions
+from exegpt.server.unit import Unit
 from tests.exegpt import nouns
 from tests.server.conftest import schedule_for
 

@@ -91,7 +91,7 @@ def read_requests(
         named = ",".join(f"{column}={name}" for column, name in columns.items())
         raise InputError(f"--columns {named} names the columns of a trace, and '{source}' is none: leave it out.")
     else:
-        entries = _lines(source)
+        entries = request_lines(source)
     requests: list[Request] = []
     failed: list[tuple[str, str | None, int, str]] = []
     seen: set[str] = set()
@@ -177,7 +177,7 @@ def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
     path = Path(source)
     if source == "-" or path.suffix != ".jsonl":
         return path.suffix in SUFFIXES
-    for _, line in _lines(source):
+    for _, line in request_lines(source):
         try:
             first = parse_json(line, "it")
         except InputError:
@@ -187,7 +187,7 @@ def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
     return False
 
 
-def _lines(source: str) -> Iterator[tuple[str, str]]:
+def request_lines(source: str) -> Iterator[tuple[str, str]]:
     """(where, text) of every line that isn't blank."""
     lines = _standard_input() if source == "-" else read_lines(Path(source), "request file")
     try:
@@ -206,9 +206,19 @@ def _standard_input() -> Iterable[str]:
 
 
 def _parse(line: str, where: str, encode: Encode | None) -> Request:
+    return request_of(read_entry(line, where), where, encode)
+
+
+def read_entry(line: str, where: str) -> dict[str, Any]:
+    """The keys of a request in a line of JSON."""
     entry = parse_json(line, f"The request in {where}")
     if not isinstance(entry, dict):
         raise InputError(f"The request in {where} is not a JSON object: {line.strip()[:60]!r}.")
+    return entry
+
+
+def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Request:
+    """The request of these keys; InputError where it isn't one."""
     if not isinstance(entry.get("id"), str) or not entry["id"]:
         raise InputError(f"The request in {where} has no id: every request needs its own, a string.")
     name = f"Request '{entry['id']}'"

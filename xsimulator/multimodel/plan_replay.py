@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from exegpt.batching import deal
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import QuotaPool, Store, merged_pools
-from exegpt.plan import Plan, PlannedModel
+from exegpt.errors import InputError
+from exegpt.iteration_profile import IterationProfile
+from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.sharing import Sharing, TimeSharing
 from exegpt.profile import Profile
@@ -19,14 +20,20 @@ from exegpt.served import Served, ServedColumns
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
-from xsimulator.multimodel.iteration_cost import ProfileCost
-from xsimulator.multimodel.replay import Load, replay_unit
+from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost
+from xsimulator.multimodel.replay import SHARINGS, Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
 """How much longer iterations take beside another model's: nothing, as nobody has measured it for most models."""
+
+
+AnyProfile = Profile | IterationProfile
+"""Of a model's layers; or of its whole iterations, by which models with devices of their own run prompts and decoding
+apart too.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class ModelReplay:
 
 def replay_plan(
     plan: Plan,
-    profiles: Mapping[str, Profile],
+    profiles: Mapping[str, AnyProfile],
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
 ) -> dict[str, ModelReplay]:
@@ -58,24 +65,18 @@ def replay_plan(
 
 def replay_models(
     unit: Items[PlannedModel],
-    profiles: Mapping[str, Profile],
+    profiles: Mapping[str, AnyProfile],
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
 ) -> dict[str, ModelReplay]:
     """Those of models that share devices, or of one alone."""
-    share = unit[0].share
-    if share is None:
+    profile = profiles[unit[0].name]
+    if unit[0].share is None and isinstance(profile, Profile):
         (model,) = unit
-        run = replay(model.schedule, profiles[model.name], requests[model.name], timeline=timeline)
+        run = replay(model.schedule, profile, requests[model.name], timeline=timeline)
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
-    loads = [
-        _load(model, pool, profiles[model.name], requests[model.name])
-        for model, pool in zip(unit, _pools(unit), strict=True)
-    ]
-    rule: Sharing | Literal["space", "time", "priority"] = share.by
-    if share.by == "time":
-        rule = TimeSharing(in_order=share.pool == "merged")
-    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline)
+    loads = loads_of(unit, profiles, requests)
+    run_of_unit = replay_unit(loads, rule_of(unit[0].share or Share("time")), CONTENTION, timeline)
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(
@@ -106,17 +107,43 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
     return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
-def _load(model: PlannedModel, pool: KVPool, profile: Profile, requests: Items[RequestLengths]) -> Load:
-    schedule, policy = model.schedule, OnePhasePolicy.of(model.schedule)
-    assert model.share is not None, "it shares its devices"
-    limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=model.share.decode)
-    return Load(model.name, ProfileCost(ReplicaCost.of(schedule, profile)), requests, pool, limits)
+def rule_of(share: Share) -> Sharing:
+    """How jobs of models that share devices follow each other."""
+    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SHARINGS[share.by]()
+
+
+def loads_of(
+    unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
+) -> list[Load]:
+    """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
+    return [
+        _load(model, pool, profiles[model.name], requests.get(model.name, ()))
+        for model, pool in zip(unit, _pools(unit), strict=True)
+    ]
+
+
+def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
+    cost, policy = _cost(model.schedule, profile), OnePhasePolicy.of(model.schedule)
+    share = model.share.decode if model.share else 1.0
+    limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=share)
+    return Load(model.name, cost, requests, pool, limits)
+
+
+def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
+    if isinstance(profile, Profile):
+        return ProfileCost(ReplicaCost.of(schedule, profile))
+    if schedule.policy != "orca" or len(schedule.stages) > 1 or schedule.replicas > 1:
+        raise InputError(
+            f"The iterations of {profile.model} are of prompts or of decoding, on one group of devices, and its "
+            f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} replicas: "
+            "replay it by a profile of layers."
+        )
+    return TableCost(profile, schedule.stages[0].tp)
 
 
 def _pools(unit: Items[PlannedModel]) -> Items[KVPool]:
     """Each model's pool of the memory that their schedules' KV blocks come to together."""
-    assert unit[0].share is not None, "they share their devices"
-    if unit[0].share.pool == "merged":
+    if unit[0].share is not None and unit[0].share.pool == "merged":
         return merged_pools([model.schedule for model in unit])[1]
     store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
     return [

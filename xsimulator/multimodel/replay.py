@@ -13,6 +13,7 @@ from exegpt.served import Served
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
+from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
@@ -59,13 +60,19 @@ def replay_unit(
     contention: float = 1.0,
     timeline: bool = False,
     step_by_step: bool = False,
+    adapt_quotas: bool = False,
 ) -> UnitReplay:
     """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs. InputError for a request that its pool could not hold.
+    begins while another model's runs. `adapt_quotas`: the models' quotas follow what they use. InputError for a request
+    that its pool could not hold.
     """
     tenants = [_tenant(load) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
     unit = Unit(tenants, rule, contention, spans=[] if timeline else None, step_by_step=step_by_step)
+    if adapt_quotas:
+        longest = [max([r.input + r.output for r in load.requests], default=1) for load in loads]
+        pairs = zip(tenants, longest, strict=True)
+        unit.quotas = QuotaAdaptation({t: t.ledger.pool.blocks_for(tokens) for t, tokens in pairs})
     unit.run()
     for tenant in tenants:
         tenant.ledger.check()
@@ -76,10 +83,20 @@ def replay_unit(
 
 
 def _tenant(load: Load) -> Tenant:
-    ledger = Ledger(load.pool, load.order, admission="grow")
-    hints = load.hints or (UNKNOWN,) * len(load.requests)
-    ledger.submit(
-        Sequence(i, r.input, r.output, r.arrival_s, hints=known)
-        for i, (r, known) in enumerate(zip(load.requests, hints, strict=True))
-    )
-    return Tenant(load.name, ledger, load.cost, load.limits, Record(len(load.requests), lambda _: 0, False))
+    tenant = empty_tenant(load, Record(len(load.requests), lambda _: 0, False))
+    tenant.ledger.submit(sequences_of(load.requests, load.hints))
+    return tenant
+
+
+def empty_tenant(load: Load, record: Record) -> Tenant:
+    """A model before any request of its load has come."""
+    return Tenant(load.name, Ledger(load.pool, load.order, admission="grow"), load.cost, load.limits, record)
+
+
+def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
+    """Requests with what is known of them; no hints: nothing."""
+    known = hints or (UNKNOWN,) * len(requests)
+    return [
+        Sequence(i, r.input, r.output, r.arrival_s, hints=own)
+        for i, (r, own) in enumerate(zip(requests, known, strict=True))
+    ]

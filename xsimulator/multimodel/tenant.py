@@ -87,6 +87,14 @@ class Tenant:
         ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
         return sum([max(0, pool.blocks_for(s.cached + ahead) - len(s.blocks)) for s in self.job.step.decode])
 
+    @property
+    def ahead(self) -> int:
+        """Blocks that the row that runs will have taken when it ends."""
+        if self.job is None or not self.job.step.decode:
+            return 0
+        rows, pool = len(self.job.ends), self.ledger.pool
+        return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
+
     def can_decode(self, now: float) -> bool:
         """Whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s

@@ -10,6 +10,7 @@ from math import inf
 
 from exegpt.policies.sharing import Sharing
 from exegpt.timeline import Span
+from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Job, Tenant
 
 
@@ -26,6 +27,8 @@ class Unit:
     """Pieces of work, where they are kept."""
     step_by_step: bool = False
     """Whether every iteration is followed alone: the same result, slower."""
+    quotas: QuotaAdaptation | None = None
+    """What changes the models' quotas, where they change."""
     running: list[Job] = field(default_factory=list)
     now: float = 0.0
 
@@ -36,18 +39,13 @@ class Unit:
 
     def run(self, until: float = inf) -> None:
         """Follow the requests of all models to their ends, or until some time in seconds."""
-        while True:
-            self.sharing.start(self, self.now)
-            next_s = self._next_event()
-            if next_s > until:
-                return
+        while (next_s := self.next_event()) <= until:
             if next_s == inf:
                 waiting = [tenant.name for tenant in self.tenants if not tenant.ledger.idle]
                 if waiting:
                     raise RuntimeError(f"requests of {waiting} can never be admitted")
                 return
-            self.now = next_s
-            self._end_jobs()
+            self.advance(next_s)
 
     def prefill(self, tenant: Tenant) -> None:
         """Start a model's prompts."""
@@ -68,9 +66,16 @@ class Unit:
             self.running[0].cut(self.now)
         self.running.append(job)
 
-    def _next_event(self) -> float:
+    def next_event(self) -> float:
+        """Start what can start now; when something happens next."""
+        self.sharing.start(self, self.now)
         ends = min([job.end_s for job in self.running], default=inf)
         return min([ends, *[self._arrival(tenant) for tenant in self.tenants]])
+
+    def advance(self, now: float) -> None:
+        """Go on to the next event."""
+        self.now = now
+        self._end_jobs()
 
     def _arrival(self, tenant: Tenant) -> float:
         if tenant.resumes_s > self.now:
@@ -84,6 +89,8 @@ class Unit:
             return
         self.running = [job for job in self.running if job.end_s > self.now]
         for job in over:
+            if self.quotas and job.phase == "decode":
+                self.quotas.decoded(job.tenant, len(job.ends), self.now)
             job.tenant.finish()
             if self.spans is not None:
                 self._keep(job)

@@ -79,7 +79,7 @@ def replay(
         sequences = [_sequence(i, requests[i], most[i], hints[i] if hints else UNKNOWN) for i in own]
         if schedule.prefix_caching:
             for sequence in sequences:
-                sequence.keys = _keys(sequence, schedule.block_size, prompts[sequence.index] if prompts else ())
+                sequence.keys = keys_of(sequence, schedule.block_size, prompts[sequence.index] if prompts else ())
         ledger.submit(sequences)
         sides = sides_of(replica_cost, micro_batching, timeline, r)
         transfer = KVTransfer(replica_cost)
@@ -100,7 +100,7 @@ def _sequence(index: int, request: RequestLengths, cap: int, hints: Hints) -> Se
     return Sequence(index, request.input, cap, request.arrival_s, request.output, hints=hints)
 
 
-def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:
+def keys_of(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:
     """A key for each full block that a sequence may come to: those of its prompt's tokens, then keys of its own."""
     keys: list[bytes] = []
     extend_keys(keys, prompt, block_size)

@@ -6,32 +6,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from exegpt import document
+from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.noun import Noun
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
-from exegpt.server.unit import UnitModel, UnitOptions
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
-    """The plan of a file, with the directory of each model: the one given by its name, else the plan's. InputError for
-    a plan that this machine can't run, and for models whose directories are missing or aren't theirs.
+    """The plan of a file, as `with_directories` has it."""
+    return with_directories(document.read(Plan, path), directories, f"'{path}'")
+
+
+def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
+    """A plan with the directory of each model: the one given by its name, else the plan's. `what` the plan is called in
+    the InputError for one that this machine can't run, or for models whose directories are missing or aren't theirs.
     """
-    plan = document.read(Plan, path)
     names = [model.name for model in plan.models]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            f"'{path}' has the models {', '.join(names) or 'none'}: a server needs some, each with a name of its own; "
+            f"{what} has the models {', '.join(names) or 'none'}: a server needs some, each with a name of its own; "
             "plan again."
         )
     if plan.cluster.nodes > 1:
-        raise InputError(f"'{path}' is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
+        raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
     unknown = next((name for name in directories if name not in names), None)
     if unknown is not None:
-        raise InputError(f"--model {unknown}=… is no model of '{path}': it has {', '.join(names)}.")
+        raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
     return replace(
         plan, models=tuple(_placed(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
@@ -79,7 +83,8 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
             documents = {"--plan": plan}
         models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
         ranks, visible = len(first.devices), {} if plan.cluster.is_cpu else _visible(first.devices)
-        units.append(UnitOptions(models, tuple(arguments), documents, ranks, visible))
+        follows = tuple((m.name, m.devices, m.schedule, m.share, m.directory) for m in unit)
+        units.append(UnitOptions(models, tuple(arguments), documents, ranks, visible, follows))
     return tuple(units)
 
 

@@ -98,6 +98,11 @@ class EngineLink:
         self._server = await asyncio.start_unix_server(self._serve, path)
 
     @property
+    def connected(self) -> bool:
+        """Whether an engine's connection is open."""
+        return self._writer is not None
+
+    @property
     def silent_s(self) -> float:
         """For how long the engine has sent nothing though it has sequences; 0 without any."""
         if not self.outputs or self.opened is None:

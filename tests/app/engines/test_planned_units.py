@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from exegpt import document
+from exegpt.app.engines.planned_units import planned_units, read_plan
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.schedule import Stage
-from exegpt.server.planned_units import planned_units, read_plan
 from tests.cli.conftest import run_command
 from tests.server.conftest import schedule_for
 from tests.server.test_plan import ESTIMATE
@@ -106,7 +106,7 @@ def test_what_is_no_plan_is_refused(folder, schedule):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--model one", "--model one doesn't say whose directory it is: with --plan, pass --model NAME=DIR."),
+        ("--model one", "--model one doesn't say for which model it is: with --plan, pass --model NAME=DIR."),
         ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
         ("--schedule s.json", "leaves no room for --schedule"),
         ("--latency-bound 5s", "leaves no room for --latency-bound"),

@@ -1,0 +1,66 @@
+"""Requests of several models in one file: each names the plan's model that it is for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exegpt.app.request_lists import grammar_check, load_tokenizer
+from exegpt.app.simulate_plan import read_model_trace
+from exegpt.errors import InputError
+from exegpt.plan import Plan, PlannedModel
+from exegpt.request import Request
+from xrunner.core.requests import check_request, random_requests, read_entry, request_lines, request_of
+
+
+def read_plan_requests(source: str, plan: Plan, seed: int) -> dict[str, list[Request]]:
+    """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a CSV trace with
+    lengths alone, as `simulate --plan --replay` reads it. InputError names the first request that is wrong.
+    """
+    if Path(source).suffix == ".csv":
+        of_models = {model.name: model for model in plan.models}
+        lengths = read_model_trace(Path(source), plan)
+        return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
+    readers = {model.name: _Reader.of(model) for model in plan.models}
+    requests: dict[str, list[Request]] = {}
+    seen: set[str] = set()
+    for where, line in request_lines(source):
+        entry = read_entry(line, where)
+        name = entry.pop("model", None)
+        if name not in readers:
+            raise InputError(f"The request in {where} is for model {name!r}: write one of {', '.join(readers)}.")
+        request = readers[name].read(entry, where)
+        if request.id in seen:
+            raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")
+        seen.add(request.id)
+        requests.setdefault(name, []).append(request)
+    if not requests:
+        raise InputError(f"'{source}' has no requests: write one JSON object per line.")
+    return requests
+
+
+def _made_up(model: PlannedModel, rows: Any, seed: int) -> list[Request]:
+    drawn = random_requests(rows, model.schedule.model.spec.vocab, seed)
+    return [replace(request, id=f"{model.name}/{request.id}") for request in drawn]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What reads one model's requests."""
+
+    model: PlannedModel
+    encode: Callable[[str], Any] | None
+    check: Callable[[Request], None]
+
+    @staticmethod
+    def of(model: PlannedModel) -> "_Reader":
+        directory = Path(str(model.directory))
+        tokenizer = load_tokenizer(directory)
+        encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+        return _Reader(model, encode, grammar_check(directory, model.schedule.model.spec))
+
+    def read(self, entry: dict[str, Any], where: str) -> Request:
+        request = request_of(entry, where, self.encode)
+        check_request(request, self.model.schedule.model.spec)
+        self.check(request)
+        return request

@@ -1,0 +1,183 @@
+"""An application on a plan's models: its calls' prompts, and the requests that they become."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exegpt import document
+from exegpt.app.application_file import ApplicationFile, ApplicationNode, read_call_lines
+from exegpt.app.models_file import workload_beside
+from exegpt.app.request_lists import TOKENIZER, load_tokenizer
+from exegpt.call_graph import CallGraph, GraphNode
+from exegpt.dependent_calls import Chain, DependentCalls
+from exegpt.errors import InputError
+from exegpt.plan import Plan, PlannedModel
+from exegpt.request import Request
+from exegpt.trace import parse_workload
+from exegpt.workload import Workload
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedApplication:
+    """An application whose nodes have models of a plan."""
+
+    graph: CallGraph
+    models: Mapping[str, PlannedModel]
+    """By node."""
+    own: Mapping[str, Sequence[Sequence[Ids]]]
+    """Tokens of a node's calls by call and round."""
+    instructions: Mapping[str, Ids]
+    drawn: Mapping[str, Workload]
+    """Of nodes whose texts are made up: their outputs have its lengths."""
+    seed: int
+
+    def calls(self, in_turn: bool = False) -> DependentCalls[Ids]:
+        """Its calls, before any has begun; outputs go from model to model as they are, or where their tokenizers differ
+        as texts. `in_turn` as in `DependentCalls`.
+        """
+        files = {name: _tokenizer_bytes(model) for name, model in self.models.items()}
+        differ = {(edge.source, edge.target) for edge in self.graph.edges if files[edge.source] != files[edge.target]}
+        tokenizers = {name: _tokenizer(self.models[name]) for pair in differ for name in pair}
+
+        def read(source: GraphNode, reader: GraphNode, output: Ids) -> Ids:
+            if (source.name, reader.name) not in differ:
+                return output
+            text = tokenizers[source.name].decode(list(output))
+            return tuple(tokenizers[reader.name].encode(text, add_special_tokens=False).ids)
+
+        return DependentCalls(self.graph, self.own, self.instructions, read, in_turn)
+
+    def lengths(self, in_turn: bool = False) -> DependentCalls[int]:
+        """The same calls in numbers of tokens."""
+        own = {name: [[len(ids) for ids in rounds] for rounds in calls] for name, calls in self.own.items()}
+        instructions = {name: len(ids) for name, ids in self.instructions.items()}
+        return DependentCalls(self.graph, own, instructions, in_turn=in_turn)
+
+    def request(self, chain: Chain[Ids], prompt: Ids) -> Request:
+        """Of a chain's next call; InputError where its prompt leaves no room."""
+        made_up = chain.node.name in self.drawn
+        return Request(chain.name, prompt, self.output_tokens(chain, len(prompt)), ignore_eos=made_up)
+
+    def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
+        """Of a chain's next call: the most, and where texts are made up exactly so many. InputError without room."""
+        node, spec = chain.node, self.models[chain.node.name].schedule.model.spec
+        room = spec.context - prompt_tokens
+        if room < 1:
+            raise InputError(
+                f"Call {chain.name} has a prompt of {prompt_tokens:,} tokens, and model '{spec.name}' a context of "
+                f"{spec.context:,}: let what it reads be shorter, by longest_output."
+            )
+        most = min(room, node.longest_output or room)
+        if node.name not in self.drawn:
+            return most
+        rng = np.random.default_rng((self.seed, *node.name.encode(), chain.index, len(chain.outputs)))
+        return min(most, int(self.drawn[node.name].output.sample(1, rng)[0]))
+
+
+def _tokenizer_bytes(model: PlannedModel) -> bytes | None:
+    path = Path(str(model.directory)) / TOKENIZER
+    return path.read_bytes() if path.is_file() else None
+
+
+def _tokenizer(model: PlannedModel) -> Any:
+    tokenizer = load_tokenizer(Path(str(model.directory)))
+    if tokenizer is None:
+        raise InputError(
+            f"Model '{model.name}' has no {TOKENIZER}, and exchanges texts with one that has another: add it to "
+            f"'{model.directory}'."
+        )
+    return tokenizer
+
+
+def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
+    """An application file's calls on the models of a plan, by which its nodes are called, or which they name. Prompts
+    that no file has are made up: token ids at random. InputError for what can't be read or run.
+    """
+    file = document.from_dict(ApplicationFile, document.read_yaml(path, "application"), f"'{path}'")
+    by_name = {model.name: model for model in plan.models}
+    nodes: list[GraphNode] = []
+    models: dict[str, PlannedModel] = {}
+    own: dict[str, list[list[Ids]]] = {}
+    instructions: dict[str, Ids] = {}
+    drawn: dict[str, Workload] = {}
+    for place, entry in enumerate(file.nodes):
+        model = by_name.get(entry.name) or by_name.get(entry.model)
+        if model is None:
+            raise InputError(
+                f"Node '{entry.name}' of '{path}' is on no model of the plan: call it one of {', '.join(by_name)}."
+            )
+        texts = _Texts(entry, model, path.parent, np.random.default_rng((seed, place)))
+        try:
+            own[entry.name], instructions[entry.name] = texts.own(), texts.instructions()
+        except InputError as error:
+            raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
+        nodes.append(_node(entry, model, own[entry.name], instructions[entry.name]))
+        models[entry.name] = model
+        drawn |= {entry.name: texts.workload} if texts.made_up else {}
+    return PlannedApplication(CallGraph(tuple(nodes), file.edges), models, own, instructions, drawn, seed)
+
+
+def _node(entry: ApplicationNode, model: PlannedModel, own: list[list[Ids]], instructions: Ids) -> GraphNode:
+    node = GraphNode(entry.name, model.name, (), len(instructions), (), entry.longest_output, entry.times)
+    rounds = tuple(map(len, own))
+    firsts = tuple(len(of_call[0]) for of_call in own)
+    return replace(node, prompts=firsts, rounds=rounds if max(rounds, default=1) > 1 else ())
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What a node's prompts have of their own."""
+
+    entry: ApplicationNode
+    model: PlannedModel
+    directory: Path
+    rng: np.random.Generator
+
+    @property
+    def made_up(self) -> bool:
+        """Whether all of it is."""
+        return self.entry.prompts is None and self.entry.instructions is None
+
+    @property
+    def workload(self) -> Workload:
+        """The lengths of what is made up."""
+        return parse_workload(workload_beside(self.entry.workload, self.directory))
+
+    def own(self) -> list[list[Ids]]:
+        """Tokens of each call's rounds; none of a node without calls of its own."""
+        entry = self.entry
+        if entry.prompts is not None:
+            lines = read_call_lines(self.directory / entry.prompts)
+            return [[self._ids(part, True) for part in line.parts] for line in lines]
+        if entry.requests is None:
+            return []
+        lengths = self.workload.input.sample(entry.requests, self.rng)
+        rounds = entry.rounds or 1
+        each = (rounds,) * entry.requests if isinstance(rounds, int) else rounds
+        if len(each) != entry.requests:
+            raise InputError(f"it has {entry.requests} requests and rounds of {len(each)}: name as many.")
+        return [[self._random(int(length)) for _ in range(n)] for length, n in zip(lengths, each, strict=True)]
+
+    def instructions(self) -> Ids:
+        """That all prompts have: the node's text; of one whose calls come from others, as long as the inputs' mean."""
+        alone = self.entry.requests is None and self.entry.prompts is None
+        if self.entry.instructions is not None:
+            return self._ids(self.entry.instructions, alone)
+        return self._random(round(self.workload.input.mean)) if alone else ()
+
+    def _random(self, count: int) -> Ids:
+        return tuple(self.rng.integers(0, self.model.schedule.model.spec.vocab, size=count).tolist())
+
+    def _ids(self, part: str | Ids, begins: bool) -> Ids:
+        """Of a text that begins a prompt, with the tokens that the tokenizer puts in front."""
+        if not isinstance(part, str):
+            return part
+        tokenizer = load_tokenizer(Path(str(self.model.directory)))
+        if tokenizer is None:
+            raise InputError(f"model '{self.model.name}' has no {TOKENIZER}: write token ids, or add it.")
+        return tuple(tokenizer.encode(part, add_special_tokens=begins).ids)

@@ -1,0 +1,81 @@
+"""`exegpt run --plan`: several models at once, and applications whose calls read each other's outputs."""
+
+from typing import TYPE_CHECKING, Any
+
+from exegpt.cli import options
+from exegpt.errors import InputError
+
+if TYPE_CHECKING:
+    from exegpt.app.plan_run import ModelRun, PlanRun
+
+_OWN = "plan model requests application in_turn out resume seed device attention threads json".split()
+"""Options that a run of a plan takes."""
+_UNSET = (None, False, "inf")
+
+
+def run_plan(typed: dict[str, Any]) -> None:
+    """Run and print; InputError for options that a plan says itself."""
+    from exegpt.app.plan_run import PlanRunOptions
+    from exegpt.app.plan_run import run_plan as run
+    from exegpt.report import output
+    from xrunner.comm.ranks import ranks_started
+
+    others = [name for name, value in typed.items() if name not in _OWN and value not in _UNSET]
+    if others:
+        raise InputError(f"A plan leaves no room for --{others[0].replace('_', '-')}: leave that or --plan out.")
+    if typed["resume"] and typed["out"] is None:
+        raise InputError("--resume needs --out: it goes on with that file.")
+    if ranks_started() > 1:
+        raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
+    typed = typed | {"directories": options.directories(typed["model"])}
+    result = run(options.build(PlanRunOptions, typed))
+    if typed["json"]:
+        output.emit({**_document(result), "provenance": output.provenance(seed=typed["seed"])})
+        return
+    _print(result)
+
+
+def _document(result: "PlanRun") -> dict[str, Any]:
+    from exegpt.app.plan_run import figures
+
+    models = [
+        {"name": m.name, "measured": figures(m.measured), "predicted": figures(m.predicted) if m.predicted else None}
+        for m in result.models
+    ]
+    return {
+        "method": result.plan.method,
+        "seconds": result.seconds,
+        "predicted_seconds": result.predicted_seconds,
+        "resumed": result.resumed,
+        "models": models,
+    }
+
+
+def _print(result: "PlanRun") -> None:
+    from exegpt.duration import duration_text
+    from exegpt.report import output
+
+    columns = ("model", "requests", "output tokens/s", "latency p50", "p99", "done after")
+    rows = [row for model in result.models for row in _rows(model)]
+    output.table(columns, rows, f"{result.plan.method}: {len(result.models)} models on {result.plan.cluster.name}")
+    count = sum(len(model.measured) for model in result.models)
+    predicted = result.predicted_seconds
+    beside = "" if predicted is None else f", {duration_text(predicted)} as predicted"
+    print(f"{count:,} requests in {duration_text(result.seconds)}{beside}.")
+    if result.resumed:
+        output.note(f"· {result.resumed:,} requests were done before: nothing is predicted for the others alone")
+
+
+def _rows(model: "ModelRun") -> list[list[str]]:
+    from exegpt.app.plan_run import figures
+    from exegpt.duration import duration_text
+    from exegpt.quantity import figure_text
+
+    rows = []
+    for name, served in ((model.name, model.measured), ("  predicted", model.predicted)):
+        if served:
+            facts = figures(served)
+            times = [duration_text(value) for value in (facts["latency"]["p50"], facts["latency"]["p99"])]
+            done = duration_text(facts["seconds"])
+            rows.append([name, f"{facts['requests']:,}", figure_text(facts["throughput_tok_s"]), *times, done])
+    return rows

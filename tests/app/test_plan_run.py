@@ -1,0 +1,278 @@
+"""Requests and applications on a plan's engines: tokens, what is lost when something ends, and what is refused."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from exegpt import document
+from exegpt.app.plan_run import Calls
+from exegpt.app.planned_application import plan_application
+from exegpt.models.create import create_model
+from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.request import Request
+from exegpt.served import summarise
+from tests.cli.conftest import run_command
+from tests.server.conftest import schedule_for
+from tests.server.test_completions import expected
+from xrunner.core.results import read_results
+
+APPLICATION = """
+nodes:
+  - {name: chain, model: tiny, workload: 12/6, requests: 4, rounds: [3, 1, 2, 1], longest_output: 6}
+  - {name: wide, model: wide, workload: 5/9, times: 2}
+  - {name: deep, model: deep, workload: 7/4, requests: 4}
+edges:
+  - {source: chain, target: chain}
+  - {source: chain, target: wide, kind: final}
+  - {source: chain, target: deep}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With models of different shapes, and a plan: one has a device of its own, two share another."""
+    made = tmp_path_factory.mktemp("plan")
+    sizes = {"heads": 2, "kv_heads": 2, "context": 160}
+    create_model(made / "tiny", "llama", layers=2, hidden=32, ffn=64, vocab=300, seed=0, **sizes)
+    create_model(made / "wide", "qwen2", layers=1, hidden=64, ffn=96, vocab=300, seed=1, **sizes)
+    create_model(made / "deep", "opt", layers=4, hidden=32, ffn=48, vocab=300, seed=2, **sizes)
+    models = []
+    for name in ("tiny", "wide", "deep"):
+        made_for, alone = replace(schedule_for(made / name), admission="grow", kv_blocks=24), name == "tiny"
+        share = None if alone else Share("time", pool="merged")
+        unknown = summarise((), 0.0, "p99-queries")
+        place = (0,) if alone else (1,)
+        models.append(PlannedModel(name, place, made_for, unknown, share=share, directory=str(made / name)))
+    cluster = replace(models[0].schedule.cluster, devices_per_node=2)
+    document.write(made / "plan.json", Plan(Plan.VERSION, "exegpt", cluster, tuple(models)))
+    (made / "application.yaml").write_text(APPLICATION)
+    return made
+
+
+def read_plan(folder):
+    return document.read(Plan, folder / "plan.json")
+
+
+def run(folder, *options):
+    return run_command("run", "--plan", folder / "plan.json", *options, "--threads", 1)
+
+
+def requests_of(count, output=20):
+    """Some for each model, in turns."""
+    names = ("tiny", "wide", "deep")
+    return [
+        {
+            "id": f"r{i}",
+            "model": names[i % 3],
+            "prompt_ids": [(7 * i + j) % 290 for j in range(3 + i % 9)],
+            "max_tokens": output + i % 5,
+            "ignore_eos": True,
+        }
+        for i in range(count)
+    ]
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tokens_of(path):
+    results = read_results(path)
+    assert len({r.id for r in results}) == len(results)
+    return {result.id: list(result.output_ids) for result in results}
+
+
+def test_requests_reach_the_models_that_they_name(folder, tmp_path):
+    rows = requests_of(15)
+    rows[3] |= {"temperature": 0.8}  # its seed is a hash of its id, wherever it runs
+    rows[9] |= {"arrival_s": 0.3}
+    done = run(folder, "--requests", written(tmp_path / "r.jsonl", rows), "--out", tmp_path / "out.jsonl", "--json")
+    assert done.code == 0, done.err
+    found = tokens_of(tmp_path / "out.jsonl")
+    want = {row["id"]: expected(folder / row["model"], row["prompt_ids"], row["max_tokens"]) for row in rows}
+    sampled = want.pop("r3")
+    assert found.pop("r3") != sampled
+    assert found == want
+    shown = {model["name"]: model for model in done.json["models"]}
+    assert {name: shown[name]["measured"]["requests"] for name in shown} == {"tiny": 5, "wide": 5, "deep": 5}
+    assert all(model["predicted"]["requests"] == 5 for model in shown.values())
+    assert done.json["seconds"] > 0.3 and done.json["predicted_seconds"] > 0.3 and done.json["resumed"] == 0
+    results = {r.id: r for r in read_results(tmp_path / "out.jsonl")}
+    assert results["r9"].arrival_s >= 0.3 > results["r0"].arrival_s
+
+
+def test_each_call_reads_what_the_models_before_it_wrote(folder, tmp_path):
+    done = run(folder, "--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
+    assert done.code == 0, done.err
+    assert "as predicted" in done.out and done.out.count("predicted") == 4
+    results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
+    application = plan_application(folder / "application.yaml", read_plan(folder), 5)
+    assert len(results) == Calls(read_plan(folder), application, False).total == 7 + 8 + 4
+    calls = application.calls()
+    left = calls.begin()
+    while left:
+        chain = left.pop()
+        prompt, result = calls.prompt(chain), results[chain.name]
+        want = expected(application.models[chain.node.name].directory, list(prompt), len(result.output_ids))
+        assert list(result.output_ids) == want and result.prompt_tokens == len(prompt)
+        assert application.request(chain, prompt) == Request(chain.name, prompt, len(want), ignore_eos=True)
+        left += calls.end(chain, result.output_ids)
+    ends = {name: result.finish_s for name, result in results.items()}
+    assert results["wide/5/0"].arrival_s >= ends["chain/2/1"] and results["chain/0/2"].arrival_s >= ends["chain/0/1"]
+    assert results["wide/2/0"].arrival_s < max(ends["chain/0/2"], ends["chain/2/1"]), "it waits for its own call alone"
+
+
+def test_texts_pass_between_models(folder, tmp_path):
+    """Of prompts that are in a file, with rounds; tokenizers that differ read each other's texts."""
+    lines = [{"prompts": ["one two", "three"]}, {"prompt": "four"}, {"prompt_ids": [5, 6, 7]}]
+    written(tmp_path / "prompts.jsonl", lines)
+    nodes = [
+        {"name": "tiny", "model": "m", "workload": "8/8", "prompts": "prompts.jsonl", "longest_output": 8},
+        {"name": "deep", "model": "m", "workload": "8/8", "instructions": "in short", "longest_output": 5},
+    ]
+    edges = [{"source": "tiny", "target": "tiny"}, {"source": "tiny", "target": "deep"}]
+    (tmp_path / "app.yaml").write_text(json.dumps({"nodes": nodes, "edges": edges}))
+    plan = read_plan(folder)
+    application = plan_application(tmp_path / "app.yaml", plan, 0)
+    calls = application.calls()
+    tiny = calls.begin()
+    tokenizer = Tokenizer.from_file(str(folder / "tiny" / "tokenizer.json"))
+    assert [tokenizer.decode(list(calls.prompt(chain))) for chain in tiny] == [
+        "one two",
+        "four",
+        tokenizer.decode([5, 6, 7]),
+    ]
+    assert [len(chain.own) for chain in tiny] == [2, 1, 1]
+    first = application.request(tiny[0], calls.prompt(tiny[0]))
+    assert first.max_tokens == 8 and not first.ignore_eos
+    # the other model's tokenizer has other ids for the same text
+    other = tmp_path / "deep"
+    other.mkdir()
+    for file in (folder / "deep").iterdir():
+        (other / file.name).symlink_to(file)
+    shifted = json.loads((folder / "deep" / "tokenizer.json").read_text())
+    vocab = shifted["model"]["vocab"]
+    words = sorted(vocab, key=vocab.get)
+    shifted["model"]["vocab"] = {word: vocab[words[i - 1]] for i, word in enumerate(words)}
+    (other / "tokenizer.json").unlink()
+    (other / "tokenizer.json").write_text(json.dumps(shifted))
+    moved = replace(plan, models=(*plan.models[:2], replace(plan.models[2], directory=str(other))))
+    reading = plan_application(tmp_path / "app.yaml", moved, 0)
+    calls = reading.calls()
+    chain = calls.begin()[1]
+    output = tuple(tokenizer.encode("hello there").ids)
+    (deep,) = calls.end(chain, output)
+    theirs = Tokenizer.from_file(str(other / "tokenizer.json"))
+    assert theirs.decode(list(calls.prompt(deep))) == "in shorthello there"
+    assert calls.prompt(deep)[-len(output) :] != output
+
+
+def start(folder, *options):
+    command = [sys.executable, "-m", "exegpt", "run", "--plan", str(folder / "plan.json"), *map(str, options)]
+    return subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True)
+
+
+def until_some(path, process):
+    """Wait until some results are there."""
+    until = time.monotonic() + 60
+    while not path.is_file() or path.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None and time.monotonic() < until, process.stderr and process.stderr.read()
+        time.sleep(0.005)
+
+
+@pytest.mark.timeout(180)
+def test_an_engine_that_ends_is_replaced(folder, tmp_path):
+    """And its requests go on where they were."""
+    rows = requests_of(120, 100)
+    out = tmp_path / "out.jsonl"
+    process = start(folder, "--requests", written(tmp_path / "r.jsonl", rows), "--out", out)
+    until_some(tmp_path / "out.jsonl.partial", process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    engines = [int(child) for child in children if b"engine" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(engines) == 2
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
+    _, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    assert errors.count("is started again") == 2
+    assert {name: len(tokens) for name, tokens in tokens_of(out).items()} == {r["id"]: r["max_tokens"] for r in rows}
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_was_interrupted_goes_on(folder, tmp_path):
+    application, out = tmp_path / "long.yaml", tmp_path / "out.jsonl"
+    application.write_text(
+        APPLICATION.replace("requests: 4", "requests: 40").replace("[3, 1, 2, 1]", "3").replace("6}", "30}", 1)
+    )
+    process = start(folder, "--application", application, "--out", out)
+    until_some(tmp_path / "out.jsonl.partial", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    left = (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n")
+    done = run(folder, "--application", application, "--out", out, "--resume", "--json")
+    assert done.code == 0, done.err
+    assert done.json["resumed"] == left and done.json["predicted_seconds"] is None
+    calls = plan_application(application, read_plan(folder), 0).calls()
+    found, waiting = tokens_of(out), calls.begin()
+    while waiting:
+        chain = waiting.pop()
+        waiting += calls.end(chain, tuple(found.pop(chain.name)))
+    assert calls.left == 0 and not found
+
+
+def test_a_trace_names_the_models(folder, tmp_path):
+    with (tmp_path / "trace.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("model", "input", "output"), ("wide", 9, 4), ("tiny", 5, 7), ("wide", 3, 2)])
+    done = run(folder, "--requests", tmp_path / "trace.csv", "--out", tmp_path / "out.jsonl")
+    assert done.code == 0, done.err
+    found = {name: len(tokens) for name, tokens in tokens_of(tmp_path / "out.jsonl").items()}
+    assert found == {"wide/0": 4, "wide/1": 2, "tiny/0": 7}
+
+
+REFUSED = {
+    "neither": ([], "pass one of --requests and --application"),
+    "schedule": (["--schedule", "s.json"], "leaves no room for --schedule"),
+    "policy": (["--policy", "orca"], "leaves no room for --policy"),
+    "resume": (["--requests", "r.jsonl", "--resume"], "--resume needs --out"),
+    "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
+    "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),
+    "model": (["--requests", "unknown.jsonl"], "line 1 is for model 'huge': write one of tiny, wide, deep"),
+    "twice": (["--requests", "twice.jsonl"], "Request 'r0' (line 2) has the id of an earlier one"),
+    "node": (["--application", "other.yaml"], "Node 'n' of"),
+    "prompts": (["--application", "no-prompts.yaml"], "There is no file"),
+    "long": (["--application", "long.yaml"], "Call tiny/0/0 has a prompt of 200 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_run_of_a_plan_refuses(folder, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    row = requests_of(1)[0]
+    written(tmp_path / "r.jsonl", [row])
+    written(tmp_path / "unknown.jsonl", [row | {"model": "huge"}])
+    written(tmp_path / "twice.jsonl", [row, row | {"model": "deep"}])
+    (tmp_path / "other.yaml").write_text("nodes: [{name: n, model: huge, workload: 3/3, requests: 1}]")
+    (tmp_path / "no-prompts.yaml").write_text("nodes: [{name: tiny, model: t, workload: 3/3, prompts: gone.jsonl}]")
+    (tmp_path / "long.yaml").write_text("nodes: [{name: tiny, model: t, workload: 200/3, requests: 1}]")
+    options, words = REFUSED[case]
+    done = run(folder, *options)
+    assert done.code == 2 and words in done.err and done.err.count("\n") < 8, done.err
+    assert "Traceback" not in done.err
+
+
+def test_without_a_plan_an_application_has_no_models(folder):
+    done = run_command("run", "--model", folder / "tiny", "--application", folder / "application.yaml")
+    assert done.code == 2 and "pass --plan" in done.err
+    done = run_command("run", "--model", folder / "tiny")
+    assert done.code == 2 and "pass --requests" in done.err
