@@ -1,6 +1,7 @@
 """Pools of several models over one memory: nothing is given twice, lost, or beyond a quota."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +40,10 @@ def test_quotas_and_the_store_are_kept(actions, total):
     held = follow(pools, actions)
     used = sum(len(blocks) * parts for blocks, parts in zip(held, (1, 2, 3), strict=True))
     assert store.used == used <= total
-    assert all(len(blocks) * parts <= pool.quota for blocks, parts, pool in zip(held, (1, 2, 3), pools, strict=True))
+    assert all(
+        len(blocks) <= pool.total == max(parts, total // 2) // parts
+        for blocks, parts, pool in zip(held, (1, 2, 3), pools, strict=True)
+    )
 
 
 @settings(deadline=None)
@@ -52,6 +56,33 @@ def test_merged_blocks_have_one_models_slots_alone(actions, total):
     blocks = [{block // pool.slots for block in own} for pool, own in zip(pools, held, strict=True)]
     assert not (blocks[0] & blocks[1] | blocks[0] & blocks[2] | blocks[1] & blocks[2])
     assert sum(map(len, blocks)) + merged.free == total
+
+
+@settings(deadline=None)
+@given(ACTIONS, st.integers(1, 10), st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40)), min_size=3, max_size=3))
+def test_no_two_blocks_overlap_in_memory(actions, total, kinds):
+    """Block `b` of a model takes its pieces from piece b on, and merged blocks are whole pieces of every model."""
+    sizes = [(pieces * bytes, pieces) for pieces, bytes in kinds]
+    merged = MergedBlocks.within(total * 10_000_000, sizes)
+    assert merged.bytes >= max(size for size, _ in sizes)
+    assert all(merged.bytes % (size // pieces) == 0 for size, pieces in sizes)
+    pools = [MergedPool(merged, size, 16, pieces, most=1 + merged.total // 2) for size, pieces in sizes]
+    held = follow(pools, actions)
+    spans = sorted(
+        (block * size // pieces, block * size // pieces + size)
+        for own, (size, pieces) in zip(held, sizes, strict=True)
+        for block in own
+    )
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert not spans or spans[-1][1] <= merged.total * merged.bytes
+
+
+def test_a_model_keeps_to_the_merged_blocks_that_it_may_have():
+    merged = MergedBlocks(4, 100)
+    pool = MergedPool(merged, 50, 16, most=1)
+    assert pool.total == pool.available == 2
+    pool.allocate(2)
+    assert pool.available == 0 and merged.free == 3
 
 
 def test_a_7b_block_wastes_a_third_of_a_13b_block():

@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from exegpt.batching import deal
-from exegpt.batching.shared_pool import QuotaPool, Store
+from exegpt.batching.kv_pool import KVPool
+from exegpt.batching.shared_pool import QuotaPool, Store, merged_pools
 from exegpt.plan import Plan, PlannedModel
+from exegpt.policies.one_phase import OnePhasePolicy
+from exegpt.policies.sharing import Sharing, TimeSharing
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, ServedColumns
@@ -64,9 +68,14 @@ def replay_models(
         (model,) = unit
         run = replay(model.schedule, profiles[model.name], requests[model.name], timeline=timeline)
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
-    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
-    loads = [_load(model, store, profiles[model.name], requests[model.name]) for model in unit]
-    run_of_unit = replay_unit(loads, share.by, CONTENTION, timeline)
+    loads = [
+        _load(model, pool, profiles[model.name], requests[model.name])
+        for model, pool in zip(unit, _pools(unit), strict=True)
+    ]
+    rule: Sharing | Literal["space", "time", "priority"] = share.by
+    if share.by == "time":
+        rule = TimeSharing(in_order=share.pool == "merged")
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline)
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(
@@ -97,13 +106,23 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
     return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
-def _load(model: PlannedModel, store: Store, profile: Profile, requests: Items[RequestLengths]) -> Load:
-    schedule, parts = model.schedule, _parts(model)
+def _load(model: PlannedModel, pool: KVPool, profile: Profile, requests: Items[RequestLengths]) -> Load:
+    schedule, policy = model.schedule, OnePhasePolicy.of(model.schedule)
     assert model.share is not None, "it shares its devices"
-    tokens = schedule.variable("prefills_per_step") * max(1, round(schedule.workload.input.mean))
-    limits = Limits(schedule.variable("max_num_seqs"), tokens, decode_share=model.share.decode)
-    pool = QuotaPool(store, parts, schedule.block_size, schedule.kv_blocks * parts)
+    limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=model.share.decode)
     return Load(model.name, ProfileCost(ReplicaCost.of(schedule, profile)), requests, pool, limits)
+
+
+def _pools(unit: Items[PlannedModel]) -> Items[KVPool]:
+    """Each model's pool of the memory that their schedules' KV blocks come to together."""
+    assert unit[0].share is not None, "they share their devices"
+    if unit[0].share.pool == "merged":
+        return merged_pools([model.schedule for model in unit])[1]
+    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
+    return [
+        QuotaPool(store, _parts(model), model.schedule.block_size, model.schedule.kv_blocks * _parts(model))
+        for model in unit
+    ]
 
 
 def _parts(model: PlannedModel) -> int:

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 
 from exegpt.batching import BlockPool, Hints
 from exegpt.orders.product import Product
+from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, loads, times
-from xsimulator.multimodel.priority import PrioritySharing
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 

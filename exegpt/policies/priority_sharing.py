@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from xsimulator.multimodel.tenant import Tenant
-from xsimulator.multimodel.unit import Unit
+from exegpt.policies.sharing import Tenant, Unit
 
 
 class PrioritySharing:
