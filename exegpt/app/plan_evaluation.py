@@ -9,6 +9,7 @@ import numpy as np
 
 from exegpt.app.models_file import MOST_MODELS, Demand
 from exegpt.app.shared_devices import most_of_unit
+from exegpt.app.solo import solo_seconds
 from exegpt.plan import PlannedModel
 from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths
@@ -151,8 +152,11 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
         estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()), "p99-queries")
         share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
-        goodput = factor * model.rate_seq_s
-        found.append(replace(model, estimate=estimate, attainment=share, goodput_seq_s=goodput))
+        alone_s = solo_seconds(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
+        latency_s = float(served[model.name].latencies("arrival")["latency"].mean())
+        normalised, goodput = latency_s / alone_s if alone_s else None, factor * model.rate_seq_s
+        reached = replace(model, estimate=estimate, goodput_seq_s=goodput, attainment=share)
+        found.append(replace(reached, normalised_latency=normalised))
     return found
 
 
