@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from exegpt.app.model_frontier import ModelFrontier
 from exegpt.app.models_file import Demand
-from exegpt.app.plan_evaluation import KEEPS_UP, Drawn, Trial, at_rates, drawn
+from exegpt.app.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
 from exegpt.app.processes import Processes
 from exegpt.app.shared_devices import can_share, most_of_unit, share_unit
 from exegpt.cluster import ClusterSpec
@@ -111,26 +111,21 @@ class Mixture:
         """As `xscheduler.multimodel.groups.Measure`."""
         alone = [(group[0], devices) for group, devices in parts if len(group) == 1]
         ModelFrontier.search([(self._frontiers[i], devices) for i, devices in alone], self._processes)
-        asked, of_part = [], []
-        for part in parts:
-            for way in self._ways(part, level):
-                asked.append(way)
-                of_part.append(part)
-        best: dict[Part, float] = {}
-        for part, unit in zip(of_part, self._processes.each(measured, asked), strict=True):
-            if unit and self._of(unit) > best.get(part, 0.0):
-                best[part], self._planned[part] = self._of(unit), tuple(unit)
-        return [best.get(part, 0.0 if len(part[0]) == 1 else None) for part in parts]
+        does = [part for part in parts if len(part[0]) > 1 or self._frontiers[part[0][0]].on(part[1])]
+        units = self._processes.each(measured, [self._asked(part, level) for part in does])
+        reached = dict.fromkeys((part for part in parts if len(part[0]) == 1), 0.0)
+        for part, unit in zip(does, units, strict=True):
+            if unit and self._of(unit) > reached.get(part, 0.0):
+                reached[part], self._planned[part] = self._of(unit), tuple(unit)
+        return [reached.get(part) for part in parts]
 
-    def _ways(self, part: "Part", level: float) -> list[tuple[object, ...]]:
+    def _asked(self, part: "Part", level: float) -> tuple[object, ...]:
         """Arguments of `measured` for a group on a number of devices."""
         group, devices = part
         demands = [self._demands[i] for i in group]
         asked = [self._drawn.get(demand.name) for demand in demands]
-        if len(group) > 1:
-            return [(demands, asked, self._cluster, devices, way, level) for way in _WAYS]
-        (demand,), served = demands, self._frontiers[group[0]].on(devices)
-        return [(demands, asked, self._cluster, devices, served.planned(demand), 0.0)] if served else []
+        served = self._frontiers[group[0]].on(devices) if len(group) == 1 else None
+        return demands, asked, self._cluster, devices, served.planned(demands[0]) if served else None, level
 
     def _plan(self, found: "Grouping") -> Plan:
         """The plan of a grouping."""
@@ -160,18 +155,25 @@ def measured(
     asked: list[Drawn | None],
     cluster: ClusterSpec,
     devices: int,
-    how: Literal["space", "time"] | PlannedModel,
+    alone: PlannedModel | None,
     level: float,
 ) -> list[PlannedModel] | None:
-    """Models on so many devices, alone as planned, or sharing them; None where they don't reach a level together."""
-    if isinstance(how, PlannedModel):
-        return _alone(how, demands[0], asked[0])
-    unit = share_unit(demands, cluster, devices, how, max(level, 1.0))
-    if unit is None:
-        return None
+    """Models on so many devices: one alone as it is planned, or several that share them, in the better of both ways;
+    None where they don't reach a level together.
+    """
+    if alone is not None:
+        return _alone(alone, demands[0], asked[0])
     requests = {demand.name: known for demand, known in zip(demands, asked, strict=True) if known}
-    trial = Trial(unit, {demand.name: demand for demand in demands}, requests)
-    return at_rates(trial, trial.highest(level)) if trial.sustained(level) else None
+    best = None
+    for way in _WAYS:
+        unit = share_unit(demands, cluster, devices, way, max(level, 1.0))
+        if unit is None:
+            continue
+        trial = Trial(unit, {demand.name: demand for demand in demands}, requests)
+        if trial.sustained(level):
+            factor = trial.highest(level)
+            best, level = at_rates(trial, factor), factor * (1 + PRECISION)  # the other way must be better
+    return best
 
 
 def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[PlannedModel]:

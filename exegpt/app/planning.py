@@ -203,7 +203,9 @@ def _shared(
 
     placed = Plan(Plan.VERSION, method, cluster, tuple(place_together(demands, cluster, _SHARING[method], progress)))
     by_name = {demand.name: demand for demand in demands}
-    found = {model.name: model for unit in placed.units for model in evaluated(unit, by_name)}
+    with Processes() as processes:
+        units = processes.each(evaluated, [(unit, by_name) for unit in placed.units])
+    found = {model.name: model for unit in units for model in unit}
     return replace(placed, models=tuple(found[demand.name] for demand in demands))
 
 
