@@ -74,7 +74,7 @@ class Trial:
         count, known = self.drawn[name].count(factor), self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
-        return [replace(request, arrival_s=request.arrival_s / factor) for request in known[:count]]
+        return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[:count]]
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
         """The next requests behind so many, at the model's rate."""
@@ -84,7 +84,7 @@ class Trial:
         gaps = np.random.default_rng([seed, 1]).exponential(1 / asked.rate_seq_s, BLOCK)
         before_s = self._requests[name][-1].arrival_s if number else -gaps[0]
         arrivals = (before_s + np.cumsum(gaps)).tolist()
-        return [replace(request, arrival_s=arrival) for request, arrival in zip(lengths, arrivals, strict=True)]
+        return [RequestLengths(own.input, own.output, time) for own, time in zip(lengths, arrivals, strict=True)]
 
     def sustained(self, factor: float) -> bool:
         """Whether all requests of the models are served as they come at their rates times a factor, and in time."""

@@ -76,7 +76,7 @@ def test_what_is_improved_is_the_best_of_all_policies(bound, tmp_path):
     found = improved(asked, 1, POLICIES, served_on(asked, 1, ("orca",)))
     every = {policy: served_on(asked, 1, (policy,)) for policy in POLICIES}
     best = max(served.goodput_seq_s for served in every.values() if served)
-    assert found.goodput_seq_s >= 0.99 * best
+    assert found.goodput_seq_s >= 0.98 * best
 
 
 def test_what_is_done_sooner_is_searched_with_all_policies(tmp_path):

@@ -196,7 +196,7 @@ def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
     near = sustained_by(*where, policies=tuple(p for p in policies if p != "orca"), floor=floor)
     for policy, found in every.items():
         if policy in near:
-            assert near[policy].goodput_seq_s == pytest.approx(found.goodput_seq_s, rel=0.01)
+            assert near[policy].goodput_seq_s == pytest.approx(found.goodput_seq_s, rel=0.02)
         elif policy != "orca":
             assert found.goodput_seq_s < CLOSE * 1.02 * floor
     assert {"chunked"} <= set(near) < set(policies) - {"orca"}, "some are far behind, not all"
