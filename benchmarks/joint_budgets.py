@@ -3,7 +3,8 @@
 For each, the factor by which all rates could rise until a model misses its bound, replayed with the same requests under
 every method. The rates load the cluster by a rule: a scenario's proportions, times `LOAD` of what the first of `YARDS`
 that places its models sustains of them. Exit code 1 where ours is below 0.98 of the others' best anywhere, or more
-than 1.02 times it in fewer than five. Answers are appended to --out, and those in it are not asked again.
+than 1.02 times it in fewer than five. Answers are appended to --out, and those in it are not asked again. What a model
+does on a number of devices is searched once for all scenarios on the same device kind.
 
     python -m benchmarks.joint_budgets --out joint.jsonl
     python -m benchmarks.joint_budgets --only few
@@ -14,10 +15,12 @@ import json
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exegpt.app.model_frontier import Frontiers
 from exegpt.app.models_file import Demand, read_demands
 from exegpt.app.planning import METHODS, propose
 
@@ -73,22 +76,22 @@ def demanded(scenario: Scenario, times: float) -> tuple[Demand, ...]:
         return read_demands(file, scenario.cluster)
 
 
-def loaded(scenario: Scenario) -> float:
+def loaded(scenario: Scenario, frontiers: Frontiers) -> float:
     """By how much a scenario's rates are multiplied."""
     demands = demanded(scenario, 1.0)
     for method in YARDS:
-        (proposal,) = propose(demands, demands[0].setting.cluster, (method,))
+        (proposal,) = propose(demands, demands[0].setting.cluster, (method,), frontiers)
         plan = proposal.plan or proposal.near
         if plan and plan.headroom:
             return float(f"{LOAD * plan.headroom:.3g}")
     raise ValueError(f"no method of {YARDS} has a plan for {scenario.name}")
 
 
-def answered(scenario: Scenario) -> dict[str, Any]:
+def answered(scenario: Scenario, frontiers: Frontiers) -> dict[str, Any]:
     """Least headroom by method, 0 where a method has no plan; and what ours is like."""
-    begin_s, times = time.perf_counter(), loaded(scenario)
+    begin_s, times = time.perf_counter(), loaded(scenario, frontiers)
     demands = demanded(scenario, times)
-    proposals = propose(demands, demands[0].setting.cluster, METHODS)
+    proposals = propose(demands, demands[0].setting.cluster, METHODS, frontiers)
     ours = next(proposal.plan for proposal in proposals if proposal.method == "exegpt")
     units = [(len(unit), len(unit[0].devices)) for unit in ours.units] if ours else []
     return {
@@ -123,11 +126,12 @@ def main() -> None:
     before = asked.out.read_text(encoding="utf-8").splitlines() if asked.out and asked.out.exists() else []
     known = {answer["scenario"]: answer for answer in map(json.loads, before)}
     print(f"{'':28}" + "".join(f"{method:>10}" for method in METHODS) + "   ratio")
-    ratios = []
+    ratios, frontiers = [], defaultdict[str, Frontiers](Frontiers)
     for scenario in SCENARIOS:
         if asked.only not in scenario.name:
             continue
-        answer = known.get(scenario.name) or answered(scenario)
+        kind = scenario.cluster.split("x", 1)[1]
+        answer = known.get(scenario.name) or answered(scenario, frontiers[kind])
         ratios.append(ratio_of(answer))
         print(row(answer), flush=True)
         if asked.out and scenario.name not in known:

@@ -54,6 +54,8 @@ class PlannedModel(Noun):
     """Share of its requests within its bound, replayed at its rate; None where that wasn't replayed."""
     directory: str | None = None
     """Of its weights; None where it was planned by a built-in name, or by sizes alone."""
+    normalised_latency: float | None = None
+    """Mean latency of the replayed requests over their mean time alone, on the fewest devices that hold the model."""
 
     @property
     def headroom(self) -> float | None:
@@ -99,6 +101,13 @@ class Plan(Noun):
     def headroom(self) -> float | None:
         """The least of all models with a rate; None without one."""
         return min((model.headroom for model in self.models if model.headroom is not None), default=None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of all devices until their requests are done; None with a rate, whose requests have no end."""
+        if any(model.seconds is None for model in self.models):
+            return None
+        return sum(len(unit[0].devices) * max(model.seconds or 0.0 for model in unit) for unit in self.units) / 3600
 
     @property
     def free(self) -> int:

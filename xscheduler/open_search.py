@@ -91,12 +91,12 @@ class OpenSearch:
 
     # ---- first the grid ----
 
-    def grid(self) -> list[Lead]:
+    def grid(self, floor: float = 0.0) -> list[Lead]:
         """The best points on coarse grids of the spaces, the best first; none where no point holds the bounds even when
-        nearly idle.
+        nearly idle, or none holds nearly as many requests/s as a floor.
         """
         leads: list[Lead] = []
-        best, waited = 0.0, 0
+        best, waited = floor, 0
         for space in self._by_ceiling():
             if self._rate(space.ceiling) * BEYOND <= best or waited >= PATIENCE:
                 break

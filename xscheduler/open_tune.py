@@ -96,10 +96,7 @@ def tune_at(
     """
     check_asked(policies, fixed or {})
     started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
-    limits = Limits(_slowest(bounds, workload))
-    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
-    load = Load(workload, model.encoder_layers > 0)
-    question = Question(cost_model, load, limits, fixed or {}, bound, open_system=True)
+    question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, fixed)
     with uncollected():
         spaces_of = {policy: spaces(policy, question) for policy in policies}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
@@ -108,7 +105,7 @@ def tune_at(
             sustained = _raced(searches, progress)
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
-        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], limits)
+        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
     if rate is None:
         rate = USUAL_LOAD * max((best.goodput_seq_s for best in sustained.values()), default=0.0)
     alternatives = tuple(
@@ -129,6 +126,45 @@ def tune_at(
         _assumptions(bounds, bound, arrivals, meter, rate, winner),
     )
     return Rated(tuned, rate, sustained)
+
+
+def sustained_by(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    profile: Profile,
+    arrivals: Arrivals,
+    bounds: Bounds,
+    *,
+    bound: Bound = "p99-length",
+    policies: tuple[str, ...] = POLICIES,
+    kv_dtype: str | None = None,
+    floor: float = 0.0,
+) -> dict[str, Sustained]:
+    """Each policy's schedule with the highest goodput within the bounds, as `tune_at` finds it, and nothing besides. A
+    policy that is far behind `floor` requests/s, which something else is known to sustain, is left out.
+    """
+    check_asked(policies, {})
+    question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
+    meter = Meter(profile, arrivals, bounds)
+    with uncollected():
+        searches = {policy: OpenSearch(question, spaces(policy, question), meter) for policy in policies}
+        return _raced(searches, lambda done, total: None, floor)
+
+
+def _question(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    profile: Profile,
+    bounds: Bounds,
+    bound: Bound,
+    kv_dtype: str | None,
+    fixed: dict[str, int] | None,
+) -> Question:
+    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
+    return Question(cost_model, load, limits, fixed or {}, bound, open_system=True)
 
 
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
@@ -153,22 +189,28 @@ def _slowest(bounds: Bounds, workload: Workload) -> float | None:
     return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
 
 
-def _raced(searches: dict[str, OpenSearch], progress: Callable[[int, int], None]) -> dict[str, Sustained]:
-    """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely."""
+def _raced(
+    searches: dict[str, OpenSearch], progress: Callable[[int, int], None], floor: float = 0.0
+) -> dict[str, Sustained]:
+    """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely, and
+    left out if it is a floor that it is behind.
+    """
     grids = {}
     for number, (policy, search) in enumerate(searches.items()):
         progress(number, 2 * len(searches))
-        grids[policy] = search.grid()
+        grids[policy] = search.grid(CLOSE * floor)
     ahead = sorted((policy for policy, leads in grids.items() if leads), key=lambda policy: -grids[policy][0].goodput)
     sustained: dict[str, Sustained] = {}
     for number, policy in enumerate(ahead):
         progress(len(searches) + number, 2 * len(searches))
-        floor = max((rival.goodput_seq_s for rival in sustained.values()), default=0.0)
+        highest = max([floor, *(rival.goodput_seq_s for rival in sustained.values())])
         leads = grids[policy][:1]
-        if leads[0].goodput >= CLOSE * floor:
+        if leads[0].goodput >= CLOSE * highest:
             leads = searches[policy].refined(grids[policy])
+        elif floor:
+            continue
         if leads:
-            many = leads[0].goodput >= LEADING * floor
+            many = leads[0].goodput >= LEADING * highest
             sustained[policy] = _best(leads, searches[policy], REQUESTS if many else COUNTS[1])
     return sustained
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from exegpt.app.model_frontier import ModelFrontier, served_on
+from exegpt.app.model_frontier import ModelFrontier
 from exegpt.app.models_file import Demand
-from exegpt.app.plan_evaluation import KEEPS_UP, Drawn, Trial, at_rates, drawn
+from exegpt.app.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
 from exegpt.app.processes import Processes
 from exegpt.app.shared_devices import can_share, most_of_unit, share_unit
 from exegpt.cluster import ClusterSpec
@@ -42,11 +42,9 @@ class Mixture:
         demands: tuple[Demand, ...],
         cluster: ClusterSpec,
         frontiers: Sequence[ModelFrontier],
-        policies: tuple[str, ...],
     ):
-        """With the models' frontiers, of which some may be known, and the policies of those that are alone at last."""
-        self._demands, self._cluster, self._policies = demands, cluster, policies
-        self._frontiers = frontiers
+        """With the models' frontiers, of which some may be known."""
+        self._demands, self._cluster, self._frontiers = demands, cluster, frontiers
         self._planned: dict[Part, tuple[PlannedModel, ...]] = {}
         self._most: dict[Part, float] = {}
         """Of groups of several."""
@@ -113,39 +111,43 @@ class Mixture:
         """As `xscheduler.multimodel.groups.Measure`."""
         alone = [(group[0], devices) for group, devices in parts if len(group) == 1]
         ModelFrontier.search([(self._frontiers[i], devices) for i, devices in alone], self._processes)
-        asked, of_part = [], []
-        for part in parts:
-            for way in self._ways(part, level):
-                asked.append(way)
-                of_part.append(part)
-        best: dict[Part, float] = {}
-        for part, unit in zip(of_part, self._processes.each(measured, asked), strict=True):
-            if unit and self._of(unit) > best.get(part, 0.0):
-                best[part], self._planned[part] = self._of(unit), tuple(unit)
-        return [best.get(part, 0.0 if len(part[0]) == 1 else None) for part in parts]
+        does = [part for part in parts if len(part[0]) > 1 or self._frontiers[part[0][0]].on(part[1])]
+        units = self._processes.each(measured, [self._asked(part, level) for part in does])
+        reached = dict.fromkeys((part for part in parts if len(part[0]) == 1), 0.0)
+        for part, unit in zip(does, units, strict=True):
+            if unit and self._of(unit) > reached.get(part, 0.0):
+                reached[part], self._planned[part] = self._of(unit), tuple(unit)
+        return [reached.get(part) for part in parts]
 
-    def _ways(self, part: "Part", level: float) -> list[tuple[object, ...]]:
+    def _asked(self, part: "Part", level: float) -> tuple[object, ...]:
         """Arguments of `measured` for a group on a number of devices."""
         group, devices = part
         demands = [self._demands[i] for i in group]
         asked = [self._drawn.get(demand.name) for demand in demands]
-        if len(group) > 1:
-            return [(demands, asked, self._cluster, devices, way, level) for way in _WAYS]
-        (demand,), served = demands, self._frontiers[group[0]].on(devices)
-        return [(demands, asked, self._cluster, devices, served.planned(demand), 0.0)] if served else []
+        served = self._frontiers[group[0]].on(devices) if len(group) == 1 else None
+        return demands, asked, self._cluster, devices, served.planned(demands[0]) if served else None, level
 
     def _plan(self, found: "Grouping") -> Plan:
-        """The plan of a grouping; models alone are searched with all policies, and keep what is better."""
-        alone = [part for part in found.parts if len(part[0]) == 1]
-        asked = [
-            (self._demands[group[0]], self._planned[group, n][0], self._policies, self._drawn) for group, n in alone
-        ]
-        better = dict(zip(alone, self._processes.each(searched_again, asked), strict=True))
+        """The plan of a grouping."""
+        better = self._with_all_policies([part for part in found.parts if len(part[0]) == 1])
         models: dict[str, PlannedModel] = {}
         for part, devices in zip(found.parts, found.devices, strict=True):
             for model in [better[part]] if part in better else self._planned[part]:
                 models[model.name] = replace(model, devices=devices[: len(model.devices)])
         return Plan(Plan.VERSION, "exegpt", self._cluster, tuple(models[demand.name] for demand in self._demands))
+
+    def _with_all_policies(self, alone: "list[Part]") -> "dict[Part, PlannedModel]":
+        """Models with devices of their own under the best of all policies, or as planned where that is better."""
+        wanted = {part: (self._frontiers[part[0][0]], part[1]) for part in alone}
+        ModelFrontier.search(list(wanted.values()), self._processes)
+        does = [part for part, (frontier, devices) in wanted.items() if frontier.on(devices)]
+        served = ModelFrontier.with_all_policies([wanted[part] for part in does], self._processes)
+        asked = []
+        for part, of_part in zip(does, served, strict=True):
+            demand, (planned,) = self._demands[part[0][0]], self._planned[part]
+            asked.append((planned, of_part.planned(demand), demand, self._drawn.get(demand.name)))
+        better = dict(zip(does, self._processes.each(better_alone, asked), strict=True))
+        return {part: better.get(part, self._planned[part][0]) for part in alone}
 
 
 def measured(
@@ -153,18 +155,25 @@ def measured(
     asked: list[Drawn | None],
     cluster: ClusterSpec,
     devices: int,
-    how: Literal["space", "time"] | PlannedModel,
+    alone: PlannedModel | None,
     level: float,
 ) -> list[PlannedModel] | None:
-    """Models on so many devices, alone as planned, or sharing them; None where they don't reach a level together."""
-    if isinstance(how, PlannedModel):
-        return _alone(how, demands[0], asked[0])
-    unit = share_unit(demands, cluster, devices, how, max(level, 1.0))
-    if unit is None:
-        return None
+    """Models on so many devices: one alone as it is planned, or several that share them, in the better of both ways;
+    None where they don't reach a level together.
+    """
+    if alone is not None:
+        return _alone(alone, demands[0], asked[0])
     requests = {demand.name: known for demand, known in zip(demands, asked, strict=True) if known}
-    trial = Trial(unit, {demand.name: demand for demand in demands}, requests)
-    return at_rates(trial, trial.highest(level)) if trial.sustained(level) else None
+    best = None
+    for way in _WAYS:
+        unit = share_unit(demands, cluster, devices, way, max(level, 1.0))
+        if unit is None:
+            continue
+        trial = Trial(unit, {demand.name: demand for demand in demands}, requests)
+        if trial.sustained(level):
+            factor = trial.highest(level)
+            best, level = at_rates(trial, factor), factor * (1 + PRECISION)  # the other way must be better
+    return best
 
 
 def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[PlannedModel]:
@@ -174,15 +183,10 @@ def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[Pla
     return at_rates(trial, trial.highest(model.headroom or 1.0))
 
 
-def searched_again(
-    demand: Demand, model: PlannedModel, policies: tuple[str, ...], requests: dict[str, Drawn]
-) -> PlannedModel:
-    """A model with devices of its own under the best of all policies, or as it was planned where that is better."""
-    served = served_on(demand, len(model.devices), policies)
-    if served is None:
-        return model
-    (again,) = _alone(served.planned(demand), demand, requests.get(demand.name))
-    return max(model, again, key=lambda m: (m.headroom or 0.0, -(m.seconds or 0.0)))
+def better_alone(planned: PlannedModel, other: PlannedModel, demand: Demand, asked: Drawn | None) -> PlannedModel:
+    """A model as it was planned, or in another way where a replay shows that to be better."""
+    (again,) = _alone(other, demand, asked)
+    return max(planned, again, key=lambda model: (model.headroom or 0.0, -(model.seconds or 0.0)))
 
 
 def _headroom(models: Sequence[PlannedModel]) -> float:

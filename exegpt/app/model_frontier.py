@@ -1,8 +1,9 @@
 """What one of several models does by its number of devices."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.goodput import MARGIN
@@ -18,7 +19,6 @@ from exegpt.schedule import Schedule
 
 if TYPE_CHECKING:
     from xscheduler.multimodel.budgets import Budget
-    from xscheduler.open_tune import Rated
 
 REQUESTS = 40_000
 """Of a search: a fifth of what `exegpt tune` measures a goodput with, as a plan's are replayed once more anyway."""
@@ -51,51 +51,111 @@ class Served:
         return Budget(self.devices, seconds=math.inf if self.seconds is None else self.seconds)
 
 
+Shape = tuple[int, int]
+"""Nodes, and devices of each."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What models that are alike do on parts of a cluster."""
+
+    served: dict[Shape, Served | None] = field(default_factory=dict)
+    """Under the best of the quick policies, if one does, else of all."""
+    best: dict[Shape, Served] = field(default_factory=dict)
+    """Under the best of all."""
+
+
 class ModelFrontier:
     """What models that are alike do by their number of devices, searched once for each."""
 
-    def __init__(self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = ()):
-        """With `quick` policies, a number of devices is searched for all policies only if none of these does."""
+    def __init__(
+        self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
+    ):
+        """With `quick` policies, a number of devices is searched for all policies only if none of these does. What is
+        `known` of earlier plans is extended.
+        """
         self.demand, self.policies, self._quick = demand, policies, quick
-        self._served: dict[int, Served | None] = {}
+        self._known = known or Known()
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        from xscheduler.multimodel.budgets import counts
+
+        return counts(self.demand.setting.cluster.nodes, self.demand.setting.cluster.devices_per_node)
 
     @property
     def searched(self) -> tuple[tuple[int, Served | None], ...]:
         """Numbers of devices, and what it does on them, as far as they have been searched."""
-        return tuple(self._served.items())
+        served = self._known.served
+        return tuple((size, served[shape]) for size in self._sizes if (shape := self._shape(size)) in served)
 
     def on(self, devices: int) -> Served | None:
         """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
-        if devices not in self._served:
-            self._served[devices] = served_quickly(self.demand, devices, self._quick, self.policies)
-        return self._served[devices]
+        shape = self._shape(devices)
+        if shape not in self._known.served:
+            self._known.served[shape] = served_quickly(self.demand, devices, self._quick, self.policies)
+        return self._known.served[shape]
 
     def within(self, devices: int) -> Served:
         """On so many, or on the next fewer that do, of which some are known to."""
-        from xscheduler.multimodel.budgets import counts
-
-        cluster = self.demand.setting.cluster
-        sizes = [size for size in counts(cluster.nodes, cluster.devices_per_node) if size <= devices]
+        sizes = [size for size in self._sizes if size <= devices]
         return next(served for size in reversed(sizes) if (served := self.on(size)))
 
     @staticmethod
     def search(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> None:
         """Let frontiers know what they do on these numbers of devices."""
-        new = [(f, n) for f, n in dict.fromkeys(wanted) if n not in f._served]
+        new = _longest_first((f, n) for f, n in wanted if f._shape(n) not in f._known.served)
         asked = [(f.demand, n, f._quick, f.policies) for f, n in new]
         for (frontier, devices), served in zip(new, processes.each(served_quickly, asked), strict=True):
-            frontier._served[devices] = served
+            frontier._known.served[frontier._shape(devices)] = served
 
     @staticmethod
     def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
         """What frontiers do on these numbers of devices, on which they do something, under the best of all policies."""
-        known = {(f, n): served for f, n in wanted if not f._quick and (served := f.on(n))}
-        new = [each for each in dict.fromkeys(wanted) if each not in known]
-        asked = [(frontier.demand, devices, frontier.policies) for frontier, devices in new]
-        for each, served in zip(new, processes.each(served_on, asked), strict=True):
-            assert served, "it does something on this number"
-            known[each] = served
-        return [known[each] for each in wanted]
+        new = _longest_first((f, n) for f, n in wanted if f._best_on(n) is None)
+        asked = [(f.demand, n, f.policies, f.on(n)) for f, n in new]
+        for (frontier, devices), served in zip(new, processes.each(improved, asked), strict=True):
+            frontier._known.best[frontier._shape(devices)] = served
+        best = [frontier._best_on(devices) for frontier, devices in wanted]
+        return [served for served in best if served]
+
+    def _best_on(self, devices: int) -> Served | None:
+        """Under the best of all policies, as far as that is known."""
+        served = self.on(devices)
+        assert served, "it does something on this number"
+        if served.schedule.policy not in self._quick:
+            return served
+        return self._known.best.get(self._shape(devices))
+
+    def _shape(self, devices: int) -> Shape:
+        nodes = max(1, devices // self.demand.setting.cluster.devices_per_node)
+        return nodes, devices // nodes
+
+
+def _longest_first(wanted: Iterable[tuple[ModelFrontier, int]]) -> list[tuple[ModelFrontier, int]]:
+    """Each once; searches on many devices take longest, and shall not be the last that all wait for."""
+    return sorted(dict.fromkeys(wanted), key=lambda each: -each[1])
+
+
+class Frontiers:
+    """Frontiers that are kept from one plan to the next: of demands that were read with the same options, on clusters
+    of the same devices and links.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, Known] = {}
+
+    def of(
+        self, demands: Sequence[Demand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
+    ) -> list[ModelFrontier]:
+        """One for each model, the same one for models that are alike."""
+        alike = {
+            demand.alike: ModelFrontier(
+                demand, policies, quick, self._known.setdefault((demand.alike, policies, quick), Known())
+            )
+            for demand in demands
+        }
+        return [alike[demand.alike] for demand in demands]
 
 
 def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
@@ -103,11 +163,25 @@ def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policie
     return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
 
 
-def served_on(demand: Demand, devices: int, policies: tuple[str, ...]) -> Served | None:
-    """What a model does on so many devices under the best of these policies; None where it does nothing."""
+def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Served) -> Served:
+    """What a model does on so many devices under the best of these policies, of which one is known: the others are only
+    searched as far as they may be better.
+    """
+    if known.goodput_seq_s is None:
+        return served_on(demand, devices, policies) or known
+    others = tuple(policy for policy in policies if policy != known.schedule.policy)
+    other = served_on(demand, devices, others, known.goodput_seq_s) if others else None
+    return max((known, *([other] if other else [])), key=lambda served: served.goodput_seq_s or 0.0)
+
+
+def served_on(demand: Demand, devices: int, policies: tuple[str, ...], floor: float = 0.0) -> Served | None:
+    """What a model does on so many devices under the best of these policies; None where it does nothing, or is far from
+    a goodput of `floor` requests/s.
+    """
     setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
-    find = _offline if demand.rate_seq_s is None else _online
-    return find(demand, setting, policies)
+    if demand.rate_seq_s is None:
+        return _offline(demand, setting, policies)
+    return _online(demand, setting, policies, floor)
 
 
 def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
@@ -125,30 +199,34 @@ def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) ->
     setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
     if demand.rate_seq_s is None:
         return search_schedule(setting, _NO_TIME_S, policies=policies).lowest_latency_s
-    lowest_s = _rated(demand.within(_NO_TIME_S), setting, policies).tuned.lowest_latency_s
+    from xscheduler.open_tune import tune_at
+
+    asked, options = _asked(demand.within(_NO_TIME_S), setting, policies)
+    lowest_s = tune_at(*asked, None, **options).tuned.lowest_latency_s
     return None if lowest_s is None else lowest_s / (1 - MARGIN)
 
 
-def _rated(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> "Rated":
-    """What each policy sustains within the bound less a margin."""
+def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a search for goodput is asked: within the bound less a margin."""
     from xscheduler.arrivals import Arrivals
     from xscheduler.goodput import Bounds
-    from xscheduler.open_tune import tune_at
 
     bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
     context = None if setting.model.architecture == "t5" else setting.model.context
     arrivals = Arrivals.poisson(setting.workload, context, 0, setting.cluster.devices, REQUESTS)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
-    options: dict[str, Any] = {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
-    return tune_at(*where, None, **options)
+    return where, {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
 
 
-def _online(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
+def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:
     """The schedule with the highest goodput within the bound less a margin."""
-    rated = _rated(demand, setting, policies)
-    if not rated.sustained:
+    from xscheduler.open_tune import sustained_by
+
+    asked, options = _asked(demand, setting, policies)
+    sustained = sustained_by(*asked, floor=floor, **options)
+    if not sustained:
         return None
-    best = max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
+    best = max(sustained.values(), key=lambda policy: policy.goodput_seq_s)
     schedule = replace(best.schedule, latency_bound_s=demand.bound_s)
     return Served(setting.cluster.devices, schedule, best.steady, best.goodput_seq_s, None)
 

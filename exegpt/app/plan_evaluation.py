@@ -9,6 +9,7 @@ import numpy as np
 
 from exegpt.app.models_file import MOST_MODELS, Demand
 from exegpt.app.shared_devices import most_of_unit
+from exegpt.app.solo import solo_seconds
 from exegpt.plan import PlannedModel
 from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths
@@ -73,7 +74,7 @@ class Trial:
         count, known = self.drawn[name].count(factor), self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
-        return [replace(request, arrival_s=request.arrival_s / factor) for request in known[:count]]
+        return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[:count]]
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
         """The next requests behind so many, at the model's rate."""
@@ -83,7 +84,7 @@ class Trial:
         gaps = np.random.default_rng([seed, 1]).exponential(1 / asked.rate_seq_s, BLOCK)
         before_s = self._requests[name][-1].arrival_s if number else -gaps[0]
         arrivals = (before_s + np.cumsum(gaps)).tolist()
-        return [replace(request, arrival_s=arrival) for request, arrival in zip(lengths, arrivals, strict=True)]
+        return [RequestLengths(own.input, own.output, time) for own, time in zip(lengths, arrivals, strict=True)]
 
     def sustained(self, factor: float) -> bool:
         """Whether all requests of the models are served as they come at their rates times a factor, and in time."""
@@ -151,8 +152,11 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
         estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()), "p99-queries")
         share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
-        goodput = factor * model.rate_seq_s
-        found.append(replace(model, estimate=estimate, attainment=share, goodput_seq_s=goodput))
+        alone_s = solo_seconds(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
+        latency_s = float(served[model.name].latencies("arrival")["latency"].mean())
+        normalised, goodput = latency_s / alone_s if alone_s else None, factor * model.rate_seq_s
+        reached = replace(model, estimate=estimate, goodput_seq_s=goodput, attainment=share)
+        found.append(replace(reached, normalised_latency=normalised))
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import ModelFrontier
+from exegpt.app.model_frontier import Frontiers, ModelFrontier
 from exegpt.app.models_file import Demand
 from exegpt.app.nearest import no_room, nothing_fits, rates_missed
 from exegpt.app.plan_evaluation import Drawn
@@ -86,12 +86,17 @@ class Unsustained(Infeasible):
         self.plan = plan
 
 
-def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...]) -> list[Proposal]:
-    """What each method comes to, the best one first. InputError where one alone can't do with these models."""
+def propose(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
+) -> list[Proposal]:
+    """What each method comes to, the best one first. InputError where one alone can't do with these models. `kept`:
+    frontiers of earlier plans.
+    """
     known: dict[str, Proposal] = {}
     for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
         try:
-            known[method] = Proposal(method, _with_directories(make_plan(demands, cluster, method, known), demands))
+            plan = make_plan(demands, cluster, method, known, kept)
+            known[method] = Proposal(method, _with_directories(plan, demands))
         except (Infeasible, InputError) as error:
             if len(methods) == 1 and isinstance(error, InputError):
                 raise
@@ -100,17 +105,25 @@ def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[st
 
 
 def make_plan(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, known: dict[str, Proposal] | None = None
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    known: dict[str, Proposal] | None = None,
+    kept: Frontiers | None = None,
 ) -> Plan:
-    """The plan of a method; `known` are others'. Infeasible where it meets not all rates, or the models don't fit; the
-    sentence says how near it comes.
+    """The plan of a method; `known` are others', `kept` frontiers of earlier plans. Infeasible where it meets not all
+    rates, or the models don't fit; the sentence says how near it comes.
     """
-    return _plan_of(demands, cluster, method) if method != "exegpt" else _joint(demands, cluster, known or {})
+    frontiers = _frontiers(demands, method, kept) if method in _POLICIES else []
+    if method == "exegpt":
+        return _joint(demands, cluster, known or {}, frontiers)
+    return _plan_of(demands, cluster, method, frontiers)
 
 
-def _joint(demands: tuple[Demand, ...], cluster: ClusterSpec, known: dict[str, Proposal]) -> Plan:
+def _joint(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, known: dict[str, Proposal], frontiers: list[ModelFrontier]
+) -> Plan:
     """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
-    frontiers = _frontiers(demands, "exegpt")
     try:
         alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers))
     except Infeasible as error:
@@ -136,7 +149,7 @@ def _mixed(
 
     if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
         return []
-    mixture = Mixture(demands, cluster, frontiers, _POLICIES["exegpt"])
+    mixture = Mixture(demands, cluster, frontiers)
     with output.progress("groups that share devices") as progress:
         plan = mixture.improve([plan for plan in plans if plan], progress)
     if plan is None:
@@ -163,26 +176,22 @@ def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
     return ways <= _MOST_WAYS and all(d.rate_seq_s and not d.setting.model.encoder_layers for d in demands)
 
 
-def _plan_of(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, frontiers: list[ModelFrontier] | None = None
-) -> Plan:
+def _plan_of(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, frontiers: list[ModelFrontier]) -> Plan:
     with output.progress(f"budgets by {method}") as progress:
         if method in _SHARING:
             plan = _shared(demands, cluster, method, progress)
         else:
-            plan = _dedicated(demands, cluster, method, frontiers or _frontiers(demands, method), progress)
+            plan = _dedicated(demands, cluster, method, frontiers, progress)
     _check_rates(plan)
     return plan
 
 
-def _frontiers(demands: tuple[Demand, ...], method: str) -> list[ModelFrontier]:
+def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
     """What each model does by its number of devices, searched where it's asked; one for models that are alike. Their
     numbers are chosen by what a quick policy does on them, if there is one.
     """
     policies = _POLICIES[method]
-    quick = tuple(policy for policy in _QUICK if policy in policies)
-    alike = {demand.alike: ModelFrontier(demand, policies, quick) for demand in demands}
-    return [alike[demand.alike] for demand in demands]
+    return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
 
 
 def _shared(
@@ -194,7 +203,9 @@ def _shared(
 
     placed = Plan(Plan.VERSION, method, cluster, tuple(place_together(demands, cluster, _SHARING[method], progress)))
     by_name = {demand.name: demand for demand in demands}
-    found = {model.name: model for unit in placed.units for model in evaluated(unit, by_name)}
+    with Processes() as processes:
+        units = processes.each(evaluated, [(unit, by_name) for unit in placed.units])
+    found = {model.name: model for unit in units for model in unit}
     return replace(placed, models=tuple(found[demand.name] for demand in demands))
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import INFEASIBLE, options
+from exegpt.errors import InputError
 
 if TYPE_CHECKING:
+    from exegpt.app.plan_advice import Gain
     from exegpt.app.planning import Proposal
     from exegpt.plan import Plan, PlannedModel
     from exegpt.price import Prices
@@ -31,7 +33,15 @@ def plan(
     price: Annotated[
         Path | None, typer.Option(help="YAML: device kind → price per device-hour; printed for every method.")
     ] = None,
+    advice: Annotated[
+        bool,
+        typer.Option(
+            "--advice/--no-advice",
+            help="What one more device, or node, and a looser bound of the tightest model would give: two plans more.",
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")] = None,
+    report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
     """Share a cluster's devices out among several models, so that each meets its bound at its rate.
@@ -43,14 +53,18 @@ def plan(
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.model_frontier import Frontiers
     from exegpt.app.models_file import read_demands
+    from exegpt.app.plan_advice import gains
     from exegpt.app.planning import METHODS, propose
     from exegpt.app.settings import set_threads
+    from exegpt.cli.plan_report import write_plan_report
     from exegpt.price import price_per_hour, read_prices
     from exegpt.report import output
 
     check_output(out)
-    check_distinct((out,), (file, cluster, price))
+    check_output(report)
+    check_distinct((out, report), (file, cluster, price))
     prices = read_prices(price) if price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads)
@@ -58,39 +72,67 @@ def plan(
     if method == "samullm":
         from exegpt.cli.plan_stages import plan_stages
 
-        return plan_stages(file, cluster, how, out, json)
+        if advice:
+            raise InputError("--advice is about budgets, and --method samullm plans stages: leave one of them out.")
+        return plan_stages(file, cluster, how, out, report, json)
     demands = read_demands(file, cluster, **how)
     if prices:
         price_per_hour(prices, demands[0].setting.cluster)  # refused before a search, not after it
-    proposals = propose(demands, demands[0].setting.cluster, METHODS if method == "best" else (method,))
-    best = proposals[0].plan
+    where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
+    frontiers = Frontiers()
+    proposals = propose(demands, where, methods, frontiers)
+    best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
+    gained = gains(demands, where, methods, now, frontiers) if advice else []
+    assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     if best and out:
         document.write(out, best)
+    if report:
+        write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
     if json:
-        output.emit(_document(proposals, [a for demand in demands for a in demand.setting.assumptions]))
+        unnamed = [text for demand in demands for text in demand.setting.assumptions]
+        output.emit(_document(proposals, gained, prices, unnamed))
         return 0 if best else INFEASIBLE
-    for demand in demands:
-        output.notes(f"{demand.name}: {assumption}" for assumption in demand.setting.assumptions)
+    output.notes(assumptions)
     _print(proposals, prices)
+    if gained:
+        output.listed("Advice:", [gain.text(now) for gain in gained])
+    elif not advice:
+        print("What one more device or a looser bound would give: --advice.")
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE
 
 
-def _document(proposals: "list[Proposal]", assumptions: list[str]) -> dict[str, Any]:
+def _document(
+    proposals: "list[Proposal]", gained: "list[Gain]", prices: "Prices | None", assumptions: list[str]
+) -> dict[str, Any]:
     """The object that `plan --json` prints."""
+    from dataclasses import asdict
+
     from exegpt.document import to_dict
     from exegpt.report import output
 
-    best = proposals[0].plan
+    best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
     return {
         "plan": to_dict(best) if best else None,
-        "methods": [
-            {"method": p.method, "plan": to_dict(p.plan) if p.plan else None, "reason": p.why_not} for p in proposals
-        ],
+        "methods": [_method(proposal, prices) for proposal in proposals],
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
+        "advice": [asdict(gain) | {"text": gain.text(now)} for gain in gained],
         "assumptions": assumptions,
         "provenance": output.provenance(),
+    }
+
+
+def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
+    from exegpt.document import to_dict
+
+    plan = proposal.plan
+    return {
+        "method": proposal.method,
+        "plan": to_dict(plan) if plan else None,
+        "reason": proposal.why_not,
+        "gpu_hours": plan.gpu_hours if plan else None,
+        "price_per_hour": _price_per_hour(plan, prices) if plan else None,
     }
 
 
@@ -103,53 +145,92 @@ def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
         output.note(best.why_not)
     else:
         print_plan(best.plan)
-    if not others:
-        return
-    price = ("price/h",) if prices else ()
-    columns = ("method", "rates could be", "all in time", "done in", "devices", *price)
-    if rows := [_method_row(proposal, prices) for proposal in proposals if proposal.plan]:
-        output.table(columns, rows, "methods")
+    columns, rows = methods_table(proposals, prices)
+    if rows:
+        output.table(columns, rows, "methods" if others else "all models together")
     for other in others:
         if other.plan is None:
             output.note(f"{other.method}: {other.why_not}")
-    second = next((other for other in others if other.plan), None)
-    if best.plan and second:
-        print(f"{best.method} is the best: {best.why_before(second)}.")
+    if why := why_best(proposals):
+        print(f"{why}.")
 
 
-def _method_row(proposal: "Proposal", prices: "Prices | None") -> list[str]:
+def why_best(proposals: "list[Proposal]") -> str:
+    """What puts the best plan before the second; empty where there are no two."""
+    best, second = proposals[0], next((other for other in proposals[1:] if other.plan), None)
+    return f"{best.method} is the best: {best.why_before(second)}" if best.plan and second else ""
+
+
+def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
+    """Columns, and a row for each method that has a plan."""
+    columns = ["method", "rates could be", "all in time", "normalised", "done in", "devices", "GPU-hours"]
+    return columns + ["price/h"] * bool(prices), [_method_row(p, p.plan, prices) for p in proposals if p.plan]
+
+
+def _method_row(proposal: "Proposal", plan: "Plan", prices: "Prices | None") -> list[str]:
     from exegpt.duration import duration_text
-    from exegpt.price import price_per_hour
     from exegpt.quantity import figure_text, percent_text
 
-    plan = proposal.plan
-    assert plan is not None
     used = plan.cluster.devices - plan.free
     shares = [model.attainment for model in plan.models if model.attainment is not None]
-    cost = [figure_text(price_per_hour(prices, plan.cluster) * used / plan.cluster.devices)] if prices else []
+    normalised = [model.normalised_latency for model in plan.models if model.normalised_latency is not None]
     return [
         proposal.method,
         "–" if proposal.headroom is None else f"{figure_text(proposal.headroom)} times",
         percent_text(min(shares)) if shares else "–",
+        figure_text(max(normalised)) if normalised else "–",
         "–" if proposal.seconds is None else duration_text(proposal.seconds),
         f"{used} of {plan.cluster.devices}",
-        *cost,
+        f"{used} per hour" if plan.gpu_hours is None else figure_text(plan.gpu_hours),
+        *([figure_text(_price_per_hour(plan, prices))] if prices else []),
     ]
 
 
-def print_plan(plan: "Plan") -> None:
-    """Each model's budget and what it gives."""
-    from exegpt.report import output
+def _price_per_hour(plan: "Plan", prices: "Prices | None") -> float | None:
+    """Of the devices in use."""
+    from exegpt.price import price_per_hour
 
+    used = plan.cluster.devices - plan.free
+    return price_per_hour(prices, plan.cluster) * used / plan.cluster.devices if prices else None
+
+
+def print_plan(plan: "Plan") -> None:
+    """Each model's budget and what it gives, and a picture of the devices."""
+    from exegpt.report import gantt, output
+
+    output.table(*plan_table(plan))
+    print(gantt.text(gantt.of_plan(plan)))
+
+
+def plan_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
+    """Columns, a row for each model, and a title; columns that no model has anything in are left out."""
+    from exegpt.quantity import NOTHING, counted
+
+    rows = [_row(model) for model in plan.models]
+    kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
     free = f", {plan.free} of them free" if plan.free else ""
-    columns = ("model", "devices", "shared by", "asked", "goodput/s", "done in", "latency", "tokens/s", "schedule")
-    title = f"{plan.method}: {len(plan.models)} models on {plan.cluster.name}{free}"
-    output.table(columns, [_row(model) for model in plan.models], title)
+    title = f"{plan.method}: {counted(len(plan.models), 'model')} on {plan.cluster.name}{free}"
+    return [_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], title
+
+
+_COLUMNS = (
+    "model",
+    "devices",
+    "shared by",
+    "asked",
+    "goodput/s",
+    "in time",
+    "done in",
+    "latency",
+    "normalised",
+    "tokens/s",
+    "schedule",
+)
 
 
 def _row(model: "PlannedModel") -> list[str]:
     from exegpt.duration import duration_text, format_duration
-    from exegpt.quantity import figure_text
+    from exegpt.quantity import figure_text, percent_text
     from exegpt.report.schedule_text import schedule_text
 
     what = f"{model.requests:,} requests" if model.requests else f"{figure_text(model.rate_seq_s or 0.0)}/s"
@@ -159,9 +240,11 @@ def _row(model: "PlannedModel") -> list[str]:
         ranges(model.devices),
         _share_text(model),
         what if bound_s is None else f"{what} in {format_duration(bound_s)}",
-        "–" if model.goodput_seq_s is None else figure_text(model.goodput_seq_s),
+        figure_text(model.goodput_seq_s),
+        percent_text(model.attainment),
         "–" if model.seconds is None else duration_text(model.seconds),
         "–" if estimate.latency_s is None else duration_text(estimate.latency_s),
+        figure_text(model.normalised_latency),
         figure_text(estimate.throughput_tok_s),
         schedule_text(model.schedule),
     ]

@@ -116,6 +116,42 @@ def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) ->
     return _svg(shapes, height, "Timelines, predicted over measured")
 
 
+@dataclass(frozen=True)
+class Block:
+    """A rectangle in a lane: from when to when in seconds, the part of the lane's height that it has from a part on."""
+
+    start_s: float
+    end_s: float
+    top: float
+    height: float
+    colour: str
+    title: str
+
+
+def lanes(rows: Sequence[tuple[str, Sequence[Block]]], last_s: float | None, key: Sequence[tuple[str, str]]) -> str:
+    """Named rows of blocks over one time axis, which isn't drawn where nothing ends; `key` are names with colours."""
+    tall, columns = 22, 3
+    floor = _TOP + (tall + 4) * len(rows)
+    axes, height = _Axes(last_s or 1.0, 1.0), floor + _BOTTOM + 18 * -(-len(key) // columns)
+    shapes = [_text(axes.x(t), floor + 14, figure_text(t), "middle") for t in ticks(0, last_s, 10)] if last_s else []
+    shapes.append(_text((WIDTH + _LEFT) / 2, floor + 32, "seconds" if last_s else "as long as requests come", "middle"))
+    for number, (name, blocks) in enumerate(rows):
+        y = _TOP + (tall + 4) * number
+        shapes.append(_text(_LEFT - 6, y + 15, name, "end"))
+        shapes.append(f'<rect class="lane" x="{_LEFT}" y="{y}" width="{WIDTH - _LEFT - _RIGHT}" height="{tall}"/>')
+        for block in blocks:
+            x, width = axes.x(block.start_s), max(0.5, axes.x(block.end_s) - axes.x(block.start_s))
+            shapes.append(
+                f'<rect x="{x:.1f}" y="{y + tall * block.top:.1f}" width="{width:.1f}" '
+                f'height="{tall * block.height:.1f}" fill="{block.colour}"><title>{escape(block.title)}</title></rect>'
+            )
+    for place, (name, colour) in enumerate(key):
+        x, y = _LEFT + place % columns * (WIDTH - _LEFT) / columns, floor + _BOTTOM + 18 * (place // columns)
+        shapes.append(f'<rect x="{x:.1f}" y="{y}" width="10" height="10" fill="{colour}"/>')
+        shapes.append(_text(x + 15, y + 9, name))
+    return _svg(shapes, height, "Devices and their models over time")
+
+
 def joined(spans: Sequence[tuple[str, float, float]], gap_s: float = 0.002) -> list[tuple[str, float, float]]:
     """Neighbouring spans of one phase that are less than `gap_s` apart, as one."""
     merged: list[tuple[str, float, float]] = []

@@ -95,7 +95,7 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
     frontiers = planning._frontiers(demands, "exegpt")
-    mixture = Mixture(demands, CLUSTER, frontiers, ("orca",))
+    mixture = Mixture(demands, CLUSTER, frontiers)
     assert mixture.improve([best], lambda done, total: None) is None
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
 

@@ -68,6 +68,7 @@ def test_a_plans_file_is_shown(plan, tmp_path, capsys):
     assert main(["show", str(tmp_path / "plan.json")]) == 0
     printed = capsys.readouterr().out
     assert "exegpt: 2 models on 4xA100-80GB" in printed and "500 requests" in printed
+    assert "       0 │" in printed and "A chat  B batch" in printed, "a picture of the devices"
     assert main(["show", str(tmp_path / "plan.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"] == document.to_dict(plan)
 
@@ -176,6 +177,32 @@ def test_the_command_prints_a_document(tmp_path, capsys):
     assert refused["plan"] is None and "'batch' has no rate" in refused["reason"]
     assert main(["plan", str(write(tmp_path, CHAT | {"rate": "100000/s"})), "-c", "1xA100-80GB", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["plan"] is None
+
+
+def test_reports_and_prices(tmp_path, capsys):
+    prices, report = tmp_path / "prices.yaml", tmp_path / "plan.html"
+    prices.write_text("A100-80GB: 2")
+    command = ["plan", str(write(tmp_path, CHAT)), "-c", "1xA100-80GB", "--price", str(prices)]
+    assert main([*command, "--report", str(report)]) == 0
+    printed, page = capsys.readouterr().out, report.read_text()
+    assert re.search(r"exegpt .* 1 of 1 +1 per hour +2\s", printed), "said for a single method too"
+    assert "normalised" in printed and "in time" in printed and "shared by" not in printed, "nobody shares"
+    assert (
+        "<svg" in page
+        and page.count("<table>") == 2
+        and "1 per hour" in page
+        and "exegpt: 1 model on 1xA100-80GB" in page
+    )
+    assert main([*command, "--json"]) == 0
+    (method,) = json.loads(capsys.readouterr().out)["methods"]
+    assert (method["price_per_hour"], method["gpu_hours"]) == (2.0, None)
+    assert method["plan"]["models"][0]["normalised_latency"] > 1
+
+
+def test_hours_of_devices_are_until_their_requests_are_done(plan):
+    batch = plan.models[1]
+    alone = replace(plan, models=(batch,))
+    assert alone.gpu_hours == pytest.approx(len(batch.devices) * batch.seconds / 3600) and plan.gpu_hours is None
 
 
 def test_a_frontier_is_searched_once(demands, monkeypatch):

@@ -57,8 +57,11 @@ def test_a_plan_is_written_shown_and_printed(file, tmp_path):
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
     shown = run_command("show", out, "--json")
     assert (shown.code, shown.json["kind"], shown.json["stages"]) == (0, "stages", document.to_dict(plan))
-    printed = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm")
+    report = tmp_path / "stages.html"
+    printed = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm", "--report", report)
     assert "samullm:" in printed.out and "max-heuristic" in printed.err and "judge" in run_command("show", out).out
+    assert "       3 │" in printed.out and "       3 │" in run_command("show", out).out, "a picture of the devices"
+    assert "<svg" in report.read_text() and "max-heuristic" in report.read_text()
 
 
 def test_a_models_file_of_requests_alone(tmp_path):

@@ -16,7 +16,7 @@ from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals, may_miss
 from xscheduler.goodput import PRECISION, Bounds, Goodput, Meter
-from xscheduler.open_tune import tune_at
+from xscheduler.open_tune import CLOSE, sustained_by, tune_at
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -183,6 +183,23 @@ def test_the_search_finds_what_every_schedule_asked_in_turn_finds(name):
     )
     assert quick.goodput_seq_s >= every.goodput_seq_s * (1 - 0.02)
     assert every.goodput_seq_s > 0
+
+
+def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
+    """Of all policies, as `tune_at` finds them without one."""
+    policies, bounds = ("static", "orca", "chunked", "rra", "waa-c"), Bounds(3.0)
+    every = answer(0.1, bounds, policies=policies, fixed={}, count=40_000).sustained
+    arrivals = Arrivals.poisson(task("S"), OPT.context, 0, count=40_000)
+    where = (OPT, H100, task("S"), ROOFLINE, arrivals, bounds)
+    assert sustained_by(*where, policies=policies) == every
+    floor = every["orca"].goodput_seq_s
+    near = sustained_by(*where, policies=tuple(p for p in policies if p != "orca"), floor=floor)
+    for policy, found in every.items():
+        if policy in near:
+            assert near[policy].goodput_seq_s == pytest.approx(found.goodput_seq_s, rel=0.02)
+        elif policy != "orca":
+            assert found.goodput_seq_s < CLOSE * 1.02 * floor
+    assert {"chunked"} <= set(near) < set(policies) - {"orca"}, "some are far behind, not all"
 
 
 @functools.cache
