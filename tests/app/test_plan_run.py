@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from exegpt import document
+from exegpt.app.plan_requests import read_plan_requests
 from exegpt.app.plan_run import Calls
 from exegpt.app.planned_application import plan_application
 from exegpt.models.create import create_model
@@ -234,10 +235,13 @@ def test_a_run_that_was_interrupted_goes_on(folder, tmp_path):
 def test_a_trace_names_the_models(folder, tmp_path):
     with (tmp_path / "trace.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("model", "input", "output"), ("wide", 9, 4), ("tiny", 5, 7), ("wide", 3, 2)])
-    done = run(folder, "--requests", tmp_path / "trace.csv", "--out", tmp_path / "out.jsonl")
-    assert done.code == 0, done.err
-    found = {name: len(tokens) for name, tokens in tokens_of(tmp_path / "out.jsonl").items()}
-    assert found == {"wide/0": 4, "wide/1": 2, "tiny/0": 7}
+    found = read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
+    lengths = {
+        name: [(r.id, len(r.prompt_ids), r.max_tokens, r.ignore_eos) for r in own] for name, own in found.items()
+    }
+    assert lengths == {"wide": [("wide/0", 9, 4, True), ("wide/1", 3, 2, True)], "tiny": [("tiny/0", 5, 7, True)]}
+    again = read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
+    assert again == found != read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 1)
 
 
 REFUSED = {

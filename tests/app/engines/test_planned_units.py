@@ -17,10 +17,10 @@ from tests.server.test_plan import ESTIMATE
 
 
 @pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
+def folder(tiny, tmp_path_factory):
     """With the directories `one` and `other`, of different shapes."""
     made = tmp_path_factory.mktemp("planned")
-    (made / "one").symlink_to(model)
+    (made / "one").symlink_to(tiny)
     create_model(made / "other", "opt", layers=1, hidden=32, heads=2, ffn=48, vocab=290, context=64, seed=0)
     return made
 
@@ -90,7 +90,9 @@ def refused(*arguments) -> str:
     return line
 
 
-def test_what_is_no_plan_is_refused(folder, schedule):
+def test_what_is_no_plan_is_refused(folder):
+    schedule = folder / "schedule.json"
+    document.write(schedule, schedule_for(folder / "one"))
     assert "no file 'gone.json'" in refused("--plan", "gone.json")
     assert "method is missing" in refused("--plan", schedule)
     (folder / "torn.json").write_text('{"version": 1')
