@@ -202,7 +202,7 @@ def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) ->
     from xscheduler.open_tune import tune_at
 
     asked, options = _asked(demand.within(_NO_TIME_S), setting, policies)
-    lowest_s = tune_at(*asked, None, **options).tuned.lowest_latency_s
+    lowest_s = tune_at(*asked, **(options | {"rate": None})).tuned.lowest_latency_s
     return None if lowest_s is None else lowest_s / (1 - MARGIN)
 
 

@@ -94,7 +94,7 @@ def test_sentences_name_what_is_now(tmp_path):
 
 def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     file, report = write(tmp_path, CHAT), tmp_path / "plan.html"
-    command = ["plan", str(file), "-c", "1xA40"]
+    command = ["plan", str(file), "-c", "1xA40", "--method", "spatial"]
     assert main([*command, "--advice", "--report", str(report), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["advice"]
     assert [(gain["cluster"], gain["model"]) for gain in printed] == [("2xA40", None), ("1xA40", "chat")]

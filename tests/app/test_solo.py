@@ -28,9 +28,9 @@ def test_it_is_the_smallest_group_that_holds_the_model():
 
 def test_requests_that_never_meet_take_their_time_alone():
     setting = find_setting("opt-1.3b", "2xA40", "128/32")
-    demand = Demand("a", setting, 0.01, None, 60.0)
+    demand = Demand("a", setting, 0.05, None, 5.0)
     unit = share_unit([demand], setting.cluster, 1, "time", 1.0)
     (idle,) = evaluated(unit, {"a": demand})
     assert 0.99 < idle.normalised_latency < 1.05 and idle.attainment == 1.0
-    (busy,) = evaluated(unit, {"a": Demand("a", setting, 0.5 * idle.goodput_seq_s, None, 60.0)})
+    (busy,) = evaluated(unit, {"a": Demand("a", setting, 0.5 * idle.goodput_seq_s, None, 5.0)})
     assert busy.normalised_latency > 1.2

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from exegpt.policies.sharing import SpatialSharing
 from xscheduler.multimodel.placement import MOST_SEQS, Popular
 from xsimulator.multimodel.iteration_cost import DECODE_SATURATES
-from xsimulator.multimodel.sharing import SpatialSharing
 
 SLACK = 1.1
 """What random lengths and rounding may add."""
