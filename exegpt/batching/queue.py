@@ -33,6 +33,11 @@ class Queue:
         yield from self._arrived
         yield from (entry[-1] for entry in self._arriving)
 
+    def arrived(self, now: float) -> int:
+        """How many have arrived."""
+        self._update(now)
+        return len(self._arrived)
+
     @property
     def unsteady(self) -> bool:
         """Whether another sequence may come first though none has arrived or left."""

@@ -117,6 +117,9 @@ class MergedPool:
         """`count` blocks by number, merged blocks of its own first; MemoryError for more than are available."""
         if count > self.available:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
+        if self.slots == 1:  # no merged block is ever half full
+            self._own += count
+            return self._merged.take_some(count)
         taken: list[int] = []
         while len(taken) < count:
             if not self._open:
@@ -133,6 +136,12 @@ class MergedPool:
 
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave; a merged block whose slots are all free is every model's again."""
+        if self.slots == 1:
+            if len(blocks) > self._own:
+                raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._own} were held")
+            self._own -= len(blocks)
+            self._merged.give_some(blocks)
+            return
         for block in blocks:
             merged, slot = divmod(block, self.slots)
             slots = self._open.setdefault(merged, [])
@@ -171,6 +180,19 @@ class MergedBlocks:
         self._untouched += 1
         return self._untouched - 1
 
+    def take_some(self, count: int) -> list[int]:
+        """Free merged blocks, as `take` would give them one by one."""
+        known = max(0, len(self._returned) - count)
+        taken = self._returned[known:][::-1]
+        del self._returned[known:]
+        fresh = range(self._untouched, self._untouched + count - len(taken))
+        self._untouched = fresh.stop
+        return [*taken, *fresh]
+
     def give(self, block: int) -> None:
         """Return one."""
         self._returned.append(block)
+
+    def give_some(self, blocks: list[int]) -> None:
+        """Return several."""
+        self._returned += blocks

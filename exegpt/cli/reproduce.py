@@ -163,6 +163,23 @@ def hermes(
     _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
 
 
+@app.command(short_help="Services on shared GPUs for latency, by SeaLLM.")
+def seallm(
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="Also densities, runs of requests, and noise.")] = False,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, beside dedicated GPUs, AlpaServe and
+    MuxServe. Some four minutes on two cores.
+
+    Example: exegpt reproduce seallm --report seallm.html
+    """
+    from exegpt.reproduction import seallm as paper
+
+    work = lambda progress: paper.reproduce(progress, sweeps)  # noqa: E731
+    _show("seallm", work, paper.sections, report, json, paper.STANDS_ON)
+
+
 @app.command(short_help="Several models on one cluster: all of these papers.")
 def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
     """MuxServe, SamuLLM, Hermes and vLLM-LTR, one after the other: some ten minutes.

@@ -59,13 +59,15 @@ def replay_unit(
     contention: float = 1.0,
     timeline: bool = False,
     step_by_step: bool = False,
+    overhead: float = 1.0,
 ) -> UnitReplay:
     """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs. InputError for a request that its pool could not hold.
+    begins while another model's runs; `overhead`: how much longer all take. InputError for a request that its pool
+    could not hold.
     """
     tenants = [_tenant(load) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
-    unit = Unit(tenants, rule, contention, spans=[] if timeline else None, step_by_step=step_by_step)
+    unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
     unit.run()
     for tenant in tenants:
         tenant.ledger.check()
@@ -76,10 +78,20 @@ def replay_unit(
 
 
 def _tenant(load: Load) -> Tenant:
-    ledger = Ledger(load.pool, load.order, admission="grow")
-    hints = load.hints or (UNKNOWN,) * len(load.requests)
-    ledger.submit(
-        Sequence(i, r.input, r.output, r.arrival_s, hints=known)
-        for i, (r, known) in enumerate(zip(load.requests, hints, strict=True))
-    )
-    return Tenant(load.name, ledger, load.cost, load.limits, Record(len(load.requests), lambda _: 0, False))
+    tenant = empty_tenant(load, Record(len(load.requests), lambda _: 0, False))
+    tenant.ledger.submit(sequences_of(load.requests, load.hints))
+    return tenant
+
+
+def empty_tenant(load: Load, record: Record) -> Tenant:
+    """A model before any request of its load has come."""
+    return Tenant(load.name, Ledger(load.pool, load.order, admission="grow"), load.cost, load.limits, record)
+
+
+def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
+    """Requests with what is known of them; no hints: nothing."""
+    known = hints or (UNKNOWN,) * len(requests)
+    return [
+        Sequence(i, r.input, r.output, r.arrival_s, hints=own)
+        for i, (r, own) in enumerate(zip(requests, known, strict=True))
+    ]

@@ -1,12 +1,17 @@
 """SeaLLM's rule of sharing: the product of time and service time first, beside every other order of two services."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool, Hints
+from exegpt.orders import fcfs
+from exegpt.orders.doubling_budget import DoublingBudget
+from exegpt.orders.mlfq import SkipJoinMLFQ
 from exegpt.orders.product import Product
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, loads, times
@@ -41,6 +46,65 @@ def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models):
         assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
     for place, (requests, _) in enumerate(models):
         assert [row[1] for row in times(rows)[f"m{place}"]] == [output for _, output, _ in requests]
+
+
+def known(models, order):
+    """Loads with times of their services, under one kind of order."""
+    return [
+        replace(
+            load,
+            order=order,
+            hints=[
+                Hints(service_time_s=0.1 + place / 8, service_sd_s=0.05, prefill_s=0.01 + r.input / 1000)
+                for r in load.requests
+            ],
+        )
+        for place, load in enumerate(loads(models))
+    ]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    MODELS,
+    st.sampled_from([lambda: DoublingBudget(1.7, executed=True), lambda: SkipJoinMLFQ(executed=True), lambda: fcfs]),
+    st.booleans(),
+)
+def test_rows_under_budgets_and_levels_are_iterations_one_by_one(models, order, prompts_first):
+    """Whose keys change as they run, or as they starve: a row ends where another could come first."""
+    rows = replay_unit(known(models, order()), PrioritySharing(prompts_first))
+    single = replay_unit(known(models, order()), PrioritySharing(prompts_first), step_by_step=True)
+    assert rows.preemptions == single.preemptions
+    for name, one_by_one in times(single).items():
+        assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
+
+
+@pytest.mark.parametrize("prompts_first", [False, True])
+def test_prompts_wait_for_residents_of_their_own_service_only_by_the_letter(prompts_first):
+    hints = [Hints(service_time_s=5.0, service_sd_s=1.0)] * 2
+    requests = [RequestLengths(4, 40), RequestLengths(4, 40, 0.1)]
+    order = DoublingBudget(executed=True)
+    run = replay_unit(
+        [Load("m", Cost(), requests, BlockPool(40, 4), Limits(), order, hints)], PrioritySharing(prompts_first)
+    )
+    first, second = sorted(run.served["m"], key=lambda served: served.index)
+    assert (second.start_s < first.finish_s) == prompts_first
+
+
+def test_whoever_has_starved_comes_first_and_stays_first():
+    """A long service beside short requests that never end: it starves after 3 L̂, and then runs to its end."""
+    short = Hints(service_time_s=0.1, service_sd_s=0.0)
+    long = Hints(service_time_s=0.5, service_sd_s=0.0)
+    stream = [RequestLengths(4, 3, 0.05 * place) for place in range(100)]
+    some = [
+        Load("short", Cost(), stream, BlockPool(90, 4), Limits(1, 25), DoublingBudget(3.0, True), [short] * 100),
+        Load("long", Cost(), [RequestLengths(4, 20)], BlockPool(90, 4), Limits(), DoublingBudget(3.0, True), [long]),
+    ]
+    run = replay_unit(some, PrioritySharing(), timeline=True)
+    (served,) = run.served["long"]
+    assert 1.5 <= served.start_s < 1.6
+    others = [span for span in run.spans if span.stage == 0 and served.start_s < span.start_s < served.finish_s]
+    assert not [span for span in others if span.start_s > served.start_s + 1.0]
+    assert served.finish_s < max(s.finish_s for s in run.served["short"])
 
 
 @pytest.mark.parametrize("outputs", list(itertools.permutations([3, 6, 9])))

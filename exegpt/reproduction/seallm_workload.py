@@ -1,0 +1,211 @@
+"""SeaLLM's services: LLMs with clusters of request lengths, arrivals in bursts, and what their requests take alone.
+
+Neither the traces nor the data sets are at hand: lengths are log-normal with the means that the paper gives, and gaps
+between arrivals have a Gamma distribution.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.app.load.arrivals import random_arrivals_until
+from exegpt.app.rooflines import stock_profile
+from exegpt.batching import Hints
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from exegpt.schedule import Stage
+from exegpt.workload import RequestLengths
+from xsimulator.cost.memory import RESERVE_BYTES, StageMemory
+from xsimulator.cost.replica import CostModel, ReplicaCost
+from xsimulator.cost.solo import solo_times
+from xsimulator.multimodel.cluster import ServiceRequests
+from xsimulator.multimodel.iteration_cost import ProfileCost
+
+Array = NDArray[np.float64]
+
+LLMS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "opt-6.7b")
+SETS = {"ShareGPT": (73.0, 426.9), "LongBench": (13186.8, 21.1)}
+"""Mean tokens of prompts and outputs (paper, Table 1)."""
+VARIATION = 1.0
+"""Coefficient of variation of all lengths."""
+SERVICES = 16
+SAMPLES = 4000
+"""Of each data set, for the clusters."""
+POPULARITY = 0.9
+"""The service at the k-th place is asked k^-0.9 as often as the first: one of MuxServe's popularities."""
+NODE = 8
+PREFILL_TOKENS = 2048
+SLO = 5.0
+"""Bounds over the time alone."""
+_SEED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevices:
+    """An LLM on so many devices."""
+
+    cost: ProfileCost
+    replica: ReplicaCost
+    memory: StageMemory
+    """Of each of the devices."""
+
+
+@lru_cache
+def cluster_of(nodes: int) -> ClusterSpec:
+    """Nodes of eight A800."""
+    return parse_cluster(f"{nodes}x{NODE}xA800-80GB")
+
+
+@lru_cache
+def profile_of(llm: str) -> Profile:
+    """The stock roofline."""
+    return stock_profile(builtin_model(llm), cluster_of(4), "fp16")
+
+
+@lru_cache
+def on_devices(llm: str, tp: int) -> OnDevices | None:
+    """None where its weights have no room."""
+    model = builtin_model(llm)
+    stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
+    replica = CostModel(model, cluster_of(4), profile_of(llm), "fp16").replica(stages)
+    (memory,) = replica.memory(PREFILL_TOKENS)
+    if memory.usable < memory.weights + memory.workspace + RESERVE_BYTES:
+        return None
+    return OnDevices(ProfileCost(replica), replica, memory)
+
+
+@dataclass(frozen=True, eq=False)
+class SeaService:
+    """An LLM, the lengths of its requests, and how often it is asked."""
+
+    name: str
+    llm: str
+    popularity: float
+    """Share of all requests."""
+    inputs: Array
+    outputs: Array
+    """[samples] from which requests are drawn."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The LLM."""
+        return builtin_model(self.llm)
+
+    @property
+    def least(self) -> int:
+        """The fewest devices, of powers of two, that it runs on."""
+        return next(tp for tp in (1, 2, 4, 8) if on_devices(self.llm, tp))
+
+    def alone(self, inputs: Array, outputs: Array) -> tuple[Array, Array]:
+        """Seconds of prefills and of whole requests on the fewest devices, batch 1."""
+        on = on_devices(self.llm, self.least)
+        assert on is not None
+        times = solo_times(on.replica, inputs, outputs)
+        return times.prefill, times.total
+
+    @cached_property
+    def mean_s(self) -> float:
+        """L̂: the mean time of its samples alone."""
+        return float(self.alone(self.inputs, self.outputs)[1].mean())
+
+    @cached_property
+    def sd_s(self) -> float:
+        """The standard deviation of the same."""
+        return float(self.alone(self.inputs, self.outputs)[1].std())
+
+
+@lru_cache
+def services() -> tuple[SeaService, ...]:
+    """Sixteen clusters of lengths, each with an LLM and a popularity drawn at random."""
+    draws = np.random.default_rng(_SEED)
+    lengths = np.concatenate([_lognormal(draws, means) for means in SETS.values()])
+    clusters = k_means(np.log(lengths), SERVICES, draws)
+    llms = draws.permutation([LLMS[place % len(LLMS)] for place in range(SERVICES)])
+    weights = draws.permutation(np.arange(1.0, SERVICES + 1) ** -POPULARITY)
+    made = []
+    for place in range(SERVICES):
+        inputs, outputs = lengths[clusters == place].T
+        context = builtin_model(str(llms[place])).context
+        outputs = np.minimum(outputs, context // 2)
+        inputs = np.minimum(inputs, context - outputs)
+        share = float(weights[place] / weights.sum())
+        made.append(SeaService(f"s{place:02d}", str(llms[place]), share, inputs, outputs))
+    return tuple(made)
+
+
+def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
+    """[samples, 2]: whole tokens of prompts and outputs, at least one."""
+    sigma2 = np.log(1 + VARIATION**2)
+    drawn = draws.lognormal(np.log(means) - sigma2 / 2, np.sqrt(sigma2), (SAMPLES, 2))
+    rounded: Array = np.maximum(1.0, np.rint(drawn))
+    return rounded
+
+
+def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> NDArray[np.intp]:
+    """Which of `count` clusters each of the points [n, d] is in: Lloyd's, on coordinates of unit deviation, begun at
+    points drawn by their squared distances from those before.
+    """
+    scaled = (points - points.mean(axis=0)) / points.std(axis=0)
+    centres = scaled[draws.integers(len(scaled))][None]
+    while len(centres) < count:
+        away = ((scaled[:, None] - centres) ** 2).sum(axis=2).min(axis=1)
+        centres = np.vstack([centres, scaled[draws.choice(len(scaled), p=away / away.sum())]])
+    for _ in range(rounds):
+        nearest: NDArray[np.intp] = ((scaled[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+        centres = np.array([scaled[nearest == place].mean(axis=0) for place in range(count)])
+    return nearest
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How requests arrive."""
+
+    rate_seq_s: float
+    """Of all services together."""
+    variation: float
+    """Coefficient of variation of the gaps between one service's arrivals."""
+    seconds: float
+    seed: int
+    noise: float = 0.0
+    """Standard deviation of what is added to each output, in outputs; what is expected of them stays."""
+    run: int = 1
+    """Requests of one service that come together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A service's requests, and what they take alone."""
+
+    requests: ServiceRequests
+    alone_s: Array
+
+
+def traffic_of(traffic: Traffic, of: tuple[SeaService, ...]) -> dict[str, Asked]:
+    """Every service's requests in `traffic.seconds`, the process already under way when they begin."""
+    return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
+
+
+def _asked(service: SeaService, traffic: Traffic, place: int) -> Asked:
+    rate = traffic.rate_seq_s * service.popularity / traffic.run
+    seed, until_s = (traffic.seed, place), 2 * traffic.seconds
+    arrivals = random_arrivals_until(until_s, rate, seed, traffic.variation**-2)
+    arrivals = arrivals[arrivals >= traffic.seconds] - traffic.seconds
+    arrivals = np.repeat(arrivals, traffic.run)
+    draws = np.random.default_rng((*seed, 1))
+    drawn = draws.integers(len(service.inputs), size=len(arrivals))
+    inputs, expected = service.inputs[drawn], service.outputs[drawn]
+    factors = np.maximum(0.0, 1 + traffic.noise * draws.standard_normal(len(arrivals)))
+    outputs = np.clip(np.rint(expected * factors), 1, service.model.context - inputs)
+    prefill_s, alone_s = service.alone(inputs, outputs)
+    expected_s = service.alone(inputs, expected)[1]
+    known = Hints(service=service.name, service_time_s=service.mean_s, service_sd_s=service.sd_s)
+    lengths = [RequestLengths(int(i), int(o), float(at)) for i, o, at in zip(inputs, outputs, arrivals, strict=True)]
+    hints = [
+        replace(known, prefill_s=float(p), time_s=float(t), output_tokens=int(o))
+        for p, t, o in zip(prefill_s, expected_s, expected, strict=True)
+    ]
+    return Asked(ServiceRequests(tuple(lengths), tuple(hints)), alone_s)
