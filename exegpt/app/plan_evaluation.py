@@ -80,14 +80,15 @@ def _replayed(unit: Items[PlannedModel], demands: Mapping[str, Demand], factor: 
     rates = {model.name: model.rate_seq_s or 0.0 for model in unit}
     seconds = REQUESTS / sum(rates.values())
     requests = {
-        name: _requests(demands[name], max(LEAST, round(rate * seconds)), factor) for name, rate in rates.items()
+        name: requests_at(demands[name], max(LEAST, round(rate * seconds)), factor) for name, rate in rates.items()
     }
     profiles = {model.name: demands[model.name].setting.profile for model in unit}
     replays = replay_models(unit, profiles, requests)
     return {name: of_model.served for name, of_model in replays.items()}
 
 
-def _requests(demand: Demand, count: int, factor: float) -> list[RequestLengths]:
+def requests_at(demand: Demand, count: int, factor: float) -> list[RequestLengths]:
+    """So many of a model's requests at its rate times a factor, the same ones for every factor."""
     assert demand.rate_seq_s is not None
     drawn = demand.setting.workload.without_requests.draw(count, 0, demand.setting.model.context)
     arrivals = random_arrivals(factor * demand.rate_seq_s, count, (0,)).tolist()

@@ -15,10 +15,10 @@ from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output
 
-METHODS = ("exegpt", "muxserve", "temporal", "spatial")
+METHODS = ("exegpt", "muxserve", "temporal", "seallm", "spatial")
 """How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
-of the multiprocessors or taking turns; in proportion to what each computes, under the policy of most engines
-(MuxServe's baseline).
+of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities; in proportion to what
+each computes, under the policy of most engines (MuxServe's baseline).
 """
 _POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
 _QUICK = ("orca",)
@@ -26,7 +26,11 @@ _QUICK = ("orca",)
 goodput is rarely a tenth higher.
 """
 _MOST_WAYS = 1000
-_SHARING: dict[str, Literal["space", "time"]] = {"muxserve": "space", "temporal": "time"}
+_SHARING: dict[str, Literal["space", "time", "priority"]] = {
+    "muxserve": "space",
+    "temporal": "time",
+    "seallm": "priority",
+}
 
 
 @dataclass(frozen=True)

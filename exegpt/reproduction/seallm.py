@@ -21,7 +21,7 @@ from exegpt.reproduction.seallm_systems import (
     Figures,
     History,
     Rule,
-    block_bytes,
+    block_bytes_of,
     dedicated_engine,
     even_split,
     figures_of,
@@ -274,7 +274,7 @@ def blocks() -> tuple[Blocks, ...]:
     """Pairs of the paper's Figures 9 and 15, and 70B beside 13B."""
     found = []
     for first, second in PAIRS:
-        own, largest = block_bytes(first), max(block_bytes(first), block_bytes(second))
+        own, largest = block_bytes_of(first), max(map(block_bytes_of, (first, second)))
         slots = largest // own
         spec = builtin_model(first)
         found.append(

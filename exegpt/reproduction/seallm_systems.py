@@ -8,6 +8,7 @@ import numpy as np
 from exegpt.batching import BlockPool, Order
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store
+from exegpt.builtin_models import builtin_model
 from exegpt.errors import Infeasible
 from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
@@ -27,16 +28,12 @@ from xscheduler.multimodel.placement import Mesh, Placer, Popular
 from xscheduler.multimodel.two_stage import Group, Outcome, Placed, Service, place_in_stages
 from xsimulator.cost.memory import RESERVE_BYTES
 from xsimulator.multimodel.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
+from xsimulator.multimodel.merged import merged_blocks, sharing_overhead
 from xsimulator.multimodel.priority import PrioritySharing
 from xsimulator.multimodel.replay import Load
 from xsimulator.multimodel.sharing import SpatialSharing, TimeSharing
 from xsimulator.multimodel.tenant import Limits
 from xsimulator.multimodel.unit import Sharing
-
-ALIKE, UNLIKE = 1.04, 1.08
-"""How much longer iterations take on engines that two services share (paper, Figure 15): below 4 % for three of six
-LLMs, below 8 % for all. The larger one where their blocks differ.
-"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,13 @@ def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
 
 def block_bytes(service: SeaService) -> int:
     """Of a block of its keys and values."""
-    return int(BLOCK_SIZE * service.model.layers * service.model.kv_bytes(1, "fp16"))
+    return block_bytes_of(service.llm)
+
+
+def block_bytes_of(llm: str) -> int:
+    """Of a block of an LLM's."""
+    model = builtin_model(llm)
+    return int(BLOCK_SIZE * model.layers * model.kv_bytes(1, "fp16"))
 
 
 def _longest(service: SeaService) -> int:
@@ -80,10 +83,7 @@ def merged(size: int, services: Sequence[SeaService]) -> MergedBlocks | None:
     """The merged blocks of services that share so many devices; None where one couldn't hold its longest sequence
     beside one of every other.
     """
-    largest = max(block_bytes(service) for service in services)
-    total = int(kv_bytes(size, services) // largest)
-    needed = sum(-(-_longest(service) // (largest // block_bytes(service))) for service in services)
-    return MergedBlocks(total, largest) if total >= needed else None
+    return merged_blocks(kv_bytes(size, services), [*map(block_bytes, services)], [*map(_longest, services)])
 
 
 def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -> Engine:
@@ -101,9 +101,7 @@ def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -
 
 def overhead(services: Sequence[SeaService]) -> float:
     """How much longer iterations take."""
-    if len(services) < 2:
-        return 1.0
-    return ALIKE if len({block_bytes(service) for service in services}) == 1 else UNLIKE
+    return sharing_overhead([block_bytes(service) for service in services])
 
 
 def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, share: float = 1.0) -> Load:

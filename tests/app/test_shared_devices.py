@@ -14,7 +14,7 @@ from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, Share
-from xsimulator.multimodel.plan_replay import replay_plan
+from xsimulator.multimodel.plan_replay import _block_bytes, _loads, _merged_loads, replay_models, replay_plan
 
 CLUSTER = parse_cluster("2xA100-80GB")
 BUSY = {"name": "busy", "model": "opt-1.3b", "workload": "128/64", "rate": "60/s", "latency_bound": "6s"}
@@ -33,7 +33,7 @@ def demands(tmp_path_factory):
     return demands_of(tmp_path_factory.mktemp("models"), BUSY, IDLE, RARE)
 
 
-@pytest.fixture(scope="module", params=["muxserve", "temporal"])
+@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm"])
 def plan(request, demands):
     return make_plan(demands, CLUSTER, request.param)
 
@@ -64,7 +64,7 @@ def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):
     assert document.read(Plan, tmp_path / "plan.json") == plan
     assert main(["show", str(tmp_path / "plan.json")]) == 0
     shown = capsys.readouterr().out
-    assert "busy" in shown and ("time" if plan.method == "temporal" else "space") in shown
+    assert "busy" in shown and {"temporal": "time", "muxserve": "space", "seallm": "priority"}[plan.method] in shown
 
 
 def test_devices_are_shared_whole_and_in_one_way(plan):
@@ -133,3 +133,38 @@ def test_what_cant_share_is_named(tmp_path, demands):
         make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, "muxserve")
     with pytest.raises(Infeasible, match="model 'busy', which is furthest from its own, reaches"):
         make_plan(demands_of(tmp_path, BUSY | {"rate": "5000/s"}, IDLE), CLUSTER, "muxserve")
+
+
+def test_models_that_share_by_priority_take_merged_blocks_of_all_their_memory(demands):
+    """A model's own blocks are as many as all of a unit's memory holds, where its neighbours take none."""
+    plan = make_plan(demands, CLUSTER, "seallm")
+    unit = next(unit for unit in plan.units if len(unit) > 1)
+    assert {(model.share.by, model.share.pool) for model in unit} == {("priority", "merged")}
+    sizes = {m.name: _block_bytes(m) for m in unit}
+    memory = sum(m.schedule.kv_blocks * sizes[m.name] for m in unit)
+    loads = _merged_loads(unit, {d.name: d.setting.profile for d in demands}, {m.name: () for m in unit})
+    largest = max(sizes.values())
+    for load in loads:
+        assert load.pool.total == int(memory // largest) * (largest // sizes[load.name])
+    quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
+    own = {m.name: m.schedule.kv_blocks for m in quotas}
+    assert {load.name: load.pool.total for load in _loads(quotas, *_asked(quotas, demands))} == own
+
+
+def _asked(unit, demands):
+    return {d.name: d.setting.profile for d in demands}, {m.name: () for m in unit}
+
+
+def test_sharing_merged_blocks_has_its_price_and_quotas_none(demands):
+    plan = make_plan(demands, CLUSTER, "seallm")
+    unit = next(unit for unit in plan.units if len(unit) > 1)
+    by_name = {d.name: d for d in demands}
+    requests = {m.name: by_name[m.name].setting.workload.draw(1) for m in unit}
+    profiles = {m.name: by_name[m.name].setting.profile for m in unit}
+    unlike = len({_block_bytes(m) for m in unit}) > 1
+    quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
+    merged, plain = (
+        max(s.finish_s for replayed in replay_models(each, profiles, requests).values() for s in replayed.served)
+        for each in (unit, quotas)
+    )
+    assert merged == pytest.approx((1.08 if unlike else 1.04) * plain)
