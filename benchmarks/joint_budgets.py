@@ -1,9 +1,11 @@
 """Joint budgets beside the other methods: 20 scenarios of several models on one cluster.
 
-For each, the factor by which all rates could rise until a model misses its bound, replayed, under every method. Exit
-code 1 where ours is below 0.98 of the best of the others anywhere, or more than 1.02 times it in fewer than five.
+For each, the factor by which all rates could rise until a model misses its bound, replayed with the same requests under
+every method. The rates load the cluster by a rule: a scenario's proportions, times `LOAD` of what the first of `YARDS`
+that places its models sustains of them. Exit code 1 where ours is below 0.98 of the others' best anywhere, or more
+than 1.02 times it in fewer than five. Answers are appended to --out, and those in it are not asked again.
 
-    python -m benchmarks.joint_budgets
+    python -m benchmarks.joint_budgets --out joint.jsonl
     python -m benchmarks.joint_budgets --only few
 """
 
@@ -11,13 +13,16 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from exegpt.app.models_file import read_demands
+from exegpt.app.models_file import Demand, read_demands
 from exegpt.app.planning import METHODS, propose
 
 LEAST, BETTER, OFTEN = 0.98, 1.02, 5
+LOAD, YARDS = 0.5, ("spatial", "temporal")
 CHAT, SHORT, LONG, CODE = "161/337", "128/32", "1024/256", "512/128"
 """Input and output tokens."""
 Ask = tuple[str, str, float, str]
@@ -56,37 +61,78 @@ SCENARIOS = tuple(
 )
 
 
-def factors(scenario: Scenario) -> dict[str, float]:
-    """Least headroom by method; 0 where a method has no plan."""
+def demanded(scenario: Scenario, times: float) -> tuple[Demand, ...]:
+    """A scenario's models, at so many times its rates."""
     models = [
-        {"name": f"{number}", "model": model, "workload": lengths, "rate": f"{rate}/s", "latency_bound": bound}
+        {"name": f"{number}", "model": model, "workload": lengths, "rate": f"{rate * times}/s", "latency_bound": bound}
         for number, (model, lengths, rate, bound) in enumerate(scenario.asked)
     ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "models.yaml"
         file.write_text(json.dumps({"models": models}), encoding="utf-8")
-        demands = read_demands(file, scenario.cluster)
+        return read_demands(file, scenario.cluster)
+
+
+def loaded(scenario: Scenario) -> float:
+    """By how much a scenario's rates are multiplied."""
+    demands = demanded(scenario, 1.0)
+    for method in YARDS:
+        (proposal,) = propose(demands, demands[0].setting.cluster, (method,))
+        plan = proposal.plan or proposal.near
+        if plan and plan.headroom:
+            return float(f"{LOAD * plan.headroom:.3g}")
+    raise ValueError(f"no method of {YARDS} has a plan for {scenario.name}")
+
+
+def answered(scenario: Scenario) -> dict[str, Any]:
+    """Least headroom by method, 0 where a method has no plan; and what ours is like."""
+    begin_s, times = time.perf_counter(), loaded(scenario)
+    demands = demanded(scenario, times)
     proposals = propose(demands, demands[0].setting.cluster, METHODS)
-    return {proposal.method: proposal.headroom or 0.0 for proposal in proposals}
+    ours = next(proposal.plan for proposal in proposals if proposal.method == "exegpt")
+    units = [(len(unit), len(unit[0].devices)) for unit in ours.units] if ours else []
+    return {
+        "scenario": scenario.name,
+        "times": times,
+        "headroom": {proposal.method: proposal.headroom or 0.0 for proposal in proposals},
+        "units": units,
+        "seconds": time.perf_counter() - begin_s,
+    }
+
+
+def ratio_of(answer: dict[str, Any]) -> float:
+    """Ours over the best of the others; 2 where none of them has a plan."""
+    found = dict(answer["headroom"])
+    ours, best = found.pop("exegpt"), max(found.values())
+    return float(ours / best) if best else 2.0 if ours else 1.0
+
+
+def row(answer: dict[str, Any]) -> str:
+    """A line of the table; units as models on devices."""
+    units = ", ".join(f"{models} on {devices}" for models, devices in answer["units"])
+    figures = "".join(f"{answer['headroom'].get(method, 0.0):10.2f}" for method in METHODS)
+    return f"{answer['scenario']:28}{figures}{ratio_of(answer):8.2f}{answer['seconds']:7.0f} s  {units}"
 
 
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="scenarios whose names have this")
+    parser.add_argument("--out", type=Path, help="JSONL of the answers")
     asked = parser.parse_args()
-    print(f"{'':28}" + "".join(f"{method:>10}" for method in METHODS) + "   over others")
+    before = asked.out.read_text(encoding="utf-8").splitlines() if asked.out and asked.out.exists() else []
+    known = {answer["scenario"]: answer for answer in map(json.loads, before)}
+    print(f"{'':28}" + "".join(f"{method:>10}" for method in METHODS) + "   ratio")
     ratios = []
     for scenario in SCENARIOS:
         if asked.only not in scenario.name:
             continue
-        found = factors(scenario)
-        best = max(found[method] for method in METHODS if method != "exegpt")
-        ratios.append(found["exegpt"] / best if best else 2.0)
-        print(
-            f"{scenario.name:28}" + "".join(f"{found[method]:10.2f}" for method in METHODS) + f"{ratios[-1]:14.2f}",
-            flush=True,
-        )
+        answer = known.get(scenario.name) or answered(scenario)
+        ratios.append(ratio_of(answer))
+        print(row(answer), flush=True)
+        if asked.out and scenario.name not in known:
+            with asked.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(answer) + "\n")
     better = sum(ratio > BETTER for ratio in ratios)
     print(f"{len(ratios)} scenarios: at least {min(ratios):.2f} of the others' best, better in {better}")
     sys.exit(min(ratios) < LEAST or (not asked.only and better < OFTEN))

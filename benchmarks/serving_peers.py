@@ -7,7 +7,7 @@ bound at its best of some `max_num_seqs` and `max_num_batched_tokens`, and, at t
 requests that it has at a time. A request counts if its answer is whole and within the bound since it was sent; goodput
 is such requests over the time in which requests came. Medians over the rounds.
 
-The environment with vLLM (any build) and transformers' server lies beside the project's:
+The environment with vLLM (any build), transformers' server and pandas lies beside the project's:
 
     python -m benchmarks.serving_peers --peers …/env                 # three rounds: two hours
     python -m benchmarks.serving_peers --peers …/env --rounds 1 --seconds 30 --bounds 4 --no-transformers
@@ -36,7 +36,7 @@ from exegpt.workload import task
 STARTS_S = 300
 SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)
 """vLLM's `max_num_seqs` and `max_num_batched_tokens` that are tried; it comes with 256 and 2,048."""
-LOADS = {"vLLM": (0.5, 0.75, 1.0, 2.0), "exegpt": (1.0, 2.0), "transformers": (0.1, 0.3)}
+LOADS = {"vLLM": (0.5, 0.75, 1.0, 2.0), "exegpt": (1.0, 2.0), "transformers": (0.03, 0.1)}
 """Offered loads by server, over the requests/s that vLLM answers when far too many come. Ours turns away what it can't
 answer in time, and has its highest goodput at high loads; transformers' would be answering them for long.
 """
@@ -49,6 +49,17 @@ SEARCH_S = 15.0
 CAPS = (8, 12, 18, 27)
 """Requests at a time that are let through to vLLM."""
 FIRST_PORT = 8810
+TIMED = {"backend": "openai", "dataset-name": "timed_trace", "timed-trace-sec-multiplier": 1e-3}
+"""vLLM's client: prompts of token ids at the moments of a file."""
+CONVERSATIONS = {
+    "backend": "openai-chat",
+    "endpoint": "/v1/chat/completions",
+    "dataset-name": "custom",
+    "custom-output-len": -1,
+}
+"""Of its keys, transformers' server takes those of chats alone: as many bytes, each a token, at Poisson arrivals of its
+own. It heeds one limit of outputs for all: the mean. They may end sooner there.
+"""
 
 
 @dataclass(frozen=True)
@@ -148,28 +159,33 @@ class Bench:
 
     def load(self, server: Server, rate: float, seed: int, seconds: float | None = None) -> Run:
         """Requests of the workload at a rate, sent by vLLM's client; `rate` 0: one after the other."""
-        seconds, trace = seconds or self.seconds, self.directory / "trace.jsonl"
-        num = max(8, round(rate * seconds))
-        span = write_requests(trace, self.workload, num, rate, seed)
-        result = self.directory / "result.json"
-        options = {
-            "backend": "openai",
+        seconds, requests = seconds or self.seconds, self.directory / "requests.jsonl"
+        num, result = max(8, round(rate * seconds)), self.directory / "result.json"
+        options: dict[str, object] = {
             "base-url": server.url,
             "model": server.model,
             "tokenizer": self.model,
-            "dataset-name": "timed_trace",
-            "dataset-path": trace,
-            "timed-trace-sec-multiplier": 1e-3,
+            "dataset-path": requests,
             "num-prompts": num,
             "temperature": 0,
             "result-dir": self.directory,
             "result-filename": result.name,
         } | ({} if rate else {"max-concurrency": 1})
+        flags = ["--save-result", "--save-detailed", "--disable-tqdm"]
+        if server.name == "transformers":
+            span = write_conversations(requests, self.workload, num, rate, seed)
+            most = round(task(self.workload).output.mean)
+            options |= CONVERSATIONS | {
+                "request-rate": rate,
+                "seed": seed,
+                "extra-body": json.dumps({"max_tokens": most}),
+            }
+            flags += ["--skip-chat-template", "--disable-shuffle"]
+        else:
+            span = write_requests(requests, self.workload, num, rate, seed)
+            options |= TIMED
+            flags += ["--self-timed", "--ignore-eos"]
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        flags = ["--save-result", "--save-detailed", "--self-timed", "--disable-tqdm"]
-        flags += (
-            [] if server.name == "transformers" else ["--ignore-eos"]
-        )  # it refuses that; its outputs may end sooner
         client = [str(self.peers / "bin" / "vllm"), "bench", "serve", *words, *flags]
         done = subprocess.run(client, capture_output=True, text=True, env=self.environment)
         if done.returncode:
@@ -192,6 +208,14 @@ def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) 
         lines.append(json.dumps({"timestamp": 1e3 * float(arrival_s)} | lengths))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return float(arrivals[-1]) or 1.0
+
+
+def write_conversations(path: Path, workload: str, num: int, rate: float, seed: int) -> float:
+    """The same lengths as texts, in the client's own form; the seconds in which requests come on average."""
+    rows = task(workload).draw(num, seed, SIZES["context"])
+    lines = [json.dumps({"prompt": "a" * row.input, "output_tokens": row.output}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return num / rate
 
 
 def read_run(result: dict[str, Any], seconds: float) -> Run:

@@ -96,6 +96,11 @@ class Plan(Noun):
         return tuple(map(tuple, units.values()))
 
     @property
+    def headroom(self) -> float | None:
+        """The least of all models with a rate; None without one."""
+        return min((model.headroom for model in self.models if model.headroom is not None), default=None)
+
+    @property
     def free(self) -> int:
         """Devices that no model has."""
         return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)

@@ -39,6 +39,11 @@ def more_text(ratio: float) -> str:
     return f"{ratio - 1:.0%} more" if ratio < 2 else f"{figure_text(ratio, 2)} times as much"
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of a thing: `1 device`, `1,024 devices`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def count_text(count: float) -> str:
     """A large count in words: `8.03 billion`, `56.3 million`, `2,345`."""
     for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):

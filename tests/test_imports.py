@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str] | None] = {  # room → rooms that it may import bes
     "xrunner.comm": {"exegpt", *RUNNABLE},
     "xrunner.rank": {"exegpt", "exegpt.batching", "exegpt.policies", *RUNNABLE, "xrunner.comm"},
     "xrunner.core": NOUNS | RUNNABLE | {"xrunner.comm", "xrunner.rank"},
+    "xrunner.multimodel": NOUNS | RUNNABLE | RUNNER,
 }
 ALLOWED["exegpt.app"] = set(ALLOWED) - {"exegpt.cli", "exegpt.reproduction", "exegpt.server"}
 OUTSIDE = {

@@ -1,6 +1,6 @@
 """A models file: which models one cluster is shared out to, and what each is asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,10 @@ class Demand:
     bound_s: float | None
     directory: str | None = None
     """Of the model's weights, where it was named by that."""
+
+    def within(self, bound_s: float | None) -> "Demand":
+        """The same under another bound in seconds."""
+        return replace(self, bound_s=bound_s)
 
     @property
     def alike(self) -> tuple[object, ...]:

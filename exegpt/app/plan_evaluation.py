@@ -1,95 +1,165 @@
-"""What the models of a plan do at their rates, by replays: the same yardstick for every method."""
+"""What the models of a plan do at their rates, by replays of the same requests: the yardstick of all methods."""
 
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from exegpt.app.load.arrivals import random_arrivals
-from exegpt.app.models_file import Demand
+from exegpt.app.models_file import MOST_MODELS, Demand
+from exegpt.app.shared_devices import most_of_unit
 from exegpt.plan import PlannedModel
-from exegpt.served import Served, latencies, summarise
+from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths
 
-REQUESTS = 1500
-"""Of a unit's replay, over all its models."""
-LEAST = 50
+REQUESTS = 1000
+"""Of each model with a rate, on average over a plan: all have theirs in the same time."""
+LEAST, MOST = 100, 10_000
 """Of each model."""
+BOUNDS = 3
+"""Requests arrive for so many times the longest bound at least."""
+BLOCK = 1000
+"""Requests that are drawn at once."""
 IN_TIME = 0.99
 """Share of each model's requests that must meet its bound."""
 KEEPS_UP = 1.25
 """A rate is sustained if the last request is done within so many times the arrivals' time, and what the first took: a
 burst that a loose bound allows is no rate.
 """
-HIGHEST, AROUND, PRECISION = 32.0, 1.2, 0.05
+LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
+"""Below the first of them nothing is looked for; from where a search begins, factors change by a step whose logarithm
+doubles up to the third, until one is too many, or not.
+"""
 
 
-def evaluated(unit: Items[PlannedModel], demands: Mapping[str, Demand]) -> list[PlannedModel]:
+@dataclass(frozen=True)
+class Drawn:
+    """Which requests of a model are replayed."""
+
+    rate_seq_s: float
+    seconds: float
+    """In which they arrive at the rate."""
+    least_s: float
+    """And at any rate: what arrives in less is a burst, which may be served in time at no rate that lasts."""
+    seed: int
+    """Its place in the models file: models that are alike have requests of their own."""
+
+    def count(self, factor: float) -> int:
+        """How many at the rate times a factor: the first of an endless list."""
+        return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
+
+
+def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
+    """The requests of each model with a rate, the same whatever shares its devices; `demands` are all of the plan's."""
+    rates = {name: demand.rate_seq_s for name, demand in demands.items() if demand.rate_seq_s}
+    seconds = REQUESTS * len(rates) / sum(rates.values()) if rates else 0.0
+    least_s = BOUNDS * max((demands[name].bound_s or 0.0 for name in rates), default=0.0)
+    return {name: Drawn(rates[name], seconds, least_s, seed) for seed, name in enumerate(demands) if name in rates}
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Models that share devices, or one alone, with the requests that are replayed."""
+
+    unit: Items[PlannedModel]
+    demands: Mapping[str, Demand]
+    drawn: Mapping[str, Drawn]
+    _sustained: dict[float, bool] = field(default_factory=dict, repr=False)
+    _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
+
+    def requests(self, name: str, factor: float) -> list[RequestLengths]:
+        """Of a model, at its rate times a factor; the same for every factor, but for their number."""
+        count, known = self.drawn[name].count(factor), self._requests.setdefault(name, [])
+        while len(known) < count:
+            known += self._block(name, len(known))
+        return [replace(request, arrival_s=request.arrival_s / factor) for request in known[:count]]
+
+    def _block(self, name: str, number: int) -> list[RequestLengths]:
+        """The next requests behind so many, at the model's rate."""
+        demand, asked = self.demands[name], self.drawn[name]
+        seed = asked.seed + MOST_MODELS * (number // BLOCK)
+        lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.context)
+        gaps = np.random.default_rng([seed, 1]).exponential(1 / asked.rate_seq_s, BLOCK)
+        before_s = self._requests[name][-1].arrival_s if number else -gaps[0]
+        arrivals = (before_s + np.cumsum(gaps)).tolist()
+        return [replace(request, arrival_s=arrival) for request, arrival in zip(lengths, arrivals, strict=True)]
+
+    def sustained(self, factor: float) -> bool:
+        """Whether all requests of the models are served as they come at their rates times a factor, and in time."""
+        if factor not in self._sustained:
+            self._sustained[factor] = self._all_in_time(factor)
+        return self._sustained[factor]
+
+    def _all_in_time(self, factor: float) -> bool:
+        for name, served in self.replayed(factor).items():
+            last_s, done_s, first_s = served.arrival_s.max(), served.finish_s.max(), served.finish_s.min()
+            bound_s = self.demands[name].bound_s
+            if done_s > KEEPS_UP * last_s + first_s or _share_in_time(served, bound_s) < IN_TIME:
+                return False
+        return True
+
+    def highest(self, start: float) -> float:
+        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` times the start is."""
+        low, high, step = 0.0, math.inf, STEP
+        factor, least = start, LEAST_FACTOR * start
+        while not (low and high < math.inf):
+            if self.sustained(factor):
+                low, factor = factor, factor * step
+            elif factor <= least:
+                return 0.0
+            else:
+                high, factor = factor, max(factor / step, least)
+            step = min(step * step, MOST_STEP)
+        while high > low * (1 + PRECISION):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.sustained(middle) else (low, middle)
+        return low
+
+    def replayed(self, factor: float) -> dict[str, ServedColumns]:
+        """What every model's requests experience at its rate times a factor."""
+        from xsimulator.multimodel.plan_replay import replay_alone, replay_models
+
+        requests = {model.name: self.requests(model.name, factor) for model in self.unit}
+        profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}
+        if len(self.unit) == 1 and self.unit[0].share is None:
+            (model,) = self.unit
+            return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
+        runs = replay_models(self.unit, profiles, requests)
+        return {name: ServedColumns.of(run.served) for name, run in runs.items()}
+
+
+def evaluated(
+    unit: Items[PlannedModel], demands: Mapping[str, Demand], asked: Mapping[str, Drawn] | None = None
+) -> list[PlannedModel]:
     """A unit's models with what they do at their rates, and with their goodput: their rates times the largest factor,
-    the same for all, at which each meets its bound for 99 % of its requests.
+    the same for all, at which each meets its bound for 99 % of its requests. `demands` are all of the plan's models,
+    unless the requests are given.
     """
-    at_rates = _replayed(unit, demands, 1.0)
-    known = min(model.headroom or math.inf for model in unit)
-    best = _highest_factor(unit, demands, known)
-    found = []
-    for model in unit:
-        served, rate = at_rates[model.name], model.rate_seq_s
-        assert rate is not None, "models that share have rates"
-        estimate = summarise(served, max(s.finish_s for s in served), "p99-queries")
-        share = in_time(served, demands[model.name].bound_s)
-        found.append(replace(model, estimate=estimate, attainment=share, goodput_seq_s=best * rate))
+    trial = Trial(unit, demands, asked or drawn(demands))
+    start = min(model.headroom or 1.0 for model in unit)
+    if unit[0].share:  # what is far too much takes long to replay
+        whose = [demands[model.name] for model in unit]
+        start = min(start, most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start)
+    return at_rates(trial, trial.highest(start))
+
+
+def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
+    """The models with what they do at their rates, and with a goodput of so many times these."""
+    served, found = trial.replayed(1.0), []
+    for model in trial.unit:
+        assert model.rate_seq_s is not None, "it has been replayed at its rate"
+        estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()), "p99-queries")
+        share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
+        goodput = factor * model.rate_seq_s
+        found.append(replace(model, estimate=estimate, attainment=share, goodput_seq_s=goodput))
     return found
 
 
 def in_time(served: Items[Served], bound_s: float | None) -> float:
     """Share of requests within a bound, from arrival."""
-    return 1.0 if bound_s is None else float(np.mean(latencies(served, "arrival")["latency"] <= bound_s))
+    return _share_in_time(ServedColumns.of(served), bound_s)
 
 
-def _highest_factor(unit: Items[PlannedModel], demands: Mapping[str, Demand], known: float) -> float:
-    """By bisection on a logarithmic scale, to 5 %, around what a search has found if it has; 0 where not even a 32nd is
-    sustained.
-    """
-    low, high = 1 / HIGHEST, HIGHEST
-    if 0 < known < math.inf:
-        around = [known / AROUND, known * AROUND]
-        low, high = around if _sustained(unit, demands, around[0]) else (low, around[0])
-    if low == 1 / HIGHEST and not _sustained(unit, demands, low):
-        return 0.0
-    while high > low * (1 + PRECISION):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if _sustained(unit, demands, middle) else (low, middle)
-    return low
-
-
-def _sustained(unit: Items[PlannedModel], demands: Mapping[str, Demand], factor: float) -> bool:
-    replays = _replayed(unit, demands, factor)
-    for name, served in replays.items():
-        last_s, done_s = max(s.arrival_s for s in served), max(s.finish_s for s in served)
-        if done_s > KEEPS_UP * last_s + served[0].finish_s or in_time(served, demands[name].bound_s) < IN_TIME:
-            return False
-    return True
-
-
-def _replayed(unit: Items[PlannedModel], demands: Mapping[str, Demand], factor: float) -> dict[str, tuple[Served, ...]]:
-    """Every model's requests at its rate times a factor, the same requests for every factor."""
-    from xsimulator.multimodel.plan_replay import replay_models
-
-    rates = {model.name: model.rate_seq_s or 0.0 for model in unit}
-    seconds = REQUESTS / sum(rates.values())
-    requests = {
-        name: requests_at(demands[name], max(LEAST, round(rate * seconds)), factor) for name, rate in rates.items()
-    }
-    profiles = {model.name: demands[model.name].setting.profile for model in unit}
-    replays = replay_models(unit, profiles, requests)
-    return {name: of_model.served for name, of_model in replays.items()}
-
-
-def requests_at(demand: Demand, count: int, factor: float) -> list[RequestLengths]:
-    """So many of a model's requests at its rate times a factor, the same ones for every factor."""
-    assert demand.rate_seq_s is not None
-    drawn = demand.setting.workload.without_requests.draw(count, 0, demand.setting.model.context)
-    arrivals = random_arrivals(factor * demand.rate_seq_s, count, (0,)).tolist()
-    return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
+def _share_in_time(served: ServedColumns, bound_s: float | None) -> float:
+    return 1.0 if bound_s is None else float(np.mean(served.latencies("arrival")["latency"] <= bound_s))

@@ -1,12 +1,14 @@
 """Plans of several models on one cluster: how its devices are shared out, and what each model then does."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import ModelFrontier, Served, served_on
+from exegpt.app.model_frontier import ModelFrontier
 from exegpt.app.models_file import Demand
+from exegpt.app.nearest import no_room, nothing_fits, rates_missed
+from exegpt.app.plan_evaluation import Drawn
 from exegpt.app.processes import Processes
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
@@ -40,12 +42,13 @@ class Proposal:
     method: str
     plan: Plan | None
     why_not: str = ""
+    near: Plan | None = None
+    """What misses a rate, where that is why there is no plan."""
 
     @property
     def headroom(self) -> float | None:
         """The least of all models with a rate; None without one."""
-        known = [m.headroom for m in self.plan.models if m.headroom is not None] if self.plan else []
-        return min(known, default=None)
+        return self.plan.headroom if self.plan else None
 
     @property
     def seconds(self) -> float | None:
@@ -79,6 +82,14 @@ class Proposal:
         return f"{other.method} does as well"
 
 
+class Unsustained(Infeasible):
+    """A plan that places all models, and sustains not all rates."""
+
+    def __init__(self, message: str, plan: Plan):
+        super().__init__(message, None)
+        self.plan = plan
+
+
 def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...]) -> list[Proposal]:
     """What each method comes to, the best one first. InputError where one alone can't do with these models."""
     known: dict[str, Proposal] = {}
@@ -88,7 +99,7 @@ def propose(demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[st
         except (Infeasible, InputError) as error:
             if len(methods) == 1 and isinstance(error, InputError):
                 raise
-            known[method] = Proposal(method, None, str(error))
+            known[method] = _no_plan(method, error)
     return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
@@ -98,19 +109,48 @@ def make_plan(
     """The plan of a method; `known` are others'. Infeasible where it meets not all rates, or the models don't fit; the
     sentence says how near it comes.
     """
-    if method != "exegpt":
-        return _plan_of(demands, cluster, method)
+    return _plan_of(demands, cluster, method) if method != "exegpt" else _joint(demands, cluster, known or {})
+
+
+def _joint(demands: tuple[Demand, ...], cluster: ClusterSpec, known: dict[str, Proposal]) -> Plan:
+    """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
+    frontiers = _frontiers(demands, "exegpt")
     try:
-        proposals = [Proposal(method, _plan_of(demands, cluster, method))]
+        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers))
     except Infeasible as error:
-        proposals = [Proposal(method, None, str(error))]
+        alone = _no_plan("exegpt", error)
+    proposals = [alone, *known.values()]
     if _may_share(demands, cluster):
-        others = propose(demands, cluster, tuple(other for other in _SHARING if other not in (known or {})))
-        proposals += [*others, *(p for p in (known or {}).values() if p.method in _SHARING)]
+        proposals += propose(demands, cluster, tuple(other for other in _SHARING if other not in known))
+    proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
-        raise Infeasible(proposals[0].why_not, None)
-    return replace(best.plan, method=method)
+        if near := [proposal.near for proposal in proposals if proposal.near]:
+            _check_rates(max(near, key=lambda plan: plan.headroom or 0.0))
+        raise Infeasible(alone.why_not, None)
+    return replace(best.plan, method="exegpt")
+
+
+def _mixed(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, frontiers: list[ModelFrontier], plans: list[Plan | None]
+) -> list[Proposal]:
+    """The best mixture of models that share devices and of models alone, if it is better than these plans."""
+    from exegpt.app.mixtures import MOST_MODELS, Mixture
+    from exegpt.app.shared_devices import can_share
+
+    if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
+        return []
+    mixture = Mixture(demands, cluster, frontiers, _POLICIES["exegpt"])
+    with output.progress("groups that share devices") as progress:
+        plan = mixture.improve([plan for plan in plans if plan], progress)
+    if plan is None:
+        return []
+    short = plan.headroom is not None and plan.headroom < 1
+    return [Proposal("exegpt", None, near=plan) if short else Proposal("exegpt", plan)]
+
+
+def _no_plan(method: str, error: Exception) -> Proposal:
+    return Proposal(method, None, str(error), error.plan if isinstance(error, Unsustained) else None)
 
 
 def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
@@ -127,12 +167,26 @@ def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
     return ways <= _MOST_WAYS and all(d.rate_seq_s and not d.setting.model.encoder_layers for d in demands)
 
 
-def _plan_of(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+def _plan_of(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, frontiers: list[ModelFrontier] | None = None
+) -> Plan:
     with output.progress(f"budgets by {method}") as progress:
-        find = _shared if method in _SHARING else _dedicated
-        plan = find(demands, cluster, method, progress)
-    _check_rates(plan.models)
+        if method in _SHARING:
+            plan = _shared(demands, cluster, method, progress)
+        else:
+            plan = _dedicated(demands, cluster, method, frontiers or _frontiers(demands, method), progress)
+    _check_rates(plan)
     return plan
+
+
+def _frontiers(demands: tuple[Demand, ...], method: str) -> list[ModelFrontier]:
+    """What each model does by its number of devices, searched where it's asked; one for models that are alike. Their
+    numbers are chosen by what a quick policy does on them, if there is one.
+    """
+    policies = _POLICIES[method]
+    quick = tuple(policy for policy in _QUICK if policy in policies)
+    alike = {demand.alike: ModelFrontier(demand, policies, quick) for demand in demands}
+    return [alike[demand.alike] for demand in demands]
 
 
 def _shared(
@@ -141,61 +195,54 @@ def _shared(
     """Models on devices that they share."""
     from exegpt.app.plan_evaluation import evaluated
     from exegpt.app.shared_devices import place_together
+    from exegpt.app.staged_placement import place_in_groups
 
-    placed = Plan(Plan.VERSION, method, cluster, tuple(place_together(demands, cluster, _SHARING[method], progress)))
+    by = _SHARING[method]
+    if by == "priority":
+        models = place_in_groups(demands, cluster, progress)
+    else:
+        models = place_together(demands, cluster, by, progress)
+    placed = Plan(Plan.VERSION, method, cluster, tuple(models))
     by_name = {demand.name: demand for demand in demands}
     found = {model.name: model for unit in placed.units for model in evaluated(unit, by_name)}
     return replace(placed, models=tuple(found[demand.name] for demand in demands))
 
 
 def _dedicated(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    frontiers: list[ModelFrontier],
+    progress: Callable[[int, int], None],
 ) -> Plan:
-    """Models on devices of their own. Their numbers are chosen by what a quick policy does on them, if there is one;
-    then all are searched on those.
-    """
-    policies = _POLICIES[method]
-    quick = tuple(policy for policy in _QUICK if policy in policies)
-    alike = {demand.alike: ModelFrontier(demand, policies, quick) for demand in demands}
-    frontiers = [alike[demand.alike] for demand in demands]
+    """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
+    from exegpt.app.plan_evaluation import drawn
+
+    requests = drawn({demand.name: demand for demand in demands})
     give = _searched if method == "exegpt" else _in_proportion
     with Processes() as processes:
         devices = give(demands, frontiers, cluster, progress, processes)
         sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
-        wanted = list(dict.fromkeys(zip(frontiers, sizes, strict=True)))
-        asked = [(frontier.demand, size, policies) for frontier, size in wanted]
-        found = dict(zip(wanted, processes.each(served_on, asked), strict=True))
-        planned = []
-        for demand, frontier, of_model, size in zip(demands, frontiers, devices, sizes, strict=True):
-            served = found[frontier, size]
-            assert served, "it does something on this number"
-            planned.append((_planned(demand, served, of_model), demand))
+        found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
+        planned = [
+            (served.planned(demand, of_model), demand, requests)
+            for demand, of_model, served in zip(demands, devices, found, strict=True)
+        ]
         models = processes.each(_evaluated, planned)
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _evaluated(model: PlannedModel, demand: Demand) -> PlannedModel:
+def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
     """A model with devices of its own, replayed at its rate if it has one."""
     from exegpt.app.plan_evaluation import evaluated
 
-    return evaluated([model], {demand.name: demand})[0] if demand.rate_seq_s else model
+    return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model
 
 
-def _planned(demand: Demand, served: Served, devices: tuple[int, ...]) -> PlannedModel:
-    rates, done = (demand.rate_seq_s, served.goodput_seq_s), (demand.requests, served.seconds)
-    return PlannedModel(demand.name, devices[: served.devices], served.schedule, served.estimate, *rates, *done)
-
-
-def _check_rates(models: tuple[PlannedModel, ...]) -> None:
-    """Infeasible where a model's goodput is below its rate."""
-    short = min(models, key=lambda model: math.inf if model.headroom is None else model.headroom)
-    if short.headroom is not None and short.headroom < 1:
-        reached, rate = (f"{figure_text(value or 0.0)}/s" for value in (short.goodput_seq_s, short.rate_seq_s))
-        raise Infeasible(
-            f"These budgets don't sustain all rates: model '{short.name}', which is furthest from its own, reaches "
-            f"{reached} of {rate} on {len(short.devices)} devices.",
-            None,
-        )
+def _check_rates(plan: Plan) -> None:
+    """Unsustained where a model's goodput is below its rate."""
+    if missed := rates_missed(plan):
+        raise Unsustained(missed, plan)
 
 
 def _searched(
@@ -221,9 +268,9 @@ def _searched(
     for number, demand in enumerate(demands):
         fewest = unsearched.least(number)
         if fewest is None:
-            raise Infeasible(_nothing_fits(demand, cluster), None)
+            raise Infeasible(nothing_fits(demand, cluster, frontiers[number].policies), None)
         least.append(fewest)
-    raise Infeasible(_no_room(demands, least, cluster), None)
+    raise Infeasible(no_room(demands, least, cluster), None)
 
 
 def _in_proportion(
@@ -245,7 +292,7 @@ def _in_proportion(
         progress(number, len(frontiers))
         least = next((size for size in sizes if frontier.on(size)), None)
         if least is None:
-            raise Infeasible(_nothing_fits(demand, cluster), None)
+            raise Infeasible(nothing_fits(demand, cluster, frontier.policies), None)
         budgets.append(least)
     while True:  # the next device goes to whom most is lacking
         lacking = sorted(range(len(work)), key=lambda i: work[i] / budgets[i], reverse=True)
@@ -259,15 +306,5 @@ def _in_proportion(
             break
     placed = place(budgets, cluster.nodes, cluster.devices_per_node)
     if placed is None:
-        raise Infeasible(_no_room(demands, budgets, cluster), None)
+        raise Infeasible(no_room(demands, budgets, cluster), None)
     return placed
-
-
-def _no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec) -> str:
-    each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
-    return f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}."
-
-
-def _nothing_fits(demand: Demand, cluster: ClusterSpec) -> str:
-    bound = "" if demand.bound_s is None else f" within {figure_text(demand.bound_s)} s"
-    return f"Model '{demand.name}' runs on no part of {cluster.name}{bound}: name more devices, or a looser bound."

@@ -1,24 +1,19 @@
-"""Plans in which models share devices: MuxServe's placement on shares of the multiprocessors, or taking turns;
-SeaLLM's, by the priorities of requests.
-"""
+"""Plans in which models share devices: MuxServe's placement on shares of the multiprocessors, or taking turns."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from exegpt.app.models_file import Demand
-from exegpt.app.plan_evaluation import requests_at
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import PlannedModel, Share
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
-from exegpt.served import latencies, summarise
+from exegpt.served import summarise
 
 if TYPE_CHECKING:
-    from xscheduler.multimodel.placement import Mesh, Placer, Popular
-    from xscheduler.multimodel.two_stage import Outcome
+    from xscheduler.multimodel.placement import Mesh, Popular
     from xsimulator.cost.replica import ReplicaCost
 
 Way = Literal["space", "time", "priority"]
@@ -26,109 +21,86 @@ Way = Literal["space", "time", "priority"]
 MAX_NUM_SEQS = 256
 PREFILL_TOKENS = 2048
 """Of prompts that are computed together."""
-SCORED = 100
-"""Requests of each model that a placement is scored by."""
-SLO = 5.0
-"""Times its mean time alone: the bound of a model without one, for the placement."""
 
 
 def place_together(
     demands: Sequence[Demand],
     cluster: ClusterSpec,
-    by: Way,
+    by: Literal["space", "time"],
     progress: Callable[[int, int], None],
 ) -> list[PlannedModel]:
-    """MuxServe's placement of models with rates, or SeaLLM's where they share by priority, in which each model is once.
-    InputError for a model without a rate, or one that can't share; Infeasible where no placement has room for all.
+    """MuxServe's placement of models with rates; nothing is replayed yet. InputError for a model without a rate, or one
+    that can't share; Infeasible where no placement has room for all.
     """
     from xscheduler.multimodel.placement import Placer
 
-    popular = [_popular(demand, cluster) for demand in demands]
-    other = max(_replica(demand, cluster, 1)[1] for demand in demands)
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other)
+    popular = [popular_of(demand, cluster) for demand in demands]
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
+    if placement is None:
+        raise no_room_together(popular, cluster)
     by_name = {demand.name: demand for demand in demands}
-    if by == "priority":
-        meshes = _placed_in_stages(popular, by_name, cluster, placer, progress)
-    else:
-        placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
-        meshes = placement.meshes if placement else None
-    if meshes is None:
-        needed = sum(model.weight_bytes for model in popular) / 1e9
-        raise Infeasible(
-            f"The models don't fit {cluster.name} together: their weights alone have {needed:,.0f} GB; "
-            "name more devices, or fewer models.",
-            None,
-        )
     planned = {
-        model.name: model for mesh in meshes for model in _planned(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
+        model.name: model
+        for mesh in placement.meshes
+        for model in planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
     }
     return [planned[demand.name] for demand in demands]
 
 
-def _placed_in_stages(
-    popular: "list[Popular]",
-    demands: dict[str, Demand],
-    cluster: ClusterSpec,
-    placer: "Placer",
-    progress: Callable[[int, int], None],
-) -> "tuple[Mesh, ...] | None":
-    """SeaLLM's placement; None where it has no room for all."""
-    from xscheduler.multimodel.placement import Mesh, Occupant
-    from xscheduler.multimodel.two_stage import Group, Outcome, Service, place_in_stages
-    from xsimulator.multimodel.merged import merged_blocks
+def no_room_together(popular: "Sequence[Popular]", cluster: ClusterSpec) -> Infeasible:
+    """That no placement has room for all models."""
+    needed = sum(model.weight_bytes for model in popular) / 1e9
+    return Infeasible(
+        f"The models don't fit {cluster.name} together: their weights alone have {needed:,.0f} GB; "
+        "name more devices, or fewer models.",
+        None,
+    )
 
-    by_name = {model.name: model for model in popular}
 
-    def mesh_of(devices: tuple[int, ...], names: tuple[str, ...]) -> Mesh | None:
-        costs = [by_name[name].cost(len(devices)) for name in names]
-        occupants = [Occupant(by_name[name], len(devices), 1.0, c) for name, c in zip(names, costs, strict=True) if c]
-        return Mesh(devices, tuple(occupants)) if len(occupants) == len(names) else None
+def share_unit(
+    demands: Sequence[Demand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
+) -> list[PlannedModel] | None:
+    """Models that share the cluster's first devices, their shares as wide as rates times a factor need; None where they
+    have no room. Nothing is replayed yet.
+    """
+    from xscheduler.multimodel.placement import MOST_SHARES, Placer
 
-    def fits(devices: int, names: tuple[str, ...]) -> bool:
-        mesh = mesh_of(tuple(range(devices)), names)
-        if mesh is None:
-            return False
-        sizes = [math.ceil(BLOCK_SIZE * by_name[name].kv_token_bytes) for name in names]
-        longest = [by_name[name].longest // BLOCK_SIZE for name in names]
-        return merged_blocks(placer.kv_bytes(mesh), sizes, longest) is not None
-
-    @functools.cache
-    def outcomes(devices: int, names: tuple[str, ...]) -> dict[str, Outcome]:
-        mesh = mesh_of(tuple(range(devices)), names)
-        assert mesh is not None, "they fit"
-        return _outcomes(_planned(mesh, placer.kv_bytes(mesh), demands, cluster, "priority"), demands)
-
-    def score(groups: tuple[Group, ...]) -> dict[str, Outcome]:
-        return {n: o for g in groups if g.services for n, o in outcomes(len(g.devices), g.services).items()}
-
-    services = [Service(model.name, model.rate_seq_s, SCORED) for model in popular]
-    nodes = (cluster.nodes, cluster.devices_per_node)
-    placed = place_in_stages(services, *nodes, fits, score, replicas=False, progress=progress)
-    if placed is None:
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
+    raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
+    mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
+    if mesh is None:
         return None
-    meshes = [mesh_of(group.devices, group.services) for group in placed.groups if group.services]
-    return tuple(mesh for mesh in meshes if mesh)
+    return planned_on(mesh, placer.kv_bytes(mesh), {demand.name: demand for demand in demands}, cluster, by)
 
 
-def _outcomes(unit: list[PlannedModel], demands: dict[str, Demand]) -> "dict[str, Outcome]":
-    """What short replays of a unit's models say: who is later than its bound, or than five times its time alone."""
-    from xscheduler.multimodel.two_stage import Outcome
-    from xsimulator.cost.replica import ReplicaCost
-    from xsimulator.multimodel.plan_replay import replay_models, service_times
+def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
+    """The factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
+    from xscheduler.multimodel.fluid_bound import highest_factor
+    from xscheduler.multimodel.placement import Mesh, Occupant, Placer
 
-    profiles = {model.name: demands[model.name].setting.profile for model in unit}
-    requests = {model.name: requests_at(demands[model.name], SCORED, 1.0) for model in unit}
-    found = {}
-    for name, replay in replay_models(unit, profiles, requests).items():
-        schedule = next(model.schedule for model in unit if model.name == name)
-        mean_s = float(service_times(schedule, ReplicaCost.of(schedule, profiles[name])).mean())
-        bound_s = demands[name].bound_s or SLO * mean_s
-        waited = latencies(replay.served, "arrival")["latency"]
-        found[name] = Outcome(int((waited > bound_s).sum()), float(waited.mean()) / mean_s, len(waited))
-    return found
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
+    costs = [model.cost(devices) for model in popular]
+    occupants = tuple(Occupant(m, devices, 1.0, cost) for m, cost in zip(popular, costs, strict=True) if cost)
+    if len(occupants) < len(popular):
+        return 0.0
+    kv_bytes = placer.kv_bytes(Mesh(tuple(range(devices)), occupants))
+    return highest_factor(popular, [demand.bound_s for demand in demands], devices, kv_bytes, PREFILL_TOKENS)
 
 
-def _popular(demand: Demand, cluster: ClusterSpec) -> "Popular":
+def can_share(demand: Demand) -> bool:
+    """Whether a model can share devices."""
+    return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
+
+
+def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+    """What a model needs of a device beside weights and cache; the most of all."""
+    return max(_replica(demand, cluster, 1)[1] for demand in demands)
+
+
+def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
     from xscheduler.multimodel.placement import Popular
     from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost
 
@@ -176,11 +148,11 @@ def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost
     return CostModel(setting.model, cluster, setting.profile, setting.kv_dtype).replica(_stages(demand, tp))
 
 
-def _planned(
+def planned_on(
     mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, by: Way
 ) -> list[PlannedModel]:
     """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
-    and sizes (MuxServe's quotas).
+    and sizes (MuxServe's quotas); by priority that is what their merged blocks come to.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)

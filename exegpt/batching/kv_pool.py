@@ -50,9 +50,14 @@ class BlockPool:
         self._untouched = 0  # the first of those that nobody has held yet: a pool may have tens of millions
 
     @property
+    def held(self) -> int:
+        """How many blocks sequences hold."""
+        return self._untouched - len(self._returned)
+
+    @property
     def available(self) -> int:
         """How many blocks nobody holds."""
-        return len(self._returned) + self.total - self._untouched
+        return self.total - self.held
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens need."""
@@ -71,11 +76,11 @@ class BlockPool:
 
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave."""
-        if self.available + len(blocks) > self.total:
-            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.total - self.available} were held")
+        if len(blocks) > self.held:
+            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.held} were held")
         self._returned.extend(reversed(blocks))
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless every block is either free or held by exactly one sequence."""
-        if held.total() != len(held) or len(held) + self.available != self.total:
-            raise AssertionError(f"{held.total()} held + {self.available} free blocks are not {self.total}")
+        if held.total() != len(held) or len(held) != self.held:
+            raise AssertionError(f"{held.total()} held + {self.total - self.held} free blocks are not {self.total}")

@@ -4,10 +4,15 @@ Each model's ledger has a pool of its own kind of blocks; what they take of the 
 counted here.
 """
 
+import math
 from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
-from exegpt.batching.kv_pool import check_size
+from exegpt.batching.kv_pool import BlockPool, check_size
 from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.schedule import Schedule
 
 
 class Store:
@@ -23,77 +28,51 @@ class Store:
         return self.total - self.used
 
 
-class QuotaPool:
+class QuotaPool(BlockPool):
     """Blocks that take some parts of a store each, up to a quota of parts (MuxServe's head-wise blocks: the keys and
     values of one head of one layer are a part).
     """
 
     def __init__(self, store: Store, parts: int, block_size: int, quota: int):
-        check_size(quota // parts, block_size)
+        super().__init__(min(quota, store.total) // parts, block_size)
         self._store, self._parts = store, parts
-        self.block_size, self.quota = block_size, quota
-        self._returned: list[int] = []
-        self._untouched = 0
-        self._held = 0
-
-    @property
-    def total(self) -> int:
-        """Blocks of the quota."""
-        return min(self.quota, self._store.total) // self._parts
-
-    @property
-    def held(self) -> int:
-        """Blocks that sequences hold."""
-        return self._held
 
     @property
     def available(self) -> int:
         """Blocks within the quota that the store has room for."""
-        return max(0, min(self.total - self._held, self._store.free // self._parts))
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
-        return -(-tokens // self.block_size)
+        return max(0, min(self.total - self.held, self._store.free // self._parts))
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks by number; MemoryError for more than are available."""
-        if count > self.available:
-            raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
-        known = max(0, len(self._returned) - count)
-        taken = self._returned[known:]
-        del self._returned[known:]
-        fresh = range(self._untouched, self._untouched + count - len(taken))
-        self._untouched = fresh.stop
-        self._held += count
+        blocks = super().allocate(count)
         self._store.used += count * self._parts
-        return [*taken, *fresh]
+        return blocks
 
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave."""
-        if len(blocks) > self._held:
-            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._held} were held")
-        self._returned += blocks
-        self._held -= len(blocks)
+        super().free(blocks)
         self._store.used -= len(blocks) * self._parts
-
-    def check(self, held: Counter[int]) -> None:
-        """Raise AssertionError unless the blocks in `held` are those that were given, one holder each."""
-        if held.total() != len(held) or len(held) != self._held:
-            raise AssertionError(f"{held.total()} blocks are held, and {self._held} were given")
 
 
 class MergedPool:
     """A model's share of merged blocks, each as large as the largest model's block: as many of its own blocks lie in
-    one as fit whole, and a merged block has those of one model alone (SeaLLM). Block `b` lies in slot `b % slots` of
-    the merged block `b // slots`.
+    one as fit whole, and a merged block has those of one model alone (SeaLLM).
+
+    A block's number is where it begins in the memory, counted in pieces of which a block has so many: the keys, or the
+    values, of one layer, where the memory is a tensor (`KVMemory`). `most` limits the merged blocks that it may have.
     """
 
-    def __init__(self, merged: "MergedBlocks", block_bytes: int, block_size: int):
+    def __init__(
+        self, merged: "MergedBlocks", block_bytes: int, block_size: int, pieces: int = 1, most: int | None = None
+    ):
         if block_bytes > merged.bytes:
             raise InputError(f"A block of {block_bytes:,} bytes fits no merged block of {merged.bytes:,} bytes.")
         check_size(merged.total, block_size)
-        self._merged, self.block_size = merged, block_size
+        self._merged, self.block_size, self._pieces = merged, block_size, pieces
         self.slots = merged.bytes // block_bytes
+        self._apart = merged.bytes * pieces // block_bytes
+        """Pieces from one merged block to the next."""
+        self.most = merged.total if most is None else min(most, merged.total)
         self._open: dict[int, list[int]] = {}
         """Merged blocks of this model with free slots, and those."""
         self._own = 0
@@ -101,13 +80,14 @@ class MergedPool:
 
     @property
     def total(self) -> int:
-        """Blocks, had this model all the memory."""
-        return self._merged.total * self.slots
+        """Blocks, had this model all the memory that it may have."""
+        return self.most * self.slots
 
     @property
     def available(self) -> int:
         """Free slots in blocks of its own, and those of free merged blocks."""
-        return sum(map(len, self._open.values())) + self._merged.free * self.slots
+        more = max(0, min(self._merged.free, self.most - self._own))
+        return sum(map(len, self._open.values())) + more * self.slots
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens need."""
@@ -119,15 +99,16 @@ class MergedPool:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
         if self.slots == 1:  # no merged block is ever half full
             self._own += count
-            return self._merged.take_some(count)
+            return [block * self._apart for block in self._merged.take(count)]
         taken: list[int] = []
         while len(taken) < count:
             if not self._open:
-                self._open[self._merged.take()] = list(range(self.slots))
+                (fresh,) = self._merged.take(1)
+                self._open[fresh] = list(range(self.slots))
                 self._own += 1
             block, slots = next(iter(self._open.items()))
             some = slots[: count - len(taken)]
-            taken += [block * self.slots + slot for slot in some]
+            taken += [block * self._apart + slot * self._pieces for slot in some]
             if len(some) == len(slots):
                 del self._open[block]
             else:
@@ -140,18 +121,18 @@ class MergedPool:
             if len(blocks) > self._own:
                 raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._own} were held")
             self._own -= len(blocks)
-            self._merged.give_some(blocks)
+            self._merged.give([block // self._apart for block in blocks])
             return
         for block in blocks:
-            merged, slot = divmod(block, self.slots)
-            slots = self._open.setdefault(merged, [])
+            merged, begin = divmod(block, self._apart)
+            slot, slots = begin // self._pieces, self._open.setdefault(merged, [])
             if slot in slots:
                 raise ValueError(f"KV block {block} came back twice")
             slots.append(slot)
             if len(slots) == self.slots:
                 del self._open[merged]
                 self._own -= 1
-                self._merged.give(merged)
+                self._merged.give([merged])
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless the slots of its merged blocks are free or held by one sequence each."""
@@ -168,20 +149,22 @@ class MergedBlocks:
         self._returned: list[int] = []
         self._untouched = 0
 
+    @staticmethod
+    def within(memory_bytes: float, sizes: Iterable[tuple[int, int]]) -> "MergedBlocks":
+        """As many as a memory has, for models' blocks of these (bytes, pieces); InputError where it has none."""
+        bytes = merged_bytes(sizes)
+        total = int(memory_bytes // bytes)
+        if total < 1:
+            raise InputError(f"A memory of {memory_bytes:,.0f} bytes has no merged block of {bytes:,}: give it more.")
+        return MergedBlocks(total, bytes)
+
     @property
     def free(self) -> int:
         """Merged blocks that no model has."""
         return len(self._returned) + self.total - self._untouched
 
-    def take(self) -> int:
-        """A free merged block."""
-        if self._returned:
-            return self._returned.pop()
-        self._untouched += 1
-        return self._untouched - 1
-
-    def take_some(self, count: int) -> list[int]:
-        """Free merged blocks, as `take` would give them one by one."""
+    def take(self, count: int) -> list[int]:
+        """So many free merged blocks, those that were returned last first."""
         known = max(0, len(self._returned) - count)
         taken = self._returned[known:][::-1]
         del self._returned[known:]
@@ -189,10 +172,35 @@ class MergedBlocks:
         self._untouched = fresh.stop
         return [*taken, *fresh]
 
-    def give(self, block: int) -> None:
-        """Return one."""
-        self._returned.append(block)
-
-    def give_some(self, blocks: list[int]) -> None:
-        """Return several."""
+    def give(self, blocks: Iterable[int]) -> None:
+        """Return some."""
         self._returned += blocks
+
+
+def block_of(spec: ModelSpec, block_size: int, kv_dtype: str) -> tuple[int, int]:
+    """Bytes of a model's KV block, and its pieces: the keys and the values of each layer."""
+    return block_size * spec.layers * spec.kv_bytes(1, kv_dtype), 2 * spec.layers
+
+
+def merged_bytes(sizes: Iterable[tuple[int, int]]) -> int:
+    """Of a merged block for models' blocks of these (bytes, pieces): as large as the largest, and a whole number of
+    pieces of each.
+    """
+    sizes = list(sizes)
+    piece = math.lcm(*(size // pieces for size, pieces in sizes))
+    return -(-max(size for size, _ in sizes) // piece) * piece
+
+
+def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
+    """Bytes of merged blocks that hold one sequence of each model at once, in so many of its own blocks."""
+    bytes = merged_bytes(sizes)
+    return bytes * sum(-(-blocks // (bytes // size)) for (size, _), blocks in zip(sizes, sequences, strict=True))
+
+
+def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
+    """The memory that the KV blocks of these schedules come to together, and each one's pool of it."""
+    sizes = [block_of(schedule.model.spec, schedule.block_size, schedule.kv_dtype) for schedule in schedules]
+    memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
+    merged = MergedBlocks.within(memory_bytes, sizes)
+    pairs = zip(schedules, sizes, strict=True)
+    return merged, [MergedPool(merged, size, s.block_size, pieces) for s, (size, pieces) in pairs]

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
+from exegpt.errors import InputError
 
 if TYPE_CHECKING:
     from exegpt.app.serving_engine import EngineOptions
 
 
 def engine(
-    model: Annotated[str, typer.Option("--model", "-m")],
-    socket: Annotated[Path, typer.Option("--socket", help="Where the frontend listens.")],
+    socket: Annotated[Path, typer.Option("--socket", help="Where the frontend listens; of a plan's unit the folder.")],
+    model: Annotated[str | None, typer.Option("--model", "-m")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="With --unit: models that share a device.")] = None,
+    unit: Annotated[int, typer.Option("--unit", help="Its place among the plan's.")] = 0,
     schedule: Annotated[Path | None, typer.Option("--schedule", "-s")] = None,
     workload: options.WORKLOAD = None,
     latency_bound: Annotated[str | None, typer.Option("--latency-bound", "-l")] = None,
@@ -35,6 +38,13 @@ def engine(
     from xrunner.comm.ranks import job
 
     typed = locals()
+    if plan is not None:
+        from exegpt.app import serving_unit
+
+        serving_unit.serve(options.build(serving_unit.UnitOptions, typed))
+        return
+    if model is None:
+        raise InputError("The engine needs --model, or --plan and --unit.")
     with job() as ranks:
         serving_engine.serve(ranks.attempt(lambda: read_options(typed)), ranks)
 

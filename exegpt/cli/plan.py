@@ -46,7 +46,7 @@ def plan(
     from exegpt.app.models_file import read_demands
     from exegpt.app.planning import METHODS, propose
     from exegpt.app.settings import set_threads
-    from exegpt.price import read_prices
+    from exegpt.price import price_per_hour, read_prices
     from exegpt.report import output
 
     check_output(out)
@@ -60,6 +60,8 @@ def plan(
 
         return plan_stages(file, cluster, how, out, json)
     demands = read_demands(file, cluster, **how)
+    if prices:
+        price_per_hour(prices, demands[0].setting.cluster)  # refused before a search, not after it
     proposals = propose(demands, demands[0].setting.cluster, METHODS if method == "best" else (method,))
     best = proposals[0].plan
     if best and out:
@@ -105,7 +107,8 @@ def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
         return
     price = ("price/h",) if prices else ()
     columns = ("method", "rates could be", "all in time", "done in", "devices", *price)
-    output.table(columns, [_method_row(proposal, prices) for proposal in proposals if proposal.plan], "methods")
+    if rows := [_method_row(proposal, prices) for proposal in proposals if proposal.plan]:
+        output.table(columns, rows, "methods")
     for other in others:
         if other.plan is None:
             output.note(f"{other.method}: {other.why_not}")

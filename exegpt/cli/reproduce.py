@@ -165,7 +165,9 @@ def hermes(
 
 @app.command(short_help="Services on shared GPUs for latency, by SeaLLM.")
 def seallm(
-    sweeps: Annotated[bool, typer.Option("--sweeps", help="Also densities, runs of requests, and noise.")] = False,
+    sweeps: Annotated[
+        bool, typer.Option("--sweeps", help="Densities, runs of requests and noise in lengths instead.")
+    ] = False,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
@@ -182,7 +184,7 @@ def seallm(
 
 @app.command(short_help="Several models on one cluster: all of these papers.")
 def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe, SamuLLM, Hermes and vLLM-LTR, one after the other: some ten minutes.
+    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other: some fifteen minutes.
 
     Needs the published measurements in the folder that EXEGPT_DATA names.
 

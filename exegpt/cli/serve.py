@@ -1,8 +1,8 @@
-"""`exegpt serve`: an OpenAI-compatible server that keeps a latency bound."""
+"""`exegpt serve`: an OpenAI-compatible server that keeps a latency bound, of one model or of a plan's."""
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,12 +10,30 @@ from exegpt.cli import options
 from exegpt.errors import InputError
 from exegpt.report.output import LOG_FORMAT
 
-_ENGINES = "model schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
+if TYPE_CHECKING:
+    from exegpt.server.unit import UnitOptions
+
+_ENGINES = "schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
 """Options that the engine gets."""
+_FLAGS = "pinned best_effort starvation_guard".split()
+"""The same, without values."""
+_PLANNED = "device attention dtype".split()
+"""Options that each engine of a plan gets."""
+_OF_ONE = (
+    "schedule latency_bound workload ranks served_model_name chat_template policy admission order starvation_guard "
+    "ranker best_effort"
+).split()
+"""Options that a plan leaves no room for."""
 
 
 def serve(
-    model: Annotated[Path, typer.Option("--model", "-m", help="A model directory with a tokenizer.json.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="A model directory with a tokenizer.json; with --plan, NAME=DIR for each."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Serve the models of a plan, as `exegpt plan --out` writes it.")
+    ] = None,
     schedule: Annotated[
         Path | None, typer.Option("--schedule", "-s", help="A schedule file. Default: profile, then search.")
     ] = None,
@@ -70,35 +88,29 @@ def serve(
     ] = False,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
-    """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound.
+    """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound; or
+    several, each as a plan says.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
     """
+    typed = dict(locals())
     from xrunner.comm.ranks import ranks_started
 
-    typed = locals()
     if log_format not in ("text", "json"):
         raise InputError(f"--log-format {log_format} is neither text nor json.")
     os.environ[LOG_FORMAT] = log_format
-    if ranks_started() > 1:
+    if ranks_started() > 1 and plan is None:
         return _serve_as_rank(typed)
     return _serve(typed)
 
 
 def _serve(typed: dict[str, Any]) -> int:
-    """Run the frontend, and the engine under it unless a launcher has started one."""
-    from exegpt.app.choices import admission_rule
-    from exegpt.app.files import model_directory, read_schedule
-    from exegpt.cli.engine import read_options
+    """Run the frontend, and the engines under it unless a launcher has started one."""
     from exegpt.duration import parse_duration
     from exegpt.server import supervisor
 
-    directory, schedule = model_directory(str(typed["model"])), typed["schedule"]
-    read_options(typed)  # what the engine would refuse is refused at once
-    admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
     read = {
-        "model": directory,
-        "name": typed["served_model_name"],
+        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1}),
         "api_keys": _keys(typed["api_key_file"], "EXEGPT_API_KEY"),
         "admin_token": next(iter(_keys(typed["admin_token_file"], "EXEGPT_ADMIN_TOKEN")), None),
         "hosts": tuple(typed["allowed_host"] or ()),
@@ -107,12 +119,69 @@ def _serve(typed: dict[str, Any]) -> int:
         "drain_timeout_s": parse_duration(typed["drain_timeout"]) or float("inf"),
         "stall_timeout_s": parse_duration(typed["stall_timeout"]) or float("inf"),
     }
-    given = {f"--{name.replace('_', '-')}": typed[name] for name in _ENGINES if typed[name] is not None}
-    flags = [
-        flag for flag in ("--pinned", "--best-effort", "--starvation-guard") if typed[flag.strip("-").replace("-", "_")]
-    ]
-    asked = options.build(supervisor.ServerOptions, typed | read)
-    return supervisor.run(asked, [*(text for name, value in given.items() for text in (name, str(value))), *flags])
+    return supervisor.run(options.build(supervisor.ServerOptions, typed | read))
+
+
+def _unit(typed: dict[str, Any]) -> "UnitOptions":
+    """The engine of one model."""
+    from exegpt.app.choices import admission_rule
+    from exegpt.app.files import model_directory, read_schedule
+    from exegpt.cli.engine import read_options
+    from exegpt.server.unit import UnitModel, UnitOptions
+
+    directory, schedule = model_directory(_only_model(typed)), typed["schedule"]
+    read_options(typed | {"model": directory})  # what the engine would refuse is refused at once
+    admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
+    return UnitOptions(
+        (UnitModel(directory, typed["served_model_name"], typed["chat_template"]),),
+        ("--model", str(directory), *_words(typed, _ENGINES), *_words(typed, _FLAGS)),
+        ranks=typed["ranks"],
+        engine_socket=typed["engine_socket"],
+    )
+
+
+def _planned(typed: dict[str, Any]) -> dict[str, Any]:
+    """The engines of a plan, and how many may start at once."""
+    from exegpt.server.planned_units import planned_units, read_plan
+    from xrunner.comm.ranks import ranks_started
+
+    for name in _OF_ONE:
+        if typed[name] not in (None, False) and (name, typed[name]) != ("ranks", 1):
+            raise InputError(
+                f"A plan leaves no room for {_option(name)}, which is for one model: leave it or --plan out."
+            )
+    if ranks_started() > 1:
+        raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
+    directories = {}
+    for text in typed["model"] or ():
+        name, equals, directory = text.partition("=")
+        if not (name and equals and directory):
+            raise InputError(f"--model {text} doesn't say whose directory it is: with --plan, pass --model NAME=DIR.")
+        directories[name] = directory
+    plan = read_plan(typed["plan"], directories)
+    units = planned_units(plan, [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], typed["threads"])
+    # engines that are new to a machine measure it: on the cores of one, each would measure the others
+    return {"units": units, "starts": 1 if plan.cluster.is_cpu else len(units)}
+
+
+def _only_model(typed: dict[str, Any]) -> str:
+    models: list[str] = typed["model"] or []
+    if len(models) != 1:
+        raise InputError(f"A server without --plan has one model, and --model is given {len(models)} times: pass one.")
+    return models[0]
+
+
+def _words(typed: dict[str, Any], names: list[str]) -> list[str]:
+    """The options of these names that are given, as they are typed."""
+    words = []
+    for name in names:
+        if typed[name] not in (None, False):
+            words += [_option(name)] if typed[name] is True else [_option(name), str(typed[name])]
+    return words
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _serve_as_rank(typed: dict[str, Any]) -> int:
@@ -128,7 +197,8 @@ def _serve_as_rank(typed: dict[str, Any]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher passes it on to all: rank 0 drains for them
     frontend = FrontendProcess(sys.argv[1:]) if rank_started() == 0 else None
     with job() as ranks:
-        asked = ranks.attempt(lambda: read_options(typed, frontend.socket if frontend else None))
+        socket = frontend.socket if frontend else None
+        asked = ranks.attempt(lambda: read_options(typed | {"model": _only_model(typed)}, socket))
         serving_engine.serve(asked, ranks)
     return frontend.wait() if frontend else 0
 

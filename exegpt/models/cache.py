@@ -47,6 +47,18 @@ class KVCache:
         values = tuple(scattered_zeros(shape, kind, device) for _ in range(layers))
         return cls(tuple(scattered_zeros(key_shape(layer), kind, device) for layer in values), values)
 
+    @classmethod
+    def over(cls, memory: torch.Tensor, spec: ModelSpec, layers: int, block_size: int, dtype: str) -> "KVCache":
+        """Views of a memory, uint8 [bytes], in which other models' blocks lie too. A block lies in one place: the keys
+        and the values of its first layer, of the second, and so on, pieces of one size. It is called by the number of
+        the piece that it begins with, so that the tensors are the same memory from other beginnings on.
+        """
+        kind = torch_dtype(dtype)
+        pieces = memory.view(kind).view(-1, spec.kv_heads, block_size, spec.head_size)
+        values = tuple(pieces[2 * layer + 1 :] for layer in range(layers))
+        keys = (pieces[2 * layer :] for layer in range(layers))
+        return cls(tuple(key.view(key_shape(key)) for key in keys), values)
+
     @property
     def bytes(self) -> int:
         """Bytes of all tensors."""

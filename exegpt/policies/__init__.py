@@ -3,6 +3,7 @@ the runner both follow, and has its traits, which everyone else reads.
 """
 
 from exegpt.batching import BlockPool, Ledger, Order, PrefixPool
+from exegpt.batching.kv_pool import KVPool
 from exegpt.errors import InputError
 from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
@@ -88,8 +89,10 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
     return Adjustment(threshold, schedule.workload.input.mean, encode, decode)
 
 
-def make_ledger(schedule: Schedule, order: Order) -> Ledger:
-    """An empty ledger over the schedule's KV blocks. InputError for a policy without growth or prefixes."""
+def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None) -> Ledger:
+    """An empty ledger over a pool, by default the schedule's KV blocks. InputError for a policy without growth or
+    prefixes.
+    """
     traits, encoder_decoder = traits_of(schedule), schedule.model.spec.encoder_layers > 0
     if schedule.admission == "grow" and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
@@ -100,7 +103,8 @@ def make_ledger(schedule: Schedule, order: Order) -> Ledger:
             f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
             f"--prefix-caching out, or use a decoder-only model with {caching}."
         )
-    pool = (PrefixPool if schedule.prefix_caching else BlockPool)(schedule.kv_blocks, schedule.block_size)
+    kind_of_pool = PrefixPool if schedule.prefix_caching else BlockPool
+    pool = pool or kind_of_pool(schedule.kv_blocks, schedule.block_size)
     kind = {
         "early_termination": traits.early_termination,
         "disaggregated": traits.disaggregated,

@@ -4,6 +4,7 @@ Neither the traces nor the data sets are at hand: lengths are log-normal with th
 between arrivals have a Gamma distribution.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from exegpt.app.load.arrivals import random_arrivals_until
 from exegpt.app.rooflines import stock_profile
 from exegpt.batching import Hints
+from exegpt.batching.shared_pool import block_of
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
-from exegpt.schedule import Stage
+from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import RequestLengths
 from xsimulator.cost.memory import RESERVE_BYTES, StageMemory
 from xsimulator.cost.replica import CostModel, ReplicaCost
@@ -37,7 +39,8 @@ SAMPLES = 4000
 """Of each data set, for the clusters."""
 POPULARITY = 0.9
 """The service at the k-th place is asked k^-0.9 as often as the first: one of MuxServe's popularities."""
-NODE = 8
+NODE, NODES = 8, 4
+"""Devices of a node, and nodes."""
 PREFILL_TOKENS = 2048
 SLO = 5.0
 """Bounds over the time alone."""
@@ -63,17 +66,28 @@ def cluster_of(nodes: int) -> ClusterSpec:
 @lru_cache
 def profile_of(llm: str) -> Profile:
     """The stock roofline."""
-    return stock_profile(builtin_model(llm), cluster_of(4), "fp16")
+    return stock_profile(builtin_model(llm), cluster_of(NODES), "fp16")
+
+
+def kv_block(model: ModelSpec) -> tuple[int, int]:
+    """Bytes of a block of its keys and values, and its pieces."""
+    return block_of(model, BLOCK_SIZE, "fp16")
+
+
+def longest(model: ModelSpec) -> int:
+    """Blocks of a sequence that fills its context, and one more."""
+    return model.context // BLOCK_SIZE + 1
 
 
 @lru_cache
 def on_devices(llm: str, tp: int) -> OnDevices | None:
-    """None where its weights have no room."""
+    """None where its weights, and a sequence that fills its context, have no room."""
     model = builtin_model(llm)
     stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
-    replica = CostModel(model, cluster_of(4), profile_of(llm), "fp16").replica(stages)
+    replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16").replica(stages)
     (memory,) = replica.memory(PREFILL_TOKENS)
-    if memory.usable < memory.weights + memory.workspace + RESERVE_BYTES:
+    free = tp * (memory.usable - memory.weights - memory.workspace - RESERVE_BYTES)
+    if free < longest(model) * kv_block(model)[0]:
         return None
     return OnDevices(ProfileCost(replica), replica, memory)
 
@@ -104,6 +118,8 @@ class SeaService:
         """Seconds of prefills and of whole requests on the fewest devices, batch 1."""
         on = on_devices(self.llm, self.least)
         assert on is not None
+        if not len(inputs):
+            return inputs, inputs
         times = solo_times(on.replica, inputs, outputs)
         return times.prefill, times.total
 
@@ -178,13 +194,49 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A service's requests, and what they take alone."""
+    """A service's requests, each array [requests]: seconds, and tokens."""
 
-    requests: ServiceRequests
-    alone_s: Array
+    service: SeaService
+    arrival_s: Array
+    inputs: Array
+    outputs: Array
+    expected: Array
+    """Output tokens that were profiled: noise is known of no request before it ends."""
+
+    @cached_property
+    def alone_s(self) -> Array:
+        """What each takes alone."""
+        return self.service.alone(self.inputs, self.outputs)[1]
+
+    @cached_property
+    def requests(self) -> ServiceRequests:
+        """With what orders know of them."""
+        prefill_s, expected_s = self.service.alone(self.inputs, self.expected)
+        rows = zip(self.inputs, self.outputs, self.arrival_s, strict=True)
+        known = Hints(service=self.service.name, service_time_s=self.service.mean_s, service_sd_s=self.service.sd_s)
+        hints = [
+            replace(known, prefill_s=float(p), time_s=float(t), output_tokens=int(o))
+            for p, t, o in zip(prefill_s, expected_s, self.expected, strict=True)
+        ]
+        return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
+
+    def only(self, which: slice | NDArray[np.bool_]) -> "Asked":
+        """Some of them."""
+        columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
+        return Asked(self.service, *(column[which] for column in columns))
+
+    def later(self, seconds: float) -> "Asked":
+        """The same, but so much later."""
+        return replace(self, arrival_s=self.arrival_s + seconds)
 
 
-def traffic_of(traffic: Traffic, of: tuple[SeaService, ...]) -> dict[str, Asked]:
+def joined(parts: Sequence[Asked]) -> Asked:
+    """A service's requests one after the other."""
+    columns = zip(*((part.arrival_s, part.inputs, part.outputs, part.expected) for part in parts), strict=True)
+    return Asked(parts[0].service, *map(np.concatenate, columns))
+
+
+def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, Asked]:
     """Every service's requests in `traffic.seconds`, the process already under way when they begin."""
     return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
 
@@ -193,19 +245,10 @@ def _asked(service: SeaService, traffic: Traffic, place: int) -> Asked:
     rate = traffic.rate_seq_s * service.popularity / traffic.run
     seed, until_s = (traffic.seed, place), 2 * traffic.seconds
     arrivals = random_arrivals_until(until_s, rate, seed, traffic.variation**-2)
-    arrivals = arrivals[arrivals >= traffic.seconds] - traffic.seconds
-    arrivals = np.repeat(arrivals, traffic.run)
+    arrivals = np.repeat(arrivals[arrivals >= traffic.seconds] - traffic.seconds, traffic.run)
     draws = np.random.default_rng((*seed, 1))
     drawn = draws.integers(len(service.inputs), size=len(arrivals))
     inputs, expected = service.inputs[drawn], service.outputs[drawn]
     factors = np.maximum(0.0, 1 + traffic.noise * draws.standard_normal(len(arrivals)))
     outputs = np.clip(np.rint(expected * factors), 1, service.model.context - inputs)
-    prefill_s, alone_s = service.alone(inputs, outputs)
-    expected_s = service.alone(inputs, expected)[1]
-    known = Hints(service=service.name, service_time_s=service.mean_s, service_sd_s=service.sd_s)
-    lengths = [RequestLengths(int(i), int(o), float(at)) for i, o, at in zip(inputs, outputs, arrivals, strict=True)]
-    hints = [
-        replace(known, prefill_s=float(p), time_s=float(t), output_tokens=int(o))
-        for p, t, o in zip(prefill_s, expected_s, expected, strict=True)
-    ]
-    return Asked(ServiceRequests(tuple(lengths), tuple(hints)), alone_s)
+    return Asked(service, arrivals, inputs, outputs, expected)

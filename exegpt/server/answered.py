@@ -20,6 +20,8 @@ class Answered:
     """Times in seconds; None where there is none, or where it can't be told."""
 
     request_id: str
+    model: str | None
+    """None: it reached none of several."""
     path: str
     status: int
     outcome: Outcome
@@ -52,7 +54,8 @@ class Answered:
         error = f" ({self.code})" if self.code else ""
         tokens = f", {self.prompt_tokens} + {self.output_tokens} tokens" if self.prompt_tokens else ""
         missed = f", bound missed: {self.miss}" if self.miss else ""
-        return f"{self.path} {self.status} {self.outcome}{error} in {self.latency_s:.3f} s{tokens}{missed}"
+        what = f"{self.path} {self.model}" if self.model else self.path
+        return f"{what} {self.status} {self.outcome}{error} in {self.latency_s:.3f} s{tokens}{missed}"
 
 
 def first_token_s(choices: Sequence[Choice]) -> float | None:
@@ -70,6 +73,17 @@ def started_s(choices: Sequence[Choice]) -> float | None:
     """When the last sequence started, by the monotonic clock; None where one never had a token."""
     starts = [choice.output.start_s for choice in choices if choice.output.start_s is not None]
     return max(starts) if starts and len(starts) == len(choices) else None
+
+
+def outcome_of(status: int | None, choices: Sequence[Choice]) -> Outcome:
+    """What came of a request; `status` None: its client had gone before the last byte was sent."""
+    if status in (429, 503):
+        return "rejected"
+    if status is None or status == 499:
+        return "cancelled"
+    if status >= 400:
+        return "failed" if status >= 500 else "invalid"
+    return "answered" if choices and all(choice.finish_reason for choice in choices) else "failed"
 
 
 def kind_of(promise: Promise | None, answered: bool) -> Kind:

@@ -149,7 +149,8 @@ async def answer(
                 run_entry(entry, make, work, frontend)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
-    http.state.answering = Answering(tuple(work.choices), work.prompt_tokens, work.promise)
+    choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
+    http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
     if work.body.stream:
         return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
     try:
@@ -230,9 +231,3 @@ def _silent(body: Sampled, model: ServedModel) -> frozenset[int]:
     """Tokens that end an output without text: EOS and stop tokens."""
     eos = () if body.ignore_eos else model.eos
     return frozenset() if body.include_stop_str_in_output else frozenset((*eos, *(body.stop_token_ids or ())))
-
-
-def check_model(name: str | None, model: ServedModel) -> None:
-    """ApiError for another model than the one served; none means this one."""
-    if name is not None and name != model.name:
-        raise ApiError(404, f"The model does not exist: this server has '{model.name}'.", "model_not_found", "model")

@@ -10,12 +10,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
 from exegpt.server.administration import add_administration
-from exegpt.server.answering import Answer, answer, check_model, run_entry
+from exegpt.server.answering import Answer, answer, run_entry
 from exegpt.server.body import read_json
 from exegpt.server.chat import Chat
 from exegpt.server.completions import Completion
 from exegpt.server.errors import SERVER, ApiError
 from exegpt.server.frontend import Frontend
+from exegpt.server.frontends import Frontends
 from exegpt.server.journal import Entry
 from exegpt.server.openapi import Description
 from exegpt.server.pages import add_pages
@@ -40,7 +41,6 @@ from exegpt.server.schemas import (
     TokenizePrompt,
     parsed,
 )
-from exegpt.server.served_model import ServedModel
 from exegpt.server.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
@@ -48,7 +48,7 @@ MAX_BODY = 16 * 2**20
 _NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
 
 
-def make_api(frontend: Frontend) -> FastAPI:
+def make_api(frontends: Frontends) -> FastAPI:
     """The application."""
     described = Description()
     api = FastAPI(
@@ -60,12 +60,12 @@ def make_api(frontend: Frontend) -> FastAPI:
         responses=described.errors,
     )
     _add_errors(api)
-    _add_state(api, described, frontend)
-    add_pages(api, described, frontend)
-    _add_models(api, described, frontend.model)
-    _add_answers(api, described, frontend)
-    _add_tokens(api, described, frontend.model)
-    add_administration(api, described, frontend)
+    _add_state(api, described, frontends)
+    add_pages(api, described, frontends)
+    _add_models(api, described, frontends)
+    _add_answers(api, described, frontends)
+    _add_tokens(api, described, frontends)
+    add_administration(api, described, frontends)
     described.complete(api)
     return api
 
@@ -97,7 +97,7 @@ def _add_errors(api: FastAPI) -> None:
     api.add_exception_handler(Exception, bug)
 
 
-def _add_state(api: FastAPI, described: Description, frontend: Frontend) -> None:
+def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> None:
     @api.get("/health", summary="Whether the process is alive.", response_class=PlainTextResponse)
     @api.get("/ping", summary="The same.", include_in_schema=False)
     async def health() -> Response:
@@ -105,7 +105,7 @@ def _add_state(api: FastAPI, described: Description, frontend: Frontend) -> None
 
     @api.get("/ready", summary="Whether requests are taken.", response_class=PlainTextResponse)
     async def ready() -> Response:
-        frontend.check_ready()
+        frontends.check_ready()
         return PlainTextResponse("")
 
     @api.get("/version", summary="The server's version.", **described.route(Version))
@@ -113,15 +113,14 @@ def _add_state(api: FastAPI, described: Description, frontend: Frontend) -> None
         return JSONResponse({"version": __version__})
 
 
-def _add_models(api: FastAPI, described: Description, model: ServedModel) -> None:
+def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> None:
     @api.get("/v1/models", summary="The models that are served.", **described.route(ModelList))
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model.card]})
+        return JSONResponse({"object": "list", "data": [frontend.model.card for frontend in frontends.each]})
 
     @api.get("/v1/models/{name:path}", summary="One of them.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
-        check_model(name, model)
-        return JSONResponse(model.card)
+        return JSONResponse(frontends.of(name).model.card)
 
 
 KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
@@ -136,14 +135,14 @@ RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
 """The documents of its answers, and of streams' events."""
 
 
-def _add_answers(api: FastAPI, described: Description, frontend: Frontend) -> None:
+def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> None:
     def route(path: str) -> None:
         kind, _, summary = KINDS[path]
 
         async def endpoint(request: Request) -> Any:
             data = await read_json(request, MAX_BODY)
-            body = parsed(kind, data)
-            check_model(body.model, frontend.model)
+            frontend = frontends.of(parsed(kind, data).model)
+            request.state.monitor = frontend.monitor
             entry, request_id = _entry(request, path, data, frontend), request.state.request_id
             data = entry.body if entry else data
             return await answer(request, lambda: make_answer(path, data, frontend, request_id), frontend, entry)
@@ -169,9 +168,9 @@ def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend
     return frontend.journal.entry(request.headers.get("authorization", ""), key, path, data, random_seed)
 
 
-async def resume_entries(frontend: Frontend) -> None:
-    """Run the journalled requests that another process has left unanswered."""
-    for entry in frontend.journal.unfinished if frontend.journal else ():
+async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
+    """Run journalled requests to a model that another process has left unanswered."""
+    for entry in entries:
         async with entry.admitting:
             if entry.outputs is None:
                 make = partial(make_answer, entry.path, entry.body, frontend, entry.name[:24])
@@ -180,18 +179,16 @@ async def resume_entries(frontend: Frontend) -> None:
                 run_entry(entry, make, work, frontend)
 
 
-def _add_tokens(api: FastAPI, described: Description, model: ServedModel) -> None:
+def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> None:
     kinds = TokenizePrompt, TokenizeChat
 
     @api.post("/tokenize", summary="The tokens of a text or of a conversation.", **described.route(Tokens, kinds))
     async def tokens(request: Request) -> Response:
         data = await read_json(request, MAX_BODY)
         body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
-        check_model(body.model, model)
-        return JSONResponse(await asyncio.to_thread(tokenize, body, model))
+        return JSONResponse(await asyncio.to_thread(tokenize, body, frontends.of(body.model).model))
 
     @api.post("/detokenize", summary="The text of tokens.", **described.route(DetokenizedText, DetokenizeRequest))
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
-        check_model(body.model, model)
-        return JSONResponse(await asyncio.to_thread(detokenize, body, model))
+        return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))

@@ -5,9 +5,8 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exegpt.app.child import child_command
@@ -23,6 +22,8 @@ class EngineProcess:
 
     arguments: Sequence[str]
     ranks: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it gets beside this process's."""
     restarts = True
     """Whether it can be started again."""
     told: bool = False
@@ -40,7 +41,7 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start it."""
-        environment = dict(os.environ)
+        environment = {**os.environ, **self.environment}
         if self.ranks > 1 and os.geteuid() == 0:  # who has started the server as root has decided so
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self._process = await asyncio.create_subprocess_exec(
@@ -65,15 +66,15 @@ class EngineProcess:
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
-        self.kill()  # ranks that their launcher has left
+        await self.kill()  # ranks that their launcher has left
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End it and its ranks at once, stopped ones too."""
         if self._process:
             for _ in range(_KILLS):
                 if not _signal(self._process.pid, signal.SIGKILL):
                     break
-                time.sleep(0.01)
+                await asyncio.sleep(0.01)  # other engines' requests go on
 
 
 def _signal(session: int, number: int) -> bool:

@@ -1,8 +1,7 @@
-"""Frontend: what every request is answered with, and whether any can be."""
+"""Frontend: what every request to a model is answered with, and whether any can be."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from exegpt import __version__, document
 from exegpt.engine_protocol import Opened
@@ -11,6 +10,7 @@ from exegpt.server.engine_link import EngineLink
 from exegpt.server.errors import invalid, unavailable
 from exegpt.server.journal import Journal
 from exegpt.server.monitor import Monitor
+from exegpt.server.reports import Reports
 from exegpt.server.served_model import ServedModel
 
 STALL_S, STALL_CYCLES = 5.0, 10
@@ -21,7 +21,7 @@ _RETRY_S = 5
 
 @dataclass(eq=False)
 class Frontend:
-    """What every request is answered with."""
+    """What every request to a model is answered with."""
 
     model: ServedModel
     link: EngineLink
@@ -36,19 +36,18 @@ class Frontend:
     admission: Admission | None = None
     """While there is an engine."""
     journal: Journal | None = None
-    admin: bytes | None = None
-    """The hash of the administrator's token; None: nothing can be administered."""
-    drain: Callable[[], object] = lambda: None
-    """Ends the server when all is answered."""
+    """The server's."""
     restarting: bool = False
     """Whether an engine was lost."""
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
-    log_requests: bool = False
+    reports: Reports = field(default_factory=Reports)
+    shares: tuple[str, ...] = ()
+    """Models on the same devices. With any, no bound is promised: the pace depends on the others."""
 
     def __post_init__(self) -> None:
-        self.monitor = Monitor(self.link, self.model.name, self.log_requests)
+        self.monitor = Monitor(self.link, self.model.name, self.reports)
 
     def check_ready(self) -> None:
         """ApiError while no request can be taken."""
@@ -61,6 +60,8 @@ class Frontend:
 
     def opened(self, opened: Opened) -> None:
         """Take requests: there is an engine."""
+        if self.shares:
+            opened = self.link.opened = without_bound(opened, self.shares)
         self.fingerprint = fingerprint(self.model, opened)
         self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
         self.monitor.opened(opened)
@@ -99,6 +100,14 @@ class Frontend:
         if schedule.admission == "reserve":
             return schedule.workload.output.max
         return max(1, schedule.kv_blocks * schedule.block_size - prompt_tokens)
+
+
+def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
+    """An engine that promises nothing, as models share its devices."""
+    why = f"shares its devices with {', '.join(shares)}: no latency bound is promised"
+    schedule = replace(opened.schedule, latency_bound_s=None)
+    others = (assumption for assumption in opened.assumptions if assumption != why)
+    return replace(opened, schedule=schedule, goodput_seq_s=None, assumptions=(*others, why))
 
 
 def fingerprint(model: ServedModel, opened: Opened) -> str:

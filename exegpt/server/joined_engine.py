@@ -36,6 +36,6 @@ class JoinedEngine:
         while self._link.opened is not None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK_S)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Give it up: its launcher ends it when the socket is closed."""
         self._link.disconnect()

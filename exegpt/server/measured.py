@@ -1,37 +1,54 @@
 """Measured: times every API request from its body's last byte to its answer's. Plain ASGI."""
 
+import time
 from collections.abc import Collection
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exegpt.server.monitor import Monitor
+from exegpt.server.monitor import Answering, Arrival
 from exegpt.server.tracing import PARENT
 
 
+class Counts(Protocol):
+    """What requests are reported to when they have ended."""
+
+    def answered(
+        self,
+        request_id: str,
+        path: str,
+        arrival: Arrival,
+        status: int | None,
+        code: str | None,
+        answering: Answering | None,
+    ) -> None:
+        """A request has ended; `status` None: its client had gone before the last byte was sent."""
+
+
 class Measured:
-    """Reports requests to `paths` to the monitor. Handlers read `arrival` of a request's state, and leave `answering`
-    there, and the code of an error as `code`.
+    """Reports requests to `paths` to the monitor that a handler leaves as `monitor` in a request's state, else to
+    `unrouted`. Handlers read `arrival` there, and leave `answering`, and the code of an error as `code`.
     """
 
-    def __init__(self, app: ASGIApp, monitor: Monitor, paths: Collection[str]):
-        self._app, self._monitor, self._paths = app, monitor, frozenset(paths)
+    def __init__(self, app: ASGIApp, unrouted: Counts, paths: Collection[str]):
+        self._app, self._unrouted, self._paths = app, unrouted, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, and report it."""
         if scope["type"] != "http" or scope["path"] not in self._paths or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        monitor, state, headers = self._monitor, scope["state"], Headers(scope=scope)
+        state, headers = scope["state"], Headers(scope=scope)
         parent = {name: headers[name] for name in PARENT if name in headers}
-        state["arrival"] = monitor.arrived(parent)
+        state["arrival"] = Arrival(time.monotonic(), parent)
         status: int | None = None
         sent = False
 
         async def receive_timed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                state["arrival"] = monitor.arrived(parent)
+                state["arrival"] = Arrival(time.monotonic(), parent)
             return message
 
         async def send_timed(message: Message) -> None:
@@ -45,7 +62,8 @@ class Measured:
         try:
             await self._app(scope, receive_timed, send_timed)
         finally:
-            monitor.answered(
+            counts: Counts = state.get("monitor", self._unrouted)
+            counts.answered(
                 state["request_id"],
                 scope["path"],
                 state["arrival"],

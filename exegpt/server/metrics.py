@@ -1,17 +1,19 @@
-"""Metrics: what Prometheus reads at `/metrics`, in a registry of each server's own."""
+"""Metrics: what Prometheus reads of a model at `/metrics`, in a registry of the model's own."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
 
 from exegpt import __version__
 from exegpt.engine_protocol import Stepped
 from exegpt.schedule import Schedule
 from exegpt.server.answered import Answered, Kind, MissReason, Outcome
+from exegpt.server.metrics_page import render
 
+REQUESTS = "requests", "Requests that have ended.", ("outcome", "class")
+"""The counter's name, what it counts, its labels."""
 PHASES = "encode", "decode", "mixed"
 REJECTIONS = (
     "latency_bound",
@@ -47,9 +49,10 @@ class Metrics:
         queued: Callable[[], tuple[int, int]],
         kv_usage: Callable[[], float],
     ):
-        self._registry, self._model = CollectorRegistry(), model
+        self.registry, self._model = CollectorRegistry(), model
         self._sizes = sizes
-        self._requests = self._counter("requests", "Requests that have ended.", "outcome", "class")
+        name, about, labels = REQUESTS
+        self._requests = self._counter(name, about, *labels)
         self._rejections = self._counter("rejections", "Requests that were not accepted.", "reason")
         self._misses = self._counter("bound_misses", "Accepted requests answered after the bound.", "reason")
         self._tokens = self._counter("tokens", "Tokens: prompts' of ended requests, and generated ones.", "kind")
@@ -76,8 +79,7 @@ class Metrics:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of all metrics, and its media type."""
-        encode, kind = choose_encoder(accept)
-        return encode(self._registry), kind
+        return render(self.registry, accept)
 
     # ---- what happens ----
 
@@ -91,7 +93,7 @@ class Metrics:
             self._latency = self._histogram("request_latency_seconds", about, buckets, "class")
             self._ttft = self._histogram("time_to_first_token_seconds", "From the body's last byte read.", _SECONDS)
             self._vllm_latency, self._vllm_ttft = (
-                Histogram(f"vllm:{name}_seconds", "As exegpt's.", ["model_name"], buckets=at, registry=self._registry)
+                Histogram(f"vllm:{name}_seconds", "As exegpt's.", ["model_name"], buckets=at, registry=self.registry)
                 for name, at in (("e2e_request_latency", buckets), ("time_to_first_token", _SECONDS))
             )
             for kind in ("usual", "long"):
@@ -141,7 +143,7 @@ class Metrics:
         }
         for name, (theirs, about, value) in gauges.items():
             self._gauge(name, about).set_function(value)
-            Gauge(theirs, about, ["model_name"], registry=self._registry).labels(self._model).set_function(value)
+            Gauge(theirs, about, ["model_name"], registry=self.registry).labels(self._model).set_function(value)
 
     def _start_labels(self) -> None:
         """Every series from 0 on: a rate needs the value before the first event."""
@@ -163,10 +165,10 @@ class Metrics:
         return self._sizes().get(phase, 0.0)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"exegpt_{name}", about, labels, registry=self._registry)
+        return Counter(f"exegpt_{name}", about, labels, registry=self.registry)
 
     def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
-        return Gauge(f"exegpt_{name}", about, labels, registry=self._registry)
+        return Gauge(f"exegpt_{name}", about, labels, registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: "list[float] | tuple[float, ...]", *labels: str) -> Histogram:
-        return Histogram(f"exegpt_{name}", about, labels, buckets=buckets, registry=self._registry)
+        return Histogram(f"exegpt_{name}", about, labels, buckets=buckets, registry=self.registry)

@@ -1,22 +1,21 @@
-"""Monitor: everything that a server counts passes here, to the metrics, the last minutes, the log and traces."""
+"""Monitor: everything that is counted of a model passes here, to the metrics, the last minutes, the log and traces."""
 
 import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from exegpt.engine_protocol import Opened, Stepped
-from exegpt.report import output
 from exegpt.schedule import Schedule
 from exegpt.server.admission import Promise
-from exegpt.server.answered import Answered, MissReason, Outcome, first_token_s, kind_of, per_token_s, started_s
+from exegpt.server.answered import Answered, MissReason, first_token_s, kind_of, outcome_of, per_token_s, started_s
 from exegpt.server.engine_link import EngineLink
 from exegpt.server.generation import Choice
 from exegpt.server.metrics import Metrics
 from exegpt.server.observed import Observed
 from exegpt.server.predicted import Predicted, targets
-from exegpt.server.tracing import Tracing
+from exegpt.server.reports import Reports
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,6 @@ class Arrival:
 
     at_s: float
     """By the monotonic clock."""
-    preemptions: int
-    """Of all sequences, until then."""
     parent: Mapping[str, str]
     """The headers of the caller's trace, where there are any."""
 
@@ -39,17 +36,17 @@ class Answering:
     prompt_tokens: int
     promise: Promise | None
     """None: it has joined another request."""
+    preemptions: int
+    """Of all the model's sequences, until then."""
 
 
 class Monitor:
-    """Of one server; `log_requests` brings a line per request in the log."""
+    """Of one model."""
 
-    def __init__(self, link: EngineLink, model: str, log_requests: bool = False):
-        self._link, self._log_requests = link, log_requests
+    def __init__(self, link: EngineLink, model: str, reports: Reports):
+        self._link, self._model, self._reports = link, model, reports
         self.observed = Observed(time.monotonic())
         self.metrics = Metrics(model, self.batch_sizes, self.queued, self.kv_usage)
-        self.tracing: Tracing | None = None
-        """Where spans are exported to a collector."""
         self.predicted: Predicted | None = None
         self.restarts = 0
         self.preemptions = 0
@@ -92,10 +89,6 @@ class Monitor:
         if self._link.opened:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
-    def arrived(self, parent: Mapping[str, str]) -> Arrival:
-        """A request's body has been read; `parent` has the headers of its caller's trace."""
-        return Arrival(time.monotonic(), self.preemptions, parent)
-
     def answered(
         self,
         request_id: str,
@@ -107,8 +100,8 @@ class Monitor:
     ) -> None:
         """A request has ended; `status` None: its client had gone before the last byte was sent."""
         now_s = time.monotonic()
-        outcome = _outcome(status, answering)
         choices = answering.choices if answering else ()
+        outcome = outcome_of(status, choices)
         promise = answering.promise if answering else None
         opened = self._link.opened
         bound_s = opened.schedule.latency_bound_s if opened and promise and not promise.long else None
@@ -120,6 +113,7 @@ class Monitor:
         missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
         answered = Answered(
             request_id,
+            self._model,
             path,
             status or 499,
             outcome,
@@ -135,23 +129,19 @@ class Monitor:
             prompt_tokens=answering.prompt_tokens if answering and promise else 0,
             output_tokens=sum(tokens),
             bound_s=bound_s,
-            miss=self._miss(arrival) if missed else None,
+            miss=self._miss(arrival, answering) if answering and missed else None,
         )
         self.metrics.answered(answered)
         self.observed.answered(answered)
-        if self.tracing:
-            self.tracing.answered(answered, arrival.parent, choices if promise else ())
-        if self._log_requests:
-            facts = {name: value for name, value in asdict(answered).items() if value not in (None, ())}
-            output.note(answered.text, event="request", **facts)
+        self._reports.answered(answered, arrival.parent, choices if promise else ())
 
-    def _miss(self, arrival: Arrival) -> MissReason:
+    def _miss(self, arrival: Arrival, answering: Answering) -> MissReason:
         """Why the bound was missed. The engine doesn't say which sequence it preempts: any counts."""
         if self._lost_s >= arrival.at_s:
             return "restart"
         if self._rescheduled_s >= arrival.at_s:
             return "reschedule"
-        return "preempted" if self.preemptions > arrival.preemptions else "mispredicted"
+        return "preempted" if self.preemptions > answering.preemptions else "mispredicted"
 
     # ---- the present ----
 
@@ -173,14 +163,3 @@ class Monitor:
     def batch_sizes(self) -> dict[str, float]:
         """Mean sequences of a micro-batch lately, by phase."""
         return self.observed.sizes(time.monotonic())
-
-
-def _outcome(status: int | None, answering: Answering | None) -> Outcome:
-    if status in (429, 503):
-        return "rejected"
-    if status is None or status == 499:
-        return "cancelled"
-    if status >= 400:
-        return "failed" if status >= 500 else "invalid"
-    ended = answering is not None and all(choice.finish_reason for choice in answering.choices)
-    return "answered" if ended else "failed"

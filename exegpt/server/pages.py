@@ -16,6 +16,8 @@ from exegpt import __version__
 from exegpt.document import to_dict
 from exegpt.server.errors import unavailable
 from exegpt.server.frontend import Frontend
+from exegpt.server.frontends import Frontends
+from exegpt.server.metrics_page import render
 from exegpt.server.openapi import Description
 from exegpt.server.predicted import targets
 from exegpt.server.responses import EnforcedSchedule
@@ -28,21 +30,23 @@ _MOST_DEVICES = 8
 """That it draws."""
 
 
-def add_pages(api: FastAPI, described: Description, frontend: Frontend) -> None:
+def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> None:
     """`/metrics`, `/schedule`, `/status` and the status page."""
+    counted = frontends.counted
 
     @api.get("/metrics", include_in_schema=False, summary="Metrics for Prometheus.")
     async def metrics(request: Request) -> Response:
-        text, kind = frontend.monitor.metrics.render(request.headers.get("accept", ""))
+        text, kind = render(counted, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
 
-    @api.get("/schedule", summary="The schedule that is enforced.", **described.route(EnforcedSchedule))
-    async def schedule() -> Response:
-        return JSONResponse(schedule_document(frontend))
+    @api.get("/schedule", summary="A model's schedule that is enforced.", **described.route(EnforcedSchedule))
+    async def schedule(model: str | None = None) -> Response:
+        return JSONResponse(schedule_document(frontends.of(model)))
 
     @api.get("/status", include_in_schema=False, summary="What the status page shows.")
-    async def status() -> Response:
-        return JSONResponse(status_document(frontend), headers={"Cache-Control": "no-store"})
+    async def status(model: str | None = None) -> Response:
+        shown = frontends.each[0] if model is None else frontends.of(model)
+        return JSONResponse(status_document(shown, frontends), headers={"Cache-Control": "no-store"})
 
     @api.get("/", summary="The status page.", include_in_schema=False)
     async def page() -> Response:
@@ -74,8 +78,8 @@ def _observed(frontend: Frontend) -> dict[str, Any]:
     return {**frontend.monitor.observed.minute(time.monotonic()), "scale_of_predictions": scale}
 
 
-def status_document(frontend: Frontend) -> dict[str, Any]:
-    """The status page's data."""
+def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, Any]:
+    """The status page's data, of one of the server's models."""
     monitor, opened, now_s = frontend.monitor, frontend.link.opened, time.monotonic()
     predicted = monitor.predicted
     waiting, running = monitor.queued()
@@ -83,6 +87,7 @@ def status_document(frontend: Frontend) -> dict[str, Any]:
     return {
         "version": __version__,
         "model": frontend.model.name,
+        "models": frontends.names,
         "state": _state(frontend),
         "up_s": round(now_s - monitor.observed.since_s, 1),
         "active_requests": frontend.active,

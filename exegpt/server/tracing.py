@@ -36,12 +36,11 @@ _CLOSE_S = 3.0
 
 
 class Tracing:
-    """Spans of the requests of one server, which calls its model `model`. They go to `endpoint`, a collector's URL for
-    traces; None: where the environment says, as OpenTelemetry specifies its variables.
+    """Spans of the requests of one server. They go to `endpoint`, a collector's URL for traces; None: where the
+    environment says, as OpenTelemetry specifies its variables.
     """
 
-    def __init__(self, model: str, endpoint: str | None = None):
-        self._model = model
+    def __init__(self, endpoint: str | None = None):
         self._provider = _provider(endpoint)
         self._tracer = self._provider.get_tracer("exegpt", __version__)
 
@@ -62,8 +61,9 @@ class Tracing:
             return span
 
         operation = _OPERATIONS.get(answered.path, "text_completion")
-        whole = add(f"{operation} {self._model}", begin_s, answered.ended_s, SpanKind.SERVER)
-        whole.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": self._model})
+        named = f"{operation} {answered.model}" if answered.model else operation
+        whole = add(named, begin_s, answered.ended_s, SpanKind.SERVER)
+        whole.set_attribute("gen_ai.operation.name", operation)
         whole.set_attributes(_facts(answered) | _asked(choices))
         for name, start_s, end_s in _phases(choices, begin_s):
             add(name, start_s, end_s, SpanKind.INTERNAL, whole)
@@ -80,8 +80,8 @@ class Tracing:
         closing.join(_CLOSE_S)
 
 
-def tracing(model: str, endpoint: str | None) -> Tracing | None:
-    """Of a server with this model's name; None where neither `endpoint` nor the environment says where spans go.
+def tracing(endpoint: str | None) -> Tracing | None:
+    """Of a server; None where neither `endpoint` nor the environment says where spans go.
 
     InputError where they can't be exported at all.
     """
@@ -95,7 +95,7 @@ def tracing(model: str, endpoint: str | None) -> Tracing | None:
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
         raise InputError(f"Traces are sent as {_PROTOCOL} alone, and {_PROTOCOLS[1]} asks for '{protocol}': unset it.")
-    return Tracing(model, endpoint)
+    return Tracing(endpoint)
 
 
 def _is_url(text: str) -> bool:
@@ -130,6 +130,7 @@ def _facts(answered: Answered) -> dict[str, Value]:
         "http.route": answered.path,
         "http.response.status_code": answered.status,
         "error.type": answered.code or (answered.outcome if answered.outcome in ("failed", "cancelled") else None),
+        "gen_ai.request.model": answered.model,
         "gen_ai.request.id": answered.request_id,
         "gen_ai.usage.input_tokens": answered.prompt_tokens or None,
         "gen_ai.usage.output_tokens": answered.output_tokens or None,

@@ -1,6 +1,7 @@
 """Plans of several models: what a file asks for, what each method comes to, and what is refused in one sentence."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -79,12 +80,66 @@ def test_searched_budgets_are_no_worse_than_shares_in_proportion(demands):
 
 def test_what_can_not_be_met_is_named_with_the_nearest(tmp_path):
     hungry = CHAT | {"rate": "100000/s"}
-    with pytest.raises(Infeasible, match=r"model 'chat', .* reaches .*/s of .*/s on 3 devices"):
+    with pytest.raises(Infeasible, match=r"model 'chat', .* reaches .*/s of .*/s on 3 devices; all rates times 0\.0"):
         make_plan(read_demands(write(tmp_path, hungry, BATCH), "4xA100-80GB"), CLUSTER, "exegpt")
     huge = BATCH | {"model": "opt-66b"}
-    with pytest.raises(Infeasible, match="don't fit 2xA100-80GB all at once: the fewest devices of each are a 2, b 2"):
+    with pytest.raises(
+        Infeasible, match="don't fit 2xA100-80GB all at once: the fewest devices of each are a 2, b 2, 4"
+    ):
         named = [huge | {"name": name} for name in "ab"]
         make_plan(read_demands(write(tmp_path, *named), "2xA100-80GB"), parse_cluster("2xA100-80GB"), "exegpt")
+
+
+def test_rates_that_are_named_as_nearest_are_sustained(tmp_path):
+    hungry = CHAT | {"rate": "100000/s"}
+    one = parse_cluster("1xA100-80GB")
+    with pytest.raises(Infeasible) as refused:
+        make_plan(read_demands(write(tmp_path, hungry), "1xA100-80GB"), one, "exegpt")
+    said = re.search(r"reaches ([\d,.]+)/s of 100,000/s on 1 device; all rates times ([\d.]+) are", str(refused.value))
+    assert said and float(said[2]) * 100_000 == pytest.approx(float(said[1].replace(",", "")), rel=0.01)
+    again = CHAT | {"rate": f"{0.9 * float(said[2]) * 100_000}/s"}
+    assert make_plan(read_demands(write(tmp_path, again), "1xA100-80GB"), one, "exegpt").headroom >= 1
+
+
+@pytest.mark.parametrize("model", [CHAT, BATCH])
+def test_a_bound_that_is_named_as_the_tightest_is_met(model, tmp_path):
+    one = parse_cluster("1xA100-80GB")
+    with pytest.raises(Infeasible) as refused:
+        make_plan(read_demands(write(tmp_path, model | {"latency_bound": "10ms"}), "1xA100-80GB"), one, "exegpt")
+    said = re.search(r"meets its bound of 10 ms on no part .* tightest .* is (.*?), on 1 device;", str(refused.value))
+    assert said
+    value, unit = said[1].split()
+    rate = {"rate": "0.01/s"} if "rate" in model else {}
+    near = model | {"latency_bound": f"{1.01 * float(value)}{unit}"} | rate
+    assert make_plan(read_demands(write(tmp_path, near), "1xA100-80GB"), one, "exegpt").models[0].schedule
+    tight = model | {"latency_bound": f"{0.5 * float(value)}{unit}"} | rate
+    with pytest.raises(Infeasible):
+        make_plan(read_demands(write(tmp_path, tight), "1xA100-80GB"), one, "exegpt")
+
+
+def test_a_model_that_fits_nowhere_is_named(tmp_path):
+    with pytest.raises(Infeasible, match="Model 'batch' fits no part of 1xA100-80GB: name more devices"):
+        big = BATCH | {"model": "opt-66b"}
+        make_plan(read_demands(write(tmp_path, big), "1xA100-80GB"), parse_cluster("1xA100-80GB"), "exegpt")
+
+
+def test_no_table_where_no_method_has_a_plan(tmp_path, capsys):
+    file = write(tmp_path, CHAT | {"rate": "5000/s", "latency_bound": "1s"})
+    assert main(["plan", str(file), "-c", "1xA100-80GB", "--method", "best"]) == 3
+    printed = capsys.readouterr()
+    assert "methods" not in printed.out and "rates could be" not in printed.out
+    assert "on 1 device;" in printed.err and "1 devices" not in printed.err
+
+
+@pytest.mark.parametrize("prices", ["models: 7", "A40: 1", "A100-80GB: cheap", "7"])
+def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planning, "propose", lambda *asked: pytest.fail("it has searched"))
+    file = tmp_path / "prices.yaml"
+    file.write_text(prices)
+    command = ["plan", str(write(tmp_path, CHAT)), "-c", "4xA100-80GB", "--price", str(file)]
+    assert main(command) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and ("price" in said or "has no A100-80GB" in said)
 
 
 @pytest.mark.parametrize(

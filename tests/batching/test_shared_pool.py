@@ -1,12 +1,13 @@
 """Pools of several models over one memory: nothing is given twice, lost, or beyond a quota."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store
+from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
 from exegpt.errors import InputError
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 5)), max_size=60)
@@ -39,7 +40,10 @@ def test_quotas_and_the_store_are_kept(actions, total):
     held = follow(pools, actions)
     used = sum(len(blocks) * parts for blocks, parts in zip(held, (1, 2, 3), strict=True))
     assert store.used == used <= total
-    assert all(len(blocks) * parts <= pool.quota for blocks, parts, pool in zip(held, (1, 2, 3), pools, strict=True))
+    assert all(
+        len(blocks) <= pool.total == max(parts, total // 2) // parts
+        for blocks, parts, pool in zip(held, (1, 2, 3), pools, strict=True)
+    )
 
 
 @settings(deadline=None)
@@ -54,12 +58,57 @@ def test_merged_blocks_have_one_models_slots_alone(actions, total):
     assert sum(map(len, blocks)) + merged.free == total
 
 
+@settings(deadline=None)
+@given(ACTIONS, st.integers(1, 10), st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40)), min_size=3, max_size=3))
+def test_no_two_blocks_overlap_in_memory(actions, total, kinds):
+    """Block `b` of a model takes its pieces from piece b on, and merged blocks are whole pieces of every model."""
+    sizes = [(pieces * bytes, pieces) for pieces, bytes in kinds]
+    merged = MergedBlocks.within(total * 10_000_000, sizes)
+    assert merged.bytes >= max(size for size, _ in sizes)
+    assert all(merged.bytes % (size // pieces) == 0 for size, pieces in sizes)
+    pools = [MergedPool(merged, size, 16, pieces, most=1 + merged.total // 2) for size, pieces in sizes]
+    held = follow(pools, actions)
+    spans = sorted(
+        (block * size // pieces, block * size // pieces + size)
+        for own, (size, pieces) in zip(held, sizes, strict=True)
+        for block in own
+    )
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert not spans or spans[-1][1] <= merged.total * merged.bytes
+
+
+def test_a_model_keeps_to_the_merged_blocks_that_it_may_have():
+    merged = MergedBlocks(4, 100)
+    pool = MergedPool(merged, 50, 16, most=1)
+    assert pool.total == pool.available == 2
+    pool.allocate(2)
+    assert pool.available == 0 and merged.free == 3
+
+
 def test_a_7b_block_wastes_a_third_of_a_13b_block():
     """Merged blocks of 13B hold one of 7B's (32 of 40 layers, 4,096 of 5,120 wide): 36 % stays empty (SeaLLM)."""
     small, large = 2 * 32 * 4096 * 2 * 16, 2 * 40 * 5120 * 2 * 16
     pool = MergedPool(MergedBlocks(10, large), small, 16)
     assert pool.slots == 1 and pool.total == 10
     assert 1 - pool.slots * small / large == pytest.approx(0.36)
+
+
+def test_there_must_be_room_for_a_sequence_of_every_model():
+    """Three blocks of 4 bytes fit one of 12: ten of them need four merged blocks, beside two of the larger model."""
+    sizes = [(12, 1), (4, 1)]
+    assert least_memory(sizes, [2, 10]) == 6 * 12
+    large, small = (MergedPool(MergedBlocks.within(6 * 12, sizes), size, 16) for size, _ in sizes)
+    assert (large.total, small.total) == (6, 18)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=3))
+def test_the_least_memory_holds_a_sequence_of_each_and_no_block_is_to_spare(models):
+    sizes = [(pieces * bytes, pieces) for pieces, bytes, _ in models]
+    merged = MergedBlocks.within(least_memory(sizes, [blocks for *_, blocks in models]), sizes)
+    for (size, pieces), (*_, blocks) in zip(sizes, models, strict=True):
+        assert len(MergedPool(merged, size, 16, pieces).allocate(blocks)) == blocks
+    assert merged.free == 0
 
 
 def test_a_block_larger_than_a_merged_one_and_a_quota_below_a_block_are_refused():

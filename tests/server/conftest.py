@@ -65,14 +65,21 @@ def free_port() -> int:
 
 @contextmanager
 def serving(model: Path, schedule: Path, directory: Path, *options: str) -> Iterator[Server]:
-    """A server that is ready; it is killed at the end, if it hasn't ended."""
+    """A server of one model that is ready; it is killed at the end, if it hasn't ended."""
+    with started(["-m", str(model), "-s", str(schedule), *options], directory) as server:
+        yield server
+
+
+@contextmanager
+def started(options: list[str], directory: Path, engines: int = 1) -> Iterator[Server]:
+    """A server of whatever models that is ready; it is killed at the end, if it hasn't ended."""
     port, log = free_port(), directory / "server.log"
-    command = [sys.executable, "-m", "exegpt", "serve", "-m", str(model), "-s", str(schedule), "--port", str(port)]
+    command = [sys.executable, "-m", "exegpt", "serve", "--port", str(port)]
     with log.open("w") as written:
         process = subprocess.Popen(
             [*command, "--threads", "1", *options], stderr=written, stdout=written, env=os.environ | {"NO_COLOR": "1"}
         )
-    server, until = Server(process, port, log), time.monotonic() + STARTS_S
+    server, until = Server(process, port, log), time.monotonic() + engines * STARTS_S
     try:
         while not server.ready():
             if process.poll() is not None or time.monotonic() > until:

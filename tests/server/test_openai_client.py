@@ -9,6 +9,7 @@ from exegpt.server.admission import _rejected
 from exegpt.server.api import KINDS, make_api
 from exegpt.server.engine_link import Output
 from exegpt.server.frontend import Frontend
+from exegpt.server.frontends import Frontends
 from exegpt.server.gate import Gate
 from exegpt.server.measured import Measured
 from exegpt.server.served_model import ServedModel
@@ -139,7 +140,7 @@ def asked_in_process(model, monkeypatch, admission, keys=(), key="none"):
 
     async def ask():
         frontend = Frontend(ServedModel.read(model, None), Answering(), "fp", None, 1.0, 8, admission)
-        transport = httpx2.ASGITransport(Gate(Measured(make_api(frontend), frontend.monitor, KINDS), keys))
+        transport = httpx2.ASGITransport(Gate(Measured(make_api(Frontends([frontend])), frontend.monitor, KINDS), keys))
         own = httpx2.AsyncClient(transport=transport)
         async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=key, http_client=own) as client:
             monkeypatch.setattr(anyio, "sleep", sleep)

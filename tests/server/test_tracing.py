@@ -215,19 +215,19 @@ def test_a_dead_collector_changes_no_answer_and_does_not_keep_the_server(
 def test_packages_are_asked_for_by_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(InputError, match=r"package .* not installed .*: pip install 'exegpt\[otel\]'\.$"):
-        tracing("tiny", "http://localhost:4318/v1/traces")
+        tracing("http://localhost:4318/v1/traces")
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "http://", "http://[", "http://host:99999", "ftp://host"])
 def test_an_endpoint_is_a_url(endpoint):
     with pytest.raises(InputError, match="give the URL of an OTLP collector"):
-        tracing("tiny", endpoint)
+        tracing(endpoint)
 
 
 def test_another_protocol_is_refused(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(InputError, match="sent as http/protobuf alone"):
-        tracing("tiny", "http://localhost:4317")
+        tracing("http://localhost:4317")
 
 
 def test_a_bad_endpoint_ends_the_command_with_a_sentence(model, schedule):
@@ -243,7 +243,7 @@ import json, sys
 from exegpt.server import supervisor
 from exegpt.server.tracing import tracing
 ours = "opentelemetry.sdk", "opentelemetry.exporter"  # FastAPI imports opentelemetry's API by itself
-print(json.dumps([tracing("tiny", None), [name for name in sys.modules if name.startswith(ours)]]))
+print(json.dumps([tracing(None), [name for name in sys.modules if name.startswith(ours)]]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

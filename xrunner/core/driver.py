@@ -11,12 +11,13 @@ from math import inf
 from typing import Any
 
 from exegpt.batching import UNKNOWN, Hints, Order, Sequence
+from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.sequence import PREEMPTED
 from exegpt.change import Change
 from exegpt.orders import fcfs
-from exegpt.policies import make_ledger, make_policy, traits_of
+from exegpt.policies import Policy, make_ledger, make_policy, traits_of
 from exegpt.request import Request
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 from xrunner.core.adaptation import takes_over_in_place
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
@@ -47,20 +48,29 @@ class Options:
     """Who waits in front."""
     hints: Callable[[Request], Hints] | None = None
     """What the order is told of each request."""
+    policy: Policy | None = None
+    """What decides; None: the schedule's policy."""
 
 
 class Driver:
     """One replica's requests, on the lanes of its stages.
 
-    `aborted` are ids that any thread adds, each with the length of an output that is whole, else None.
+    `aborted` are ids that any thread adds, each with the length of an output that is whole, else None. `pool` has the
+    cache's blocks, where they aren't the schedule's.
     """
 
     def __init__(
-        self, worker: Worker, schedule: Schedule, aborted: dict[str, int | None], outputs: Outputs, options: Options
+        self,
+        worker: Worker,
+        schedule: Schedule,
+        aborted: dict[str, int | None],
+        outputs: Outputs,
+        options: Options,
+        pool: KVPool | None = None,
     ):
         self.worker, self.outputs = worker, outputs
-        self.policy: Any = make_policy(schedule, options.adjustment)
-        self.ledger = make_ledger(schedule, options.order)
+        self.policy: Any = options.policy or make_policy(schedule, options.adjustment)
+        self.ledger = make_ledger(schedule, options.order, pool)
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
         kind = AheadLane if worker.gpu and not worker.transport else OwnLane
         self._own = kind(worker, schedule, outputs, assemble)
@@ -70,7 +80,6 @@ class Driver:
             worker.between = self._turn_others
         self.lanes = [*self._others, self._own]
         """This rank's own is the last: a step of it keeps the driver busy."""
-        self.now = worker.now
         self.look: Callable[[float], Change | None] = lambda now: None
         """The next change of schedule, once there is one."""
         self.asked: Change | None = None
@@ -83,6 +92,10 @@ class Driver:
         self.moving: Change | None = None
         """To which schedule."""
         self._aborted, self._adjustment, self._hints = aborted, options.adjustment, options.hints
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self.worker.now()
 
     @property
     def idle(self) -> bool:
@@ -101,13 +114,21 @@ class Driver:
 
     def turn(self) -> bool:
         """Take what has come, then give every free lane its next step; whether there was one."""
+        self.update()
+        steps = [self._offer(lane) for lane in self.lanes]
+        return any(steps)
+
+    def update(self) -> None:
+        """Take what has come: tokens, stops, aborts, another schedule."""
         for lane in self.lanes:
             lane.update()
         self._book_stops()
         self._drop_aborted()
         self._adapt()
-        steps = [self._offer(lane) for lane in self.lanes]
-        return any(steps)
+
+    def run_phase(self, phase: StagePhase) -> bool:
+        """Give this rank's lane the next step of a phase; whether there was one."""
+        return self._offer(self._own, phase)
 
     def wait(self) -> None:
         """Wait until something has come: at most until the next arrival, and a little at a time."""
@@ -132,13 +153,13 @@ class Driver:
         self._book_stops()
         self.ledger.check()
 
-    def _offer(self, lane: Lane) -> bool:
-        """Give a lane the policy's next step, if it is free; whether there was one."""
+    def _offer(self, lane: Lane, phase: StagePhase | None = None) -> bool:
+        """Give a lane the policy's next step, if it is free, of its own phase or another; whether there was one."""
         if not lane.free:
             return False
         now = self.now()
         self.ledger.observe(now)
-        step = self.policy.next_step(self.ledger, now, lane.phase)
+        step = self.policy.next_step(self.ledger, now, phase or lane.phase)
         for victim in self.outputs.of(self.ledger.preempted):
             if victim.sequence.status is PREEMPTED and victim.lacks_output:  # its last token may be a stop token
                 victim.sequence.ready_s = inf

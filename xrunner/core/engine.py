@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from exegpt.batching import Hints, Order, deal
+from exegpt.batching import Hints, Ledger, Order, deal
 from exegpt.change import Change
 from exegpt.engine_protocol import Occupancy
 from exegpt.errors import InputError
-from exegpt.models import Model, Shard, load_model
+from exegpt.models import KVCache, Model, Shard, load_model
 from exegpt.models.device import CPU
 from exegpt.orders import fcfs
 from exegpt.policies import make_policy
 from exegpt.request import Request, Result
-from exegpt.schedule import Schedule
+from exegpt.schedule import Schedule, StagePhase
 from exegpt.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.place import Place, devices, ranks_needed
@@ -33,6 +33,7 @@ from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
 from xrunner.core.report import RunReport
 from xrunner.core.requests import check_request
+from xrunner.core.shared_cache import SharedCache
 from xrunner.rank.warm_up import Extent, warm_up
 from xrunner.rank.worker import END, Worker
 
@@ -45,9 +46,9 @@ class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
     `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. It works on the
-    model's device; `gpu` is how, where that isn't the CPU. `tokenizer` is the model's tokenizer.json, which
-    grammars need. InputError where the schedule is for another model or
-    dtype, or KV caches exceed their device's memory.
+    model's device; `gpu` is how, where that isn't the CPU. `tokenizer` is the model's tokenizer.json, which grammars
+    need. `shared` are its KV blocks where other models take theirs of the same memory. InputError where the schedule is
+    for another model or dtype, or KV caches exceed their device's memory.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Engine:
         since: float | None = None,
         gpu: Gpu | None = None,
         tokenizer: Path | None = None,
+        shared: SharedCache | None = None,
     ):
         self._model: Model | None = model
         self.schedule = schedule
@@ -69,10 +71,8 @@ class Engine:
         self.ranks.agree(self._check)
         gpu = gpu or gpu_of(model.device)
         self._device, self._gpu, self._attention = model.device, gpu, model.attention
-        blocks = cache_blocks(self.place, model.spec) + (gpu is not None)  # one for rows that only fill up
-        what = f"A KV cache of {schedule.kv_blocks} blocks on each rank"
-        check_memory(model, self.ranks, what, cache_bytes(model, schedule, blocks))
-        cache = model.new_cache(blocks, schedule.block_size)
+        self._shared = shared
+        cache = shared.cache if shared else self._new_cache(model)
         self._worker: Worker | None = Worker(model, cache, self.place, transport, gpu)
         self._clock = self.ranks.clock()
         self._since = since
@@ -87,6 +87,12 @@ class Engine:
         """Ids of added requests whose results have not been returned."""
         self._closed = False
 
+    def _new_cache(self, model: Model) -> KVCache:
+        blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for rows that only fill up
+        what = f"A KV cache of {self.schedule.kv_blocks} blocks on each rank"
+        check_memory(model, self.ranks, what, cache_bytes(model, self.schedule, blocks))
+        return model.new_cache(blocks, self.schedule.block_size)
+
     @staticmethod
     def load(
         directory: str | Path,
@@ -95,10 +101,11 @@ class Engine:
         since: float | None = None,
         device: torch.device = CPU,
         attention: str = "triton",
+        shared: SharedCache | None = None,
     ) -> "Engine":
         """This rank's engine, with its own part of the model in a directory, on its device. All ranks of a job call it
         alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own. `attention` as
-        in `Model`.
+        in `Model`, `shared` as in `Engine`.
 
         InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
         """
@@ -118,7 +125,8 @@ class Engine:
 
         try:
             ranks.agree(load)
-            return Engine(loaded[0], schedule, ranks, transport, since, gpu, Path(directory) / "tokenizer.json")
+            tokenizer = Path(directory) / "tokenizer.json"
+            return Engine(loaded[0], schedule, ranks, transport, since, gpu, tokenizer, shared)
         except Agreed:  # every rank is here
             if transport:
                 transport.close()
@@ -189,15 +197,23 @@ class Engine:
         check_memory(self.model, self.ranks, what, buffer_bytes(self.model, self.place, extent))
         worker, running = self.worker, self._since is not None
         compute = worker.compute
-        warm_up(self.model, worker.cache, extent, compute.graphs, running, worker.gpu, compute.planning)
+        warm_up(self.model, self._unused_cache(), extent, compute.graphs, running, worker.gpu, compute.planning)
         shown = options.spans and self.place.part == 0  # the others of a tensor-parallel group do as the first
         leader = None if self.leads or options.record else Place(self.schedule, 0).driver
         worker.begin(self._clock, options.record or shown, leader)
-        zero = self.began = self.ranks.all(self._clock())[0] if self._since is None else self._since
-        clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
-        worker.now = lambda: clock() - zero
+        zero = self.ranks.all(self._clock())[0] if self._since is None else self._since
+        self.count_from(zero)
         if self.place.rank == self.place.driver:
             self._drive(options, reschedule)
+
+    def count_from(self, zero: float) -> None:
+        """Let the run have begun at `zero`, by the ranks' clock."""
+        clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
+        self.began, self.worker.now = zero, lambda: clock() - zero
+
+    def _unused_cache(self) -> KVCache:
+        """What a warm-up may write to: other models may use a shared one already."""
+        return self.model.new_cache(1, self.schedule.block_size) if self._shared else self.worker.cache
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -231,7 +247,8 @@ class Engine:
         keyed = self.schedule.block_size if self.schedule.prefix_caching else None
         model = self.worker.model
         outputs = Outputs(model.eos, model.spec.vocab, self.grammars, emit, options.stream, options.record, keyed)
-        return Driver(self.worker, self.schedule, self._aborted, outputs, options)
+        pool = self._shared.pool if self._shared else None
+        return Driver(self.worker, self.schedule, self._aborted, outputs, options, pool)
 
     def add(self, request: Request) -> None:
         """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
@@ -265,6 +282,25 @@ class Engine:
             (leader if driver.idle else driver).wait()
         leader.listen()
         return self._taken()
+
+    def update(self) -> None:
+        """Take what has come; on the leader, as the beginning of a step by `run_phase`."""
+        self._parts()[0].update()
+
+    def run_phase(self, phase: StagePhase) -> bool:
+        """Decide and order the next iteration of a phase alone, under a policy that has one; whether there was one. On
+        the leader.
+        """
+        return self._parts()[0].run_phase(phase)
+
+    def take(self) -> list[Event]:
+        """What has come since the last events were taken; on the leader."""
+        return self._taken()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The leader's."""
+        return self._parts()[0].ledger
 
     def follow(self, schedule: Schedule) -> None:
         """Change to another schedule before the next iteration; on the leader. See `moving` where it can't take over in
@@ -435,7 +471,8 @@ class Engine:
         return {}
 
     def _check_blocks(self, request: Request) -> None:
-        need, have = blocks_needed(request, self.schedule), self.schedule.kv_blocks
+        need = blocks_needed(request, self.schedule)
+        have = self._shared.pool.total if self._shared else self.schedule.kv_blocks
         if need > have:
             raise InputError(
                 f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {have}: "

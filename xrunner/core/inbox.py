@@ -56,6 +56,15 @@ class Inbox:
         self._taken: list[object] = []
         """Orders that were read with BEGIN."""
 
+    def fileno(self) -> int:
+        """The connection's, to wait for orders on several."""
+        return self._connection.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self._unsent)
+
     def take(self, wait_s: float = 0.0) -> list[object]:
         """The orders that have come, after waiting up to `wait_s` for the first. Raises Gone."""
         taken = self._taken or self._read(wait_s)
@@ -122,42 +131,81 @@ class Inbox:
             raise Gone from None
 
 
+class Session:
+    """The frontend's requests on an open engine, until it drains; on the leader. `opened` says what the engine is.
+    Raises Gone where the frontend ends without a word.
+    """
+
+    def __init__(self, engine: Engine, inbox: Inbox, opened: Opened):
+        self.engine, self.inbox = engine, inbox
+        self.draining = False
+        """Whether no more requests come."""
+        self._changes = 0
+        self._compiling: Compiling[Request] = Compiling(engine.grammars)
+        self._refused: list[Ended] = []
+        inbox.send(opened)
+        inbox.begin()
+
+    @property
+    def over(self) -> bool:
+        """Whether all is done, and no more comes."""
+        return self.draining and self.engine.idle and not self._compiling
+
+    @property
+    def patience_s(self) -> float:
+        """How long an idle engine may wait for orders."""
+        return _COMPILING_S if self._compiling else 0.0 if self.draining else _LOOK_S
+
+    def take(self, wait_s: float = 0.0) -> None:
+        """Follow the orders that have come, after waiting up to `wait_s` for the first."""
+        for order in self.inbox.take(wait_s):
+            self._follow(order)
+        for request, aborted in self._compiling.take():
+            self._add(request)
+            if aborted:
+                self.engine.abort(request.id)
+
+    def _follow(self, order: object) -> None:
+        if order == DRAIN:
+            self.draining = True
+        elif isinstance(order, Abort):
+            for request_id in order.ids:
+                self.engine.abort(request_id)
+                self._compiling.abort(request_id)
+        elif isinstance(order, Stop):
+            self.engine.abort(order.id, order.output_tokens)
+        elif isinstance(order, Follow):
+            self.engine.follow(order.schedule)
+        else:
+            assert isinstance(order, Request)
+            if not self._compiling.put(order, order):
+                self._add(order)
+
+    def _add(self, request: Request) -> None:
+        """Let a request wait; note where the engine can't run it."""
+        try:
+            self.engine.add(request)
+        except InputError as error:
+            self._refused.append(Ended(request.id, "error", refused=str(error)))
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Send what has come of the engine's steps, and which schedule it has taken up."""
+        if events or self._refused:
+            self.inbox.send(_stepped(self.engine, events, self._refused))
+            self._refused = []
+        for change in self.engine.changes[self._changes :]:
+            self.inbox.send(Changed(change.schedule))
+            self._changes += 1
+
+
 def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
     """Run the frontend's requests on an open engine until the frontend drains, or until another schedule needs another
-    engine: that schedule, to which the frontend gives again what hasn't ended. On the leader. Raises Gone where the
-    frontend ends without a word. `opened` says what the engine is.
+    engine: that schedule, to which the frontend gives again what hasn't ended. As `Session`.
     """
-    draining, changes = False, 0
-    compiling: Compiling[Request] = Compiling(engine.grammars)
-    inbox.send(opened)
-    inbox.begin()
-    while not (draining and engine.idle and not compiling):
-        refused: list[Ended] = []
-        idle_s = _COMPILING_S if compiling else 0.0 if draining else _LOOK_S
-        for order in inbox.take(idle_s if engine.idle else 0.0):
-            if order == DRAIN:
-                draining = True
-            elif isinstance(order, Abort):
-                for request_id in order.ids:
-                    engine.abort(request_id)
-                    compiling.abort(request_id)
-            elif isinstance(order, Stop):
-                engine.abort(order.id, order.output_tokens)
-            elif isinstance(order, Follow):
-                engine.follow(order.schedule)
-            else:
-                assert isinstance(order, Request)
-                refused += [] if compiling.put(order, order) else _add(engine, order)
-        for request, aborted in compiling.take():
-            refused += _add(engine, request)
-            if aborted:
-                engine.abort(request.id)
-        events = engine.step() if engine.busy else []
-        if events or refused:
-            inbox.send(_stepped(engine, events, refused))
-        for change in engine.changes[changes:]:
-            inbox.send(Changed(change.schedule))
-            changes += 1
+    session = Session(engine, inbox, opened)
+    while not session.over:
+        session.take(session.patience_s if engine.idle else 0.0)
+        session.send(engine.step() if engine.busy else [])
         if engine.moving:
             schedule = engine.moving.schedule
             engine.surrender()
@@ -165,15 +213,6 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
     inbox.finish()
     engine.drain()
     return None
-
-
-def _add(engine: Engine, request: Request) -> list[Ended]:
-    """Let a request wait; its end, where the engine can't run it."""
-    try:
-        engine.add(request)
-    except InputError as error:
-        return [Ended(request.id, "error", refused=str(error))]
-    return []
 
 
 def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) -> Stepped:

@@ -137,6 +137,15 @@ class Placer:
             self._throughputs[mesh.key] = self._estimate(mesh)
         return self._throughputs[mesh.key]
 
+    def unit(self, models: Sequence[Popular], devices: tuple[int, ...], most_shares: float) -> Mesh | None:
+        """These models on a mesh of these devices, each with the smallest share that has its rate; None where they have
+        no room, or their shares add up to more.
+        """
+        mesh: Mesh | None = Mesh(devices)
+        for model in models:
+            mesh = self._join(mesh, model, most_shares) if mesh else None
+        return mesh
+
     def _greedy(self, models: Sequence[Popular], sizes: Sequence[int], devices_per_node: int) -> Placement | None:
         meshes = _numbered(sizes, devices_per_node)
         total = 0.0
@@ -156,13 +165,13 @@ class Placer:
             total += gain
         return Placement(tuple(meshes), total)
 
-    def _join(self, mesh: Mesh, model: Popular) -> Mesh | None:
+    def _join(self, mesh: Mesh, model: Popular, most_shares: float = MOST_SHARES) -> Mesh | None:
         """A mesh with one more model; None where it has no room."""
         candidate = self._candidate(model, len(mesh.devices))
         if candidate is None:
             return None
         occupants = (*mesh.occupants, candidate)
-        if sum(occupant.decode_share for occupant in occupants) > MOST_SHARES + 1e-9:
+        if sum(occupant.decode_share for occupant in occupants) > most_shares + 1e-9:
             return None
         joined = replace(mesh, occupants=occupants)
         return joined if self.kv_bytes(joined) >= sum(o.popular.least_bytes for o in occupants) else None

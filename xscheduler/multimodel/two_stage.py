@@ -180,11 +180,11 @@ def _allocated(
     """The second stage; None where a service stays without a group."""
     rates = {service.name: service.rate_seq_s for service in services}
     while True:
-        outcomes = score(groups) if any(group.services for group in groups) else {}
         places = _places(groups)
-        if not replicas:
-            services = [service for service in services if not places.get(service.name)]
-        order = sorted(services, key=lambda s: _urgency(s, outcomes, bool(places.get(s.name))))
+        missing = [service for service in services if service.name not in places]
+        outcomes = score(groups) if replicas and not missing else {}  # the missing go by their numbers of requests
+        again = services if replicas else ()
+        order = sorted(missing or again, key=lambda s: _urgency(s, outcomes))
         found = next(_choices(groups, order, places, rates, fits), None)
         if found is None:
             return groups if set(places) == set(rates) else None
@@ -200,10 +200,10 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
     return counts
 
 
-def _urgency(service: Service, outcomes: Mapping[str, Outcome], placed: bool) -> tuple[bool, float, str]:
-    """Lower is more urgent: services without a group first, then by the unserved index."""
-    index = outcomes[service.name].unserved if placed else float(service.requests)
-    return placed, -index, service.name
+def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
+    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group."""
+    index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
+    return -index, service.name
 
 
 def _choices(

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exegpt.batching import Hints, Sequence
+from exegpt.policies.sharing import Sharing
 from exegpt.served import Served
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.replay import Load, empty_tenant, sequences_of
 from xsimulator.multimodel.tenant import Tenant
-from xsimulator.multimodel.unit import Sharing, Unit
+from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
 
 

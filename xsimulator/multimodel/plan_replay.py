@@ -7,23 +7,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import Hints
+from exegpt.batching import Hints, deal
 from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.shared_pool import QuotaPool, Store
+from exegpt.batching.shared_pool import QuotaPool, Store, block_of, merged_pools
 from exegpt.orders.doubling_budget import DoublingBudget
-from exegpt.plan import Plan, PlannedModel
+from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.policies.one_phase import OnePhasePolicy
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
-from exegpt.served import Served
+from exegpt.served import Served, ServedColumns
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.solo import solo_times
-from xsimulator.multimodel.iteration_cost import ProfileCost
-from xsimulator.multimodel.merged import merged_pools, sharing_overhead
-from xsimulator.multimodel.priority import PrioritySharing
+from xsimulator.multimodel.iteration_cost import ProfileCost, sharing_overhead
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
+from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
@@ -71,10 +73,11 @@ def replay_models(
         (model,) = unit
         run = replay(model.schedule, profiles[model.name], requests[model.name], timeline=timeline)
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
-    loads = _merged_loads(unit, profiles, requests) if share.pool == "merged" else _loads(unit, profiles, requests)
-    overhead = sharing_overhead([_block_bytes(model) for model in unit]) if share.pool == "merged" else 1.0
-    rule = PrioritySharing(prompts_first=True) if share.by == "priority" else share.by
-    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead)
+    loads = [
+        _load(model, pool, profiles[model.name], requests[model.name])
+        for model, pool in zip(unit, _pools(unit), strict=True)
+    ]
+    run_of_unit = replay_unit(loads, _rule(share), CONTENTION, timeline, overhead=_overhead(unit))
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(
@@ -86,36 +89,42 @@ def replay_models(
     }
 
 
-def _loads(
-    unit: Items[PlannedModel], profiles: Mapping[str, Profile], requests: Mapping[str, Items[RequestLengths]]
-) -> list[Load]:
-    """Models with quotas of their own."""
-    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
-    loads = []
-    for model in unit:
-        parts, schedule = _parts(model), model.schedule
-        pool = QuotaPool(store, parts, schedule.block_size, schedule.kv_blocks * parts)
-        loads.append(_load(model, pool, profiles[model.name], requests[model.name]))
-    return loads
+def _rule(share: Share) -> Sharing:
+    if share.by == "priority":
+        return PrioritySharing(prompts_first=True)
+    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
 
 
-def _merged_loads(
-    unit: Items[PlannedModel], profiles: Mapping[str, Profile], requests: Mapping[str, Items[RequestLengths]]
-) -> list[Load]:
-    """Models that all take merged blocks of the memory that their blocks are together."""
-    sizes = [_block_bytes(model) for model in unit]
-    memory = sum(model.schedule.kv_blocks * size for model, size in zip(unit, sizes, strict=True))
-    pools = merged_pools(memory, sizes, unit[0].schedule.block_size)
-    return [
-        _load(model, pool, profiles[model.name], requests[model.name]) for model, pool in zip(unit, pools, strict=True)
-    ]
+def _overhead(unit: Items[PlannedModel]) -> float:
+    """How much longer iterations take because the models' caches lie in one memory."""
+    assert unit[0].share is not None, "they share their devices"
+    schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
+    return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
+
+
+def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
+    """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
+    quick; in no order. InputError as there.
+    """
+    if schedule.admission != "reserve" or schedule.prefix_caching:  # isn't compiled
+        return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
+    lengths = [(request.input, request.output) for request in requests]
+    columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)
+    replicas, served = Replicas(profile), []
+    for places in deal(lengths, schedule.replicas):
+        if not places:
+            continue
+        arrivals, inputs, outputs = np.ascontiguousarray(columns[places].T)
+        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(places))))
+        assert times is not None, "no bound ends it"
+        served.append((outputs, arrivals, times.started, times.first, times.finished))
+    return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
 def _load(model: PlannedModel, pool: KVPool, profile: Profile, requests: Items[RequestLengths]) -> Load:
-    schedule, share = model.schedule, model.share
+    schedule, share, policy = model.schedule, model.share, OnePhasePolicy.of(model.schedule)
     assert share is not None, "it shares its devices"
-    tokens = schedule.variable("prefills_per_step") * max(1, round(schedule.workload.input.mean))
-    limits = Limits(schedule.variable("max_num_seqs"), tokens, decode_share=share.decode)
+    limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=share.decode)
     replica = ReplicaCost.of(schedule, profile)
     load = Load(model.name, ProfileCost(replica), requests, pool, limits)
     if share.by != "priority":
@@ -131,10 +140,16 @@ def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float6
     return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 
-def _block_bytes(model: PlannedModel) -> int:
-    """Of one of its KV blocks."""
-    spec, schedule = model.schedule.model.spec, model.schedule
-    return int(schedule.block_size * spec.layers * spec.kv_bytes(1, schedule.kv_dtype))
+def _pools(unit: Items[PlannedModel]) -> Items[KVPool]:
+    """Each model's pool of the memory that their schedules' KV blocks come to together."""
+    assert unit[0].share is not None, "they share their devices"
+    if unit[0].share.pool == "merged":
+        return merged_pools([model.schedule for model in unit])[1]
+    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
+    return [
+        QuotaPool(store, _parts(model), model.schedule.block_size, model.schedule.kv_blocks * _parts(model))
+        for model in unit
+    ]
 
 
 def _parts(model: PlannedModel) -> int:

@@ -7,14 +7,14 @@ from typing import Literal
 from exegpt.batching import UNKNOWN, Hints, Ledger, Order, Sequence
 from exegpt.batching.kv_pool import KVPool
 from exegpt.orders import fcfs
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.served import Served
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
-from xsimulator.multimodel.priority import PrioritySharing
-from xsimulator.multimodel.sharing import SpatialSharing, TimeSharing
 from xsimulator.multimodel.tenant import Limits, Tenant
-from xsimulator.multimodel.unit import Sharing, Unit
+from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
 
 SHARINGS = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.batching import ENDLESS, FollowingOrder, Ledger, Sequence, Step
+from exegpt.policies.one_phase import OnePhasePolicy
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.replay.cells import Ran
 from xsimulator.replay.record import Record
@@ -19,12 +20,9 @@ _COUNT = np.arange(float(MOST_AT_ONCE))
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(OnePhasePolicy):
     """What one model may run at a time."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    """Of prompts that are prefilled together; a longer prompt runs alone."""
     prefill_share: float = 1.0
     """Of the multiprocessors, while it prefills."""
     decode_share: float = 1.0
@@ -74,15 +72,13 @@ class Tenant:
     busy_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     """Seconds of its jobs so far."""
 
+    def first(self, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+        return self.limits.first(self.ledger, now) if now >= self.resumes_s else None
+
     def can_prefill(self, now: float) -> bool:
-        """Whether a waiting prompt would be admitted."""
-        ledger = self.ledger
-        if ledger.residents >= self.limits.max_num_seqs or now < self.resumes_s:
-            return False
-        first = ledger.waiting.peek(now)
-        if first is None or first.ready_s > now:
-            return False
-        return ledger.admission.blocks(first) <= ledger.pool.available - self._taken(now)
+        """Whether it would be admitted now."""
+        return now >= self.resumes_s and self.limits.can_prefill(self.ledger, now, lambda: self._taken(now))
 
     def _taken(self, now: float) -> int:
         """Blocks of the row that runs, up to its present iteration, that are booked when it ends."""
@@ -97,27 +93,20 @@ class Tenant:
 
     def prefill(self, now: float, slowdown: float) -> Job:
         """Start prompts that wait, as many as fit; where `can_prefill`."""
-        limits, room = self.limits, self.limits.max_num_batched_tokens
-
-        def fits(sequence: Sequence) -> bool:
-            nonlocal room
-            whole = room == limits.max_num_batched_tokens or sequence.to_prefill <= room
-            room -= sequence.to_prefill
-            return whole
-
-        admitted = self.ledger.admit(limits.max_num_seqs - self.ledger.residents, now, fits=fits)
-        step = Step(tuple((sequence, sequence.to_prefill) for sequence in admitted))
+        step = self.limits.next_step(self.ledger, now, "encode")
+        assert step is not None, "it can prefill"
         self.record.start(step, now)
-        seconds = self.cost.prefill_seconds([count for _, count in step.encode], limits.prefill_share)
+        seconds = self.cost.prefill_seconds([count for _, count in step.encode], self.limits.prefill_share)
         ends = np.array([now + slowdown * seconds])
-        self.job = Job(self, step, "encode", limits.prefill_share, now, ends)
+        self.job = Job(self, step, "encode", self.limits.prefill_share, now, ends)
         return self.job
 
     def decode(self, now: float, slowdown: float, most: int = ENDLESS) -> Job | None:
         """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted."""
-        decode = self.ledger.grow_decoding(now)
-        if not decode:
+        step = self.limits.next_step(self.ledger, now, "decode")
+        if step is None:
             return None
+        decode = step.decode
         most = 1 if self.ledger.preempted else most  # what they held may let another in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)

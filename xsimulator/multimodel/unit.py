@@ -7,17 +7,10 @@ of decoding iterations are followed at once and cut where the rule must decide i
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
+from exegpt.policies.sharing import Sharing
 from exegpt.timeline import Span
 from xsimulator.multimodel.tenant import Job, Tenant
-
-
-class Sharing(Protocol):
-    """Which model runs next, on what share."""
-
-    def start(self, unit: "Unit", now: float) -> None:
-        """Start all that may run now, by `unit.prefill` and `unit.decode`; cut rows that are in the way."""
 
 
 @dataclass(eq=False)

@@ -13,9 +13,9 @@ from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.orders.mlfq import SkipJoinMLFQ
 from exegpt.orders.product import Product
+from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, loads, times
-from xsimulator.multimodel.priority import PrioritySharing
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 
@@ -125,33 +125,45 @@ def test_a_short_request_overtakes_a_long_one_that_runs():
     assert run.served["short"][0].finish_s - 0.3 <= alone + iteration
 
 
-def test_the_product_of_time_and_service_time_gives_the_least_normalised_latency_of_all_orders():
-    """Two services of equal times each, one request at a time (SeaLLM's Theorem 1): T'·L̂ beside all orders."""
-    outputs = {"short": 3, "long": 9}
-    alone = {n: Cost().prefill_seconds([4], 1.0) + decoding(output) for n, output in outputs.items()}
+def product_and_all_orders(outputs, counts):
+    """Mean normalised latency by T'·L̂, and by every order: two services of equal times each, one request at a time."""
+    names = ("a", "b")
+    alone = {
+        name: float(Cost().prefill_seconds([4], 1.0)) + decoding(n) for name, n in zip(names, outputs, strict=True)
+    }
 
     def mean_normalised(order):
         some = [
             Load(
                 name,
                 Cost(),
-                [RequestLengths(4, output)] * 2,
+                [RequestLengths(4, output)] * count,
                 BlockPool(12, 4),
                 Limits(max_num_seqs=1, max_num_batched_tokens=4),
                 order,
-                [Hints(output_tokens=output, time_s=alone[name], service_time_s=alone[name], service=name)] * 2,
+                [Hints(output_tokens=output, time_s=alone[name], service_time_s=alone[name], service=name)] * count,
             )
-            for name, output in outputs.items()
+            for name, output, count in zip(names, outputs, counts, strict=True)
         ]
         run = replay_unit(some, PrioritySharing())
         return np.mean([s.finish_s / alone[name] for name, served in run.served.items() for s in served])
 
-    every = [
-        mean_normalised(Fixed(turns))
-        for turns in itertools.permutations([("short", 0), ("short", 1), ("long", 0), ("long", 1)])
-    ]
-    assert mean_normalised(Product()) == pytest.approx(min(every))
-    assert max(every) > 1.2 * min(every)
+    turns = set(itertools.permutations([name for name, count in zip(names, counts, strict=True) for _ in range(count)]))
+    return mean_normalised(Product()), [mean_normalised(Fixed(of_names)) for of_names in turns]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.tuples(st.integers(2, 12), st.integers(2, 12)), st.tuples(st.integers(1, 3), st.integers(1, 3)))
+@example((3, 9), (2, 2))
+def test_the_product_of_time_and_service_time_gives_the_least_normalised_latency_of_all_orders(outputs, counts):
+    """SeaLLM's Theorem 1, by brute force."""
+    product, every = product_and_all_orders(outputs, counts)
+    assert product == pytest.approx(min(every))
+
+
+def test_the_order_matters():
+    product, every = product_and_all_orders((3, 9), (2, 2))
+    assert max(every) > 1.2 * product
 
 
 def decoding(output):
@@ -159,12 +171,12 @@ def decoding(output):
 
 
 class Fixed:
-    """As given, by service and index."""
+    """Services in these turns, each service's requests by index."""
 
     changes = False
 
     def __init__(self, turns):
-        self.turns = turns
+        self.places = {name: [place for place, n in enumerate(turns) if n == name] for name in set(turns)}
 
     def key(self, sequence, now):
-        return self.turns.index((sequence.hints.service, sequence.index))
+        return self.places[sequence.hints.service][sequence.index]

@@ -132,7 +132,8 @@ def test_more_residents_than_memory_holds_only_preempt(policy):
     for residents in (32, 48, 64, 256):
         plan, profile = engine("opt-13b", "4xA40", 4, policy, task("T"), residents, 400)
         means.append(estimate(plan, profile))
-    assert [e.preemptions_per_request for e in means] == sorted(e.preemptions_per_request for e in means)
+    preempted = [round(e.preemptions_per_request, 12) for e in means]  # where memory binds: equal, up to rounding
+    assert preempted == sorted(preempted)
     assert means[-1].preemptions_per_request > 0.3
     assert means[-1].throughput_tok_s == pytest.approx(means[-2].throughput_tok_s, rel=0.02)
     assert all(e.feasible for e in means)

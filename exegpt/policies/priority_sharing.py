@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exegpt.batching import Sequence
-from xsimulator.multimodel.tenant import Tenant
-from xsimulator.multimodel.unit import Unit
+from exegpt.policies.sharing import Tenant, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ class PrioritySharing:
         """Start a row that lasts while its first sequence's key surely stays the smallest."""
         lasts_s = _steady_s(unit, tenant, candidate.first, now)
         unit.decode(tenant, None if lasts_s > 0 else 1)
-        if unit.running:
-            unit.running[0].cut(now + lasts_s)
+        if tenant.job:  # the runner's are over at once
+            tenant.job.cut(now + lasts_s)
 
     def _candidates(self, unit: Unit, now: float) -> list[Candidate]:
         """Each model's first waiting request that would be admitted, and its first resident."""
@@ -79,7 +78,7 @@ class PrioritySharing:
 def _prompts(tenant: Tenant, place: int, now: float) -> Candidate | None:
     if not tenant.can_prefill(now):
         return None
-    first = tenant.ledger.waiting.peek(now)
+    first = tenant.first(now)
     assert first is not None, "it can be prefilled"
     return Candidate(_order(tenant).key(first, now), place, "encode", first)
 
@@ -109,14 +108,9 @@ def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
 
 
 def _new(tenant: Tenant, since: float, now: float) -> bool:
-    """Whether a model can begin what it couldn't then."""
-    if tenant.resumes_s > since:
-        return tenant.can_prefill(now) or tenant.can_decode(now)
-    if not tenant.can_prefill(now):
-        return False
-    first = tenant.ledger.waiting.peek(now)
-    assert first is not None, "it can be prefilled"
-    return first.arrival_s > since
+    """Whether a prompt can be computed that has arrived since then."""
+    first = tenant.first(now)
+    return first is not None and first.arrival_s > since and tenant.can_prefill(now)
 
 
 def _order(tenant: Tenant) -> Any:

@@ -1,0 +1,180 @@
+"""Two models on one device of this machine beside their plan: each one's share of it and latencies; and what merged
+blocks give over caches of their own when one model has most of the load.
+
+Both models are random Llamas of different shapes in float32, on one thread, measured first. Requests come as a Poisson
+process; the simulator gets the same ones.
+
+    python -m benchmarks.shared_device
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.servers import orca
+from exegpt.app.load.arrivals import random_arrivals
+from exegpt.app.profiles import measured_profile
+from exegpt.models.create import create_model
+from exegpt.models.device import CPU
+from exegpt.plan import PlannedModel, Share
+from exegpt.profile import Profile
+from exegpt.request import Request, Result
+from exegpt.served import summarise
+from exegpt.workload import RequestLengths, Workload
+from xrunner.comm.ranks import Ranks
+from xrunner.multimodel.unit import Unit
+from xsimulator.multimodel.plan_replay import replay_models
+
+SIZES = {
+    "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},
+    "deep": {"layers": 8, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 688, "vocab": 8000, "context": 512},
+}
+LENGTHS = {"wide": (64, 48), "deep": (128, 96)}
+"""Mean prompt and output; both uniform between half of it and one and a half."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one model's requests came to."""
+
+    share: float
+    """Of the device's time."""
+    latency_s: float
+    """Mean, from arrival."""
+    p99_s: float
+    seconds: float
+    """Until the last one's end."""
+    preemptions: int
+
+
+def requests(name: str, num: int, rate: float, seed: int) -> list[Request]:
+    """Random prompts at Poisson arrivals."""
+    draw, (prompt, output) = np.random.default_rng([seed, len(name)]), LENGTHS[name]
+    arrivals = random_arrivals(rate, num, (seed, ord(name[0])))
+    return [
+        Request(
+            f"{name}-{i}",
+            tuple(draw.integers(3, SIZES[name]["vocab"], draw.integers(prompt // 2, 3 * prompt // 2)).tolist()),
+            int(draw.integers(output // 2, 3 * output // 2)),
+            ignore_eos=True,
+            arrival_s=float(arrival),
+        )
+        for i, arrival in enumerate(arrivals)
+    ]
+
+
+def planned(directories: Mapping[str, Path], share: Share, blocks: Mapping[str, int]) -> list[PlannedModel]:
+    """Both models on device 0."""
+    unknown = summarise((), 0.0, "p99-queries")
+    models = []
+    for name, directory in directories.items():
+        schedule = replace(
+            orca(directory, 64), workload=Workload.fixed(*LENGTHS[name]), kv_blocks=blocks[name], admission="grow"
+        )
+        models.append(PlannedModel(name, (0,), schedule, unknown, 1.0, share=share))
+    return models
+
+
+def measured(
+    models: Sequence[PlannedModel], directories: Mapping[str, Path], todo: Mapping[str, list[Request]]
+) -> dict[str, Figures]:
+    """Run them."""
+    unit = Unit.load(models, directories)
+    unit.open()
+    results: dict[str, list[Result]] = {name: [] for name in todo}
+    for name, some in todo.items():
+        for request in some:
+            unit.add(name, request)
+    while not unit.idle:
+        if not unit.step():
+            unit.wait()
+        for name in todo:
+            results[name] += [event for event in unit.take(name) if isinstance(event, Result)]
+    busy = {tenant.name: tenant.busy_s for tenant in unit.tenants}
+    preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
+    unit.close()
+    end_s = max(result.finish_s for some in results.values() for result in some)
+    return {
+        name: _figures([r.finish_s - r.arrival_s for r in some], busy[name] / end_s, end_s, preempted[name])
+        for name, some in results.items()
+    }
+
+
+def predicted(
+    models: Sequence[PlannedModel], profiles: Mapping[str, Profile], todo: Mapping[str, list[Request]]
+) -> dict[str, Figures]:
+    """Replay them."""
+    lengths = {
+        name: [RequestLengths(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in some]
+        for name, some in todo.items()
+    }
+    replays = replay_models(models, profiles, lengths, timeline=True)
+    end_s = max(one.finish_s for replay in replays.values() for one in replay.served)
+    return {
+        name: _figures(
+            [one.finish_s - one.arrival_s for one in replay.served],
+            sum(span.end_s - span.start_s for span in replay.spans) / end_s,
+            end_s,
+            replay.preemptions,
+        )
+        for name, replay in replays.items()
+    }
+
+
+def _figures(latencies: Sequence[float], share: float, seconds: float, preemptions: int) -> Figures:
+    return Figures(share, statistics.mean(latencies), float(np.percentile(latencies, 99)), seconds, preemptions)
+
+
+def print_both(what: str, real: Mapping[str, Figures], expected: Mapping[str, Figures]) -> None:
+    """Measured beside predicted."""
+    print(what)
+    for name, figures in real.items():
+        other = expected[name]
+        pairs = [
+            f"{label} {getattr(figures, key):.3g} / {getattr(other, key):.3g}"
+            for label, key in (("share", "share"), ("mean s", "latency_s"), ("p99 s", "p99_s"))
+        ]
+        print(f"  {name}: {', '.join(pairs)}, preemptions {figures.preemptions} / {other.preemptions}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=150, help="of each model")
+    parser.add_argument("--rates", default="2.5,1.2", help="requests/s of both at an even load")
+    parser.add_argument("--blocks", type=int, default=40, help="KV blocks of each model under skewed load")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rates = dict(zip(SIZES, map(float, asked.rates.split(",")), strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        directories = {name: Path(folder) / name for name in SIZES}
+        for number, (name, sizes) in enumerate(SIZES.items()):
+            create_model(directories[name], "llama", **sizes, seed=number)
+        profiles = {n: measured_profile(d, "fp32", Ranks(), CPU, "triton").profile for n, d in directories.items()}
+        began = time.perf_counter()
+        todo = {name: requests(name, asked.requests, rate, 1) for name, rate in rates.items()}
+        for share in (Share("time"), Share("priority", pool="merged")):
+            models = planned(directories, share, dict.fromkeys(SIZES, 1000))
+            pair = measured(models, directories, todo), predicted(models, profiles, todo)
+            print_both(f"shared by {share.by}, measured / predicted", *pair)
+        skewed = {"wide": requests("wide", 4 * asked.requests // 3, 1e3, 2), "deep": requests("deep", 4, 0.5, 2)}
+        ends: dict[str, tuple[float, float]] = {}
+        for pool in ("quotas", "merged"):
+            models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
+            real, expected = measured(models, directories, skewed), predicted(models, profiles, skewed)
+            print_both(f"skewed load, {pool}, measured / predicted", real, expected)
+            ends[pool] = real["wide"].seconds, expected["wide"].seconds
+        gains = [split / merged for split, merged in zip(ends["quotas"], ends["merged"], strict=True)]
+        print(f"merged blocks are done {gains[0]:.3f} times as fast as split ones, predicted {gains[1]:.3f}")
+        print(f"{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

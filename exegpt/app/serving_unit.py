@@ -1,0 +1,107 @@
+"""The engines of models that share a device, under one server: a process that connects to the frontend for each."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exegpt import document
+from exegpt.app.files import model_directory
+from exegpt.app.profiles import measured_profile, profile_text
+from exegpt.app.settings import set_threads
+from exegpt.engine_protocol import Opened
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.models import planning
+from exegpt.models.device import find_device
+from exegpt.plan import Plan, PlannedModel
+from exegpt.profile import Profile
+from exegpt.report import output
+from exegpt.schedule import Schedule
+from xrunner.comm.ranks import Ranks
+from xrunner.comm.relay import way_to_frontend
+from xrunner.core import inbox
+from xrunner.core.driver import Options
+from xrunner.multimodel import serving
+from xrunner.multimodel.unit import Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class UnitOptions:
+    """What the process of one unit of a plan is asked for."""
+
+    plan: Path
+    unit: int
+    """Its place in `Plan.units`."""
+    socket: Path
+    """The folder in which the frontend listens at `engine-I` for the plan's I-th model."""
+    device: str | None
+    attention: str | None
+    threads: int | None
+
+
+def serve(options: UnitOptions) -> None:
+    """Load the models of a unit and serve until the frontend has drained all of them, or has gone."""
+    plan = document.read(Plan, options.plan)
+    if not 0 <= options.unit < len(plan.units):
+        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
+    unit = plan.units[options.unit]
+    set_threads(Ranks().threads(options.threads))
+    device = find_device(options.device)
+    directories = {model.name: directory_of(model) for model in unit}
+    attention = attention_for(unit, options.attention, device)
+    profiles = measured_profiles(unit, directories, device, attention)
+    if unit[0].share and unit[0].share.by == "space":
+        output.note("models that share by space take turns here: shares of multiprocessors are simulated alone")
+    engines = Unit.load(unit, directories, device, attention)
+    engines.open(options=Options(spans=True))
+    opened = {}
+    for tenant in engines.tenants:
+        tenant.engine.prepare_grammars()
+        opened[tenant.name] = _opened(tenant.engine.schedule, profiles[tenant.name], engines.zero_s)
+    with ExitStack() as stack:
+        inboxes = {}
+        for number, model in enumerate(plan.models):
+            if model in unit:
+                connect = stack.enter_context(way_to_frontend(Ranks(), str(options.socket / f"engine-{number}")))
+                inboxes[model.name] = inbox.Inbox(connect())
+        try:
+            serving.serve(engines, inboxes, opened)
+        except inbox.Gone:
+            raise InputError("The server's frontend has gone: its engines end.") from None
+
+
+def directory_of(model: PlannedModel) -> Path:
+    """Of a planned model's weights; InputError where the plan names none, or another model's."""
+    if model.directory is None:
+        raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")
+    directory = model_directory(model.directory)
+    model.schedule.check_model(ModelSpec.from_directory(directory))
+    return directory
+
+
+def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "torch.device") -> str:
+    """Whose attention kernels all models of a unit have: FlashInfer's, where each can."""
+    chosen = {
+        planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0] for model in unit
+    }
+    return chosen.pop() if len(chosen) == 1 else "triton"
+
+
+def measured_profiles(
+    unit: tuple[PlannedModel, ...], directories: dict[str, Path], device: "torch.device", attention: str
+) -> dict[str, Profile]:
+    """What this machine was measured to be for each model, or is measured to be now."""
+    profiles = {}
+    for model in unit:
+        job = measured_profile(directories[model.name], model.schedule.dtype, Ranks(), device, attention)
+        profiles[model.name] = job.profile
+    return profiles
+
+
+def _opened(schedule: Schedule, profile: Profile, zero_s: float) -> Opened:
+    assumptions = profile_text(profile), "shares its device with other models: no bound is promised"
+    return Opened(schedule, profile, None, assumptions, zero_s)

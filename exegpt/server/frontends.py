@@ -1,0 +1,80 @@
+"""Frontends: the models of one server, and which of them a request is for."""
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client.registry import Collector
+
+from exegpt.server.errors import ApiError, invalid
+from exegpt.server.frontend import Frontend
+from exegpt.server.journal import Entry
+from exegpt.server.measured import Counts
+from exegpt.server.metrics_page import ByModel
+from exegpt.server.reports import Reports
+from exegpt.server.unrouted import Unrouted
+
+
+class Frontends:
+    """The frontend of each model, in order. `admin` is the hash of the administrator's token; None: nothing can be
+    administered.
+    """
+
+    def __init__(self, frontends: Sequence[Frontend], admin: bytes | None = None, reports: Reports | None = None):
+        self.each = tuple(frontends)
+        self.admin = admin
+        self.drain: Callable[[], object] = lambda: None
+        """Ends the server when all is answered."""
+        self._by_name = {frontend.model.name: frontend for frontend in frontends}
+        self.unrouted: Counts
+        """What counts requests that reach no model."""
+        self.counted: Collector
+        """All metrics."""
+        if self.only:
+            self.unrouted, self.counted = self.only.monitor, self.only.monitor.metrics.registry
+        else:
+            self.unrouted = unrouted = Unrouted(reports or Reports())
+            registries = {name: frontend.monitor.metrics.registry for name, frontend in self._by_name.items()}
+            self.counted = ByModel(registries | {"": unrouted.registry})
+
+    @property
+    def names(self) -> list[str]:
+        """The models' names."""
+        return list(self._by_name)
+
+    @property
+    def only(self) -> Frontend | None:
+        """The model of a server that has one; None where it has several."""
+        return self.each[0] if len(self.each) == 1 else None
+
+    def of(self, name: str | None) -> Frontend:
+        """The model that a request names; a request without a name is for the only one. ApiError where there is no
+        such model, or several and no name.
+        """
+        names = ", ".join(f"'{name}'" for name in self.names)
+        has = f"this server has {names}."
+        if name is None:
+            if self.only is None:
+                raise invalid(f"'model' is missing: {has}", "model")
+            return self.only
+        if name not in self._by_name:
+            raise ApiError(404, f"The model does not exist: {has}", "model_not_found", "model")
+        return self._by_name[name]
+
+    def unfinished(self, frontend: Frontend) -> list[Entry]:
+        """The journal's requests to this model that another process has left unanswered."""
+        entries = frontend.journal.unfinished if frontend.journal else []
+        return entries if self.only else [e for e in entries if e.body.get("model") == frontend.model.name]
+
+    def check_ready(self) -> None:
+        """ApiError while one of them takes no requests."""
+        for frontend in self.each:
+            frontend.check_ready()
+
+    @property
+    def active(self) -> int:
+        """Requests that are being answered."""
+        return sum(frontend.active for frontend in self.each)
+
+    def refuse_more(self) -> None:
+        """Take no more requests."""
+        for frontend in self.each:
+            frontend.draining = True

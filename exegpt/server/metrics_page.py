@@ -1,0 +1,31 @@
+"""The page that Prometheus reads: one model's metrics, or those of several as series with a label `model_name`."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+
+def render(collector: Collector, accept: str) -> tuple[bytes, str]:
+    """The text of all metrics in the format that a client accepts, and its media type."""
+    encode, kind = choose_encoder(accept)
+    return encode(collector), kind
+
+
+class ByModel(Collector):
+    """The metrics of several registries, each metric once, with the series of all; `registries` are by model name."""
+
+    def __init__(self, registries: Mapping[str, CollectorRegistry]):
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        """Each metric."""
+        merged: dict[str, Metric] = {}
+        for model, registry in self._registries.items():
+            for metric in registry.collect():
+                whole = merged.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                )
+                whole.samples += [s._replace(labels={"model_name": model} | s.labels) for s in metric.samples]
+        return merged.values()

@@ -1,0 +1,135 @@
+"""Several models on one device: their tokens, the memory that they share, and whose turn it is."""
+
+import dataclasses
+
+import pytest
+
+from exegpt.cluster import parse_cluster
+from exegpt.errors import InputError
+from exegpt.model import ModelSpec
+from exegpt.plan import PlannedModel, Share
+from exegpt.request import Request, Result
+from exegpt.served import summarise
+from exegpt.workload import RequestLengths
+from tests.xrunner.cells import requests, schedule
+from tests.xrunner.core.conftest import tokens_of_transformers
+from xprofiler.roofline import roofline_profile
+from xrunner.core.events import Token
+from xrunner.multimodel.unit import Unit
+from xsimulator.multimodel.plan_replay import replay_models
+
+FEW = 6
+"""Blocks of each model: enough for its longest request alone."""
+SHARES = [Share("time"), Share("time", pool="merged"), Share("priority", pool="merged"), Share("space", 0.5)]
+
+
+@pytest.fixture(scope="module")
+def theirs(directories):
+    return {name: tokens_of_transformers(path) for name, path in directories.items()}
+
+
+@pytest.fixture
+def profiles(directories):
+    cluster = parse_cluster("1xA40")
+    specs = {name: ModelSpec.from_directory(path) for name, path in directories.items()}
+    return {name: roofline_profile(spec, cluster, "fp32") for name, spec in specs.items()}
+
+
+def planned(directories, share, kv_blocks=FEW):
+    models = []
+    for name, path in directories.items():
+        spec = ModelSpec.from_directory(path)
+        plan = schedule(spec, "orca", kv_blocks=kv_blocks, admission="grow", max_num_seqs=6, prefills_per_step=2)
+        models.append(PlannedModel(name, (0,), plan, summarise((), 0.0, "p99-queries"), 1.0, share=share))
+    return models
+
+
+def run(unit, todo, every=0):
+    """Add all requests, or one of each model after so many steps; results by model and id, and the jobs in order."""
+    results, jobs = {name: {} for name in todo}, []
+    left = {name: list(some) for name, some in todo.items()}
+    tokens = {name: {} for name in todo}
+    steps = 0
+    while any(left.values()) or not unit.idle:
+        for name, some in left.items():
+            while some and (not every or steps % every == 0):
+                unit.add(name, some.pop(0))
+                if every:
+                    break
+        if unit.step():
+            (tenant,) = unit.running
+            jobs.append(tenant.name)
+        for name in todo:
+            for event in unit.take(name):
+                if isinstance(event, Token):
+                    tokens[name].setdefault(event.request_id, []).append(event.token)
+                else:
+                    assert isinstance(event, Result) and event.id not in results[name]
+                    results[name][event.id] = event
+        steps += 1
+    assert all(list(r.output_ids) == tokens[n][i] for n, some in results.items() for i, r in some.items())
+    return results, jobs
+
+
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("share", SHARES, ids=lambda share: f"{share.by}-{share.pool}")
+def test_tokens_are_transformers_though_caches_are_short(directories, theirs, share, every):
+    unit = Unit.load(planned(directories, share), directories)
+    unit.open()
+    results, _ = run(unit, {name: requests() for name in directories}, every)
+    if share.by != "priority":  # which lets so few in at a time that their tokens have room
+        assert sum(tenant.ledger.preemptions for tenant in unit.tenants) > 0, "the caches are to be too small"
+    for tenant in unit.tenants:
+        tenant.ledger.check()
+        assert tenant.ledger.pool.available == tenant.ledger.pool.total
+    unit.close()
+    for name, want in theirs.items():
+        assert {i: list(r.output_ids) for i, r in results[name].items()} == {
+            i: list(out) for i, (out, _) in want.items()
+        }
+
+
+def test_a_model_takes_the_memory_that_the_other_does_not_need(directories):
+    """Under skewed load: one model's requests alone preempt each other over quotas, and have room in merged blocks."""
+    counts = {}
+    for pool in ("quotas", "merged"):
+        unit = Unit.load(planned(directories, Share("time", pool=pool), 14), directories)
+        unit.open()
+        run(unit, {"llama": requests()})
+        counts[pool] = unit.tenants[0].ledger.preemptions
+        unit.close()
+    assert counts["merged"] < counts["quotas"]
+
+
+@pytest.mark.parametrize("share", SHARES[:2], ids=lambda share: f"{share.by}-{share.pool}")
+def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profiles):
+    """Of requests that are there from the beginning: whose turn it is depends on no time."""
+    models = planned(directories, share, 12)
+    unit = Unit.load(models, directories)
+    unit.open()
+    todo = {name: requests() for name in directories}
+    _, jobs = run(unit, todo)
+    preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
+    unit.close()
+    lengths = {name: [RequestLengths(len(r.prompt_ids), r.max_tokens) for r in some] for name, some in todo.items()}
+    replays = replay_models(models, profiles, lengths, timeline=True)
+    spans = sorted((s.start_s, name) for name, one in replays.items() for s in one.spans)
+    rows = [name for _, name in spans]
+    assert [j for j, before in zip(jobs, [None, *jobs], strict=False) if j != before] == [
+        r for r, before in zip(rows, [None, *rows], strict=False) if r != before
+    ]
+    assert preempted == {name: one.preemptions for name, one in replays.items()}
+
+
+def test_one_device_each_is_what_models_can_share(directories):
+    models = [dataclasses.replace(m, devices=(0, 1)) for m in planned(directories, SHARES[0])]
+    with pytest.raises(InputError, match="shares 2 devices with others"):
+        Unit.load(models, directories)
+
+
+def test_a_request_that_the_memory_cannot_hold_is_refused(directories):
+    unit = Unit.load(planned(directories, SHARES[1], 1), directories)
+    unit.open()
+    with pytest.raises(InputError, match="needs 6 KV blocks"):
+        unit.add("llama", Request("a", tuple(range(60)), 30))
+    unit.close()

@@ -1,0 +1,180 @@
+"""Unit: one device that several models share, each with an engine of its own. What runs next is the rule of sharing
+(`exegpt/policies/sharing.py`), which the event simulator follows too (`xsimulator/multimodel/unit.py`).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from exegpt.batching import Ledger
+from exegpt.batching import Sequence as LedgerSequence
+from exegpt.errors import InputError
+from exegpt.models.device import CPU
+from exegpt.plan import PlannedModel
+from exegpt.policies.one_phase import OnePhasePolicy
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import Sharing, TimeSharing
+from exegpt.request import Request
+from exegpt.schedule import StagePhase
+from xrunner.comm.ranks import Ranks
+from xrunner.core.driver import Options
+from xrunner.core.engine import Engine
+from xrunner.core.events import Event
+from xrunner.core.shared_cache import SharedCache, merged_caches
+from xrunner.rank.warm_up import Extent
+
+_NAP_S = 2e-3
+"""Between two looks of a unit that has nothing to run though it has requests."""
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One model's engine, as the rule of sharing sees it."""
+
+    name: str
+    engine: Engine
+    policy: OnePhasePolicy
+    idle_since_s: float = 0.0
+    """When its last job ended."""
+    busy_s: float = 0.0
+    """Seconds of its jobs so far."""
+
+    job = None
+    """A job is done when the rule looks again."""
+
+    @property
+    def limits(self) -> OnePhasePolicy:
+        """Without shares: one job has the whole device."""
+        return self.policy
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its requests."""
+        return self.engine.ledger
+
+    def first(self, now: float) -> LedgerSequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+        return self.policy.first(self.ledger, now)
+
+    def can_prefill(self, now: float) -> bool:
+        """Whether it would be admitted now."""
+        return self.policy.can_prefill(self.ledger, now)
+
+    def can_decode(self, now: float) -> bool:
+        """Whether it has sequences to decode."""
+        return bool(self.ledger.decoding)
+
+
+class Unit:
+    """Models on one device, after `open`: one job at a time, by a rule."""
+
+    def __init__(self, tenants: Sequence[Tenant], sharing: Sharing):
+        self.tenants, self._sharing = tenants, sharing
+        self.running: list[Tenant] = []
+        """Whose job the rule has just run."""
+        self._by_name = {tenant.name: tenant for tenant in tenants}
+
+    @staticmethod
+    def load(
+        models: Sequence[PlannedModel],
+        directories: Mapping[str, Path],
+        device: torch.device = CPU,
+        attention: str = "triton",
+    ) -> "Unit":
+        """The unit of models that share a device, with their weights, by the models' names. InputError for models that
+        need several devices each, or for what can't be loaded.
+        """
+        for model in models:
+            if len(model.devices) > 1:
+                raise InputError(
+                    f"Model '{model.name}' shares {len(model.devices)} devices with others: exegpt runs models that "
+                    "share one device each; plan with smaller ones, or with devices of their own."
+                )
+        shared: list[SharedCache | None] = [None] * len(models)
+        share = models[0].share
+        assert share, "models of a unit share their devices"
+        if share.pool == "merged":
+            shared = [*merged_caches([model.schedule for model in models], device)]
+        tenants = []
+        for model, cache in zip(models, shared, strict=True):
+            engine = Engine.load(
+                directories[model.name], model.schedule, Ranks(), device=device, attention=attention, shared=cache
+            )
+            tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule)))
+        in_order = TimeSharing(in_order=share.pool == "merged")
+        return Unit(tenants, PrioritySharing(prompts_first=True) if share.by == "priority" else in_order)
+
+    def open(self, extents: Mapping[str, Extent] | None = None, options: Options | None = None) -> None:
+        """Be ready for requests of each model within an extent; without one, for all that its schedule allows."""
+        for tenant in self.tenants:
+            schedule = tenant.engine.schedule
+            within = extents or {tenant.name: Extent.within(schedule, schedule.model.spec.context - 1, 1)}
+            how = replace(options or Options(), policy=tenant.policy)
+            tenant.engine.open(within[tenant.name], how)
+        for tenant in self.tenants:  # one clock, which begins when all are ready
+            tenant.engine.count_from(self.tenants[-1].engine.began)
+
+    @property
+    def now(self) -> float:
+        """Seconds since it was opened."""
+        return self.tenants[0].engine.worker.now()
+
+    @property
+    def zero_s(self) -> float:
+        """When it was opened, by this machine's monotonic clock."""
+        return time.monotonic() - self.now
+
+    @property
+    def used(self) -> float:
+        """The shares of the jobs that run, each of which has the whole device."""
+        return float(len(self.running))
+
+    @property
+    def idle(self) -> bool:
+        """Whether all requests have ended."""
+        return all(tenant.engine.idle for tenant in self.tenants)
+
+    def add(self, name: str, request: Request) -> None:
+        """Let a model's request wait from now on, or from its later arrival; InputError as of `Engine.add`."""
+        arrival_s = max(request.arrival_s, self.now)
+        self._by_name[name].engine.add(replace(request, arrival_s=arrival_s))
+
+    def step(self) -> bool:
+        """Run the job that the rule chooses, if there is one; whether there was."""
+        for tenant in self.tenants:
+            tenant.engine.update()
+        self.running = []
+        self._sharing.start(self, self.now)
+        return bool(self.running)
+
+    def wait(self) -> None:
+        """Rest, where a step had nothing to do."""
+        time.sleep(_NAP_S)
+
+    def take(self, name: str) -> list[Event]:
+        """What has come of a model's requests since the last call."""
+        return self._by_name[name].engine.take()
+
+    def prefill(self, tenant: Tenant) -> None:
+        """Run a model's prompts."""
+        self._run(tenant, "encode")
+
+    def decode(self, tenant: Tenant, most: int | None = None) -> None:
+        """Run one decoding iteration of a model, unless all its sequences have been preempted."""
+        self._run(tenant, "decode")
+
+    def _run(self, tenant: Tenant, phase: StagePhase) -> None:
+        began = self.now
+        if tenant.engine.run_phase(phase):
+            self.running.append(tenant)
+            tenant.idle_since_s = self.now
+            tenant.busy_s += tenant.idle_since_s - began
+
+    def close(self) -> None:
+        """End all requests' runs and give the memory back."""
+        for tenant in self.tenants:
+            tenant.engine.drain()
+            tenant.engine.close()
