@@ -172,7 +172,7 @@ def seallm(
     json: options.JSON = False,
 ) -> None:
     """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, beside dedicated GPUs, AlpaServe and
-    MuxServe. Some four minutes on two cores.
+    MuxServe, over rates and bursts; many minutes.
 
     Example: exegpt reproduce seallm --report seallm.html
     """
@@ -184,7 +184,7 @@ def seallm(
 
 @app.command(short_help="Several models on one cluster: all of these papers.")
 def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other: some fifteen minutes.
+    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other: many minutes.
 
     Needs the published measurements in the folder that EXEGPT_DATA names.
 
