@@ -1,5 +1,6 @@
 """Requests of several models through units of shared devices."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +18,7 @@ from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
 
-SHARINGS = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
+SHARINGS: dict[str, Callable[[], Sharing]] = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
 """How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
 
 
