@@ -17,10 +17,10 @@ from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output
 
-METHODS = ("exegpt", "muxserve", "temporal", "spatial")
+METHODS = ("exegpt", "muxserve", "temporal", "seallm", "spatial")
 """How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
-of the multiprocessors or taking turns; in proportion to what each computes, under the policy of most engines
-(MuxServe's baseline).
+of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities; in proportion to what
+each computes, under the policy of most engines (MuxServe's baseline).
 """
 _POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
 _QUICK = ("orca",)
@@ -28,7 +28,11 @@ _QUICK = ("orca",)
 goodput is rarely a tenth higher.
 """
 _MOST_WAYS = 1000
-_SHARING: dict[str, Literal["space", "time"]] = {"muxserve": "space", "temporal": "time"}
+_SHARING: dict[str, Literal["space", "time", "priority"]] = {
+    "muxserve": "space",
+    "temporal": "time",
+    "seallm": "priority",
+}
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,14 @@ def _shared(
     """Models on devices that they share."""
     from exegpt.app.plan_evaluation import evaluated
     from exegpt.app.shared_devices import place_together
+    from exegpt.app.staged_placement import place_in_groups
 
-    placed = Plan(Plan.VERSION, method, cluster, tuple(place_together(demands, cluster, _SHARING[method], progress)))
+    by = _SHARING[method]
+    if by == "priority":
+        models = place_in_groups(demands, cluster, progress)
+    else:
+        models = place_together(demands, cluster, by, progress)
+    placed = Plan(Plan.VERSION, method, cluster, tuple(models))
     by_name = {demand.name: demand for demand in demands}
     with Processes() as processes:
         units = processes.each(evaluated, [(unit, by_name) for unit in placed.units])

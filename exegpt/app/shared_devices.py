@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from xscheduler.multimodel.placement import Mesh, Popular
     from xsimulator.cost.replica import ReplicaCost
 
+Way = Literal["space", "time", "priority"]
+"""How models share devices, as `Share.by`."""
 MAX_NUM_SEQS = 256
 PREFILL_TOKENS = 2048
 """Of prompts that are computed together."""
@@ -32,23 +34,28 @@ def place_together(
     """
     from xscheduler.multimodel.placement import Placer
 
-    popular = [_popular(demand, cluster) for demand in demands]
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
     placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
     if placement is None:
-        needed = sum(model.weight_bytes for model in popular) / 1e9
-        raise Infeasible(
-            f"The models don't fit {cluster.name} together: their weights alone have {needed:,.0f} GB; "
-            "name more devices, or fewer models.",
-            None,
-        )
+        raise no_room_together(popular, cluster)
     by_name = {demand.name: demand for demand in demands}
     planned = {
         model.name: model
         for mesh in placement.meshes
-        for model in _planned(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
+        for model in planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
     }
     return [planned[demand.name] for demand in demands]
+
+
+def no_room_together(popular: "Sequence[Popular]", cluster: ClusterSpec) -> Infeasible:
+    """That no placement has room for all models."""
+    needed = sum(model.weight_bytes for model in popular) / 1e9
+    return Infeasible(
+        f"The models don't fit {cluster.name} together: their weights alone have {needed:,.0f} GB; "
+        "name more devices, or fewer models.",
+        None,
+    )
 
 
 def share_unit(
@@ -59,13 +66,13 @@ def share_unit(
     """
     from xscheduler.multimodel.placement import MOST_SHARES, Placer
 
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
-    popular = [_popular(demand, cluster) for demand in demands]
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
     raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
     mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
     if mesh is None:
         return None
-    return _planned(mesh, placer.kv_bytes(mesh), {demand.name: demand for demand in demands}, cluster, by)
+    return planned_on(mesh, placer.kv_bytes(mesh), {demand.name: demand for demand in demands}, cluster, by)
 
 
 def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
@@ -73,8 +80,8 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
     from xscheduler.multimodel.fluid_bound import highest_factor
     from xscheduler.multimodel.placement import Mesh, Occupant, Placer
 
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, _other_bytes(demands, cluster))
-    popular = [_popular(demand, cluster) for demand in demands]
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
     costs = [model.cost(devices) for model in popular]
     occupants = tuple(Occupant(m, devices, 1.0, cost) for m, cost in zip(popular, costs, strict=True) if cost)
     if len(occupants) < len(popular):
@@ -88,12 +95,12 @@ def can_share(demand: Demand) -> bool:
     return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
 
 
-def _other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
     """What a model needs of a device beside weights and cache; the most of all."""
     return max(_replica(demand, cluster, 1)[1] for demand in demands)
 
 
-def _popular(demand: Demand, cluster: ClusterSpec) -> "Popular":
+def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
     from xscheduler.multimodel.placement import Popular
     from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost
 
@@ -141,11 +148,11 @@ def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost
     return CostModel(setting.model, cluster, setting.profile, setting.kv_dtype).replica(_stages(demand, tp))
 
 
-def _planned(
-    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, by: Literal["space", "time"]
+def planned_on(
+    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, by: Way
 ) -> list[PlannedModel]:
     """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
-    and sizes (MuxServe's quotas).
+    and sizes (MuxServe's quotas); by priority that is what their merged blocks come to.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)
@@ -155,7 +162,8 @@ def _planned(
         part = popular.least_bytes + rest * popular.rate_seq_s * popular.kv_token_bytes / wanted
         blocks = math.floor(part / (BLOCK_SIZE * popular.kv_token_bytes))
         schedule = _schedule(demand, cluster, len(mesh.devices), blocks)
-        share = None if alone else Share(by, occupant.decode_share if by == "space" else 1.0)
+        pool: Literal["quotas", "merged"] = "merged" if by == "priority" else "quotas"
+        share = None if alone else Share(by, occupant.decode_share if by == "space" else 1.0, pool)
         unknown = summarise((), 0.0, "p99-queries")
         planned.append(PlannedModel(popular.name, mesh.devices, schedule, unknown, demand.rate_seq_s, share=share))
     return planned

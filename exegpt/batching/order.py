@@ -58,5 +58,8 @@ class FollowingOrder:
     def book(self, step: Step, iterations: int) -> None:
         """A step is booked, its decoding so many times."""
 
+    def ran(self, step: Step, seconds: float, now: float) -> None:
+        """A step has taken so long, ending now: on devices that several models share, where residence says little."""
+
     def end(self, sequence: Sequence) -> None:
         """It has ended, and waits no more."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 
 from exegpt.batching.kv_pool import BlockPool, check_size
 from exegpt.errors import InputError
+from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
 
 
@@ -102,10 +103,14 @@ class MergedPool:
         """`count` blocks by number, merged blocks of its own first; MemoryError for more than are available."""
         if count > self.available:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
+        if self.slots == 1:  # no merged block is ever half full
+            self._own += count
+            return [block * self._apart for block in self._merged.take(count)]
         taken: list[int] = []
         while len(taken) < count:
             if not self._open:
-                self._open[self._merged.take()] = list(range(self.slots))
+                (fresh,) = self._merged.take(1)
+                self._open[fresh] = list(range(self.slots))
                 self._own += 1
             block, slots = next(iter(self._open.items()))
             some = slots[: count - len(taken)]
@@ -118,6 +123,12 @@ class MergedPool:
 
     def free(self, blocks: list[int]) -> None:
         """Return blocks that `allocate` gave; a merged block whose slots are all free is every model's again."""
+        if self.slots == 1:
+            if len(blocks) > self._own:
+                raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._own} were held")
+            self._own -= len(blocks)
+            self._merged.give([block // self._apart for block in blocks])
+            return
         for block in blocks:
             merged, begin = divmod(block, self._apart)
             slot, slots = begin // self._pieces, self._open.setdefault(merged, [])
@@ -127,7 +138,7 @@ class MergedPool:
             if len(slots) == self.slots:
                 del self._open[merged]
                 self._own -= 1
-                self._merged.give(merged)
+                self._merged.give([merged])
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless the slots of its merged blocks are free or held by one sequence each."""
@@ -146,14 +157,10 @@ class MergedBlocks:
 
     @staticmethod
     def within(memory_bytes: float, sizes: Iterable[tuple[int, int]]) -> "MergedBlocks":
-        """As many as a memory has, for models' blocks of these (bytes, pieces): as large as the largest, and a whole
-        number of pieces of each. InputError where it has none.
-        """
-        sizes = list(sizes)
-        piece = math.lcm(*(size // pieces for size, pieces in sizes))
-        bytes = -(-max(size for size, _ in sizes) // piece) * piece
+        """As many as a memory has, for models' blocks of these (bytes, pieces); InputError where it has none."""
+        bytes = merged_bytes(sizes)
         total = int(memory_bytes // bytes)
-        if not total:
+        if total < 1:
             raise InputError(f"A memory of {memory_bytes:,.0f} bytes has no merged block of {bytes:,}: give it more.")
         return MergedBlocks(total, bytes)
 
@@ -162,24 +169,43 @@ class MergedBlocks:
         """Merged blocks that no model has."""
         return len(self._returned) + self.total - self._untouched
 
-    def take(self) -> int:
-        """A free merged block."""
-        if self._returned:
-            return self._returned.pop()
-        self._untouched += 1
-        return self._untouched - 1
+    def take(self, count: int) -> list[int]:
+        """So many free merged blocks, those that were returned last first."""
+        known = max(0, len(self._returned) - count)
+        taken = self._returned[known:][::-1]
+        del self._returned[known:]
+        fresh = range(self._untouched, self._untouched + count - len(taken))
+        self._untouched = fresh.stop
+        return [*taken, *fresh]
 
-    def give(self, block: int) -> None:
-        """Return one."""
-        self._returned.append(block)
+    def give(self, blocks: Iterable[int]) -> None:
+        """Return some."""
+        self._returned += blocks
+
+
+def block_of(spec: ModelSpec, block_size: int, kv_dtype: str) -> tuple[int, int]:
+    """Bytes of a model's KV block, and its pieces: the keys and the values of each layer."""
+    return block_size * spec.layers * spec.kv_bytes(1, kv_dtype), 2 * spec.layers
+
+
+def merged_bytes(sizes: Iterable[tuple[int, int]]) -> int:
+    """Of a merged block for models' blocks of these (bytes, pieces): as large as the largest, and a whole number of
+    pieces of each.
+    """
+    sizes = list(sizes)
+    piece = math.lcm(*(size // pieces for size, pieces in sizes))
+    return -(-max(size for size, _ in sizes) // piece) * piece
+
+
+def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
+    """Bytes of merged blocks that hold one sequence of each model at once, in so many of its own blocks."""
+    bytes = merged_bytes(sizes)
+    return bytes * sum(-(-blocks // (bytes // size)) for (size, _), blocks in zip(sizes, sequences, strict=True))
 
 
 def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
-    """The memory that the KV blocks of these schedules come to together, and each one's pool of it. A block has pieces
-    for the keys and the values of each layer.
-    """
-    specs = [(schedule, schedule.model.spec) for schedule in schedules]
-    sizes = [(s.block_size * spec.layers * spec.kv_bytes(1, s.kv_dtype), 2 * spec.layers) for s, spec in specs]
+    """The memory that the KV blocks of these schedules come to together, and each one's pool of it."""
+    sizes = [block_of(schedule.model.spec, schedule.block_size, schedule.kv_dtype) for schedule in schedules]
     memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
     merged = MergedBlocks.within(memory_bytes, sizes)
     pairs = zip(schedules, sizes, strict=True)

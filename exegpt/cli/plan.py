@@ -21,7 +21,7 @@ def plan(
     method: Annotated[
         str,
         typer.Option(
-            help="exegpt (budgets searched together), muxserve, temporal, spatial, or best: the best of these. "
+            help="exegpt (budgets searched together), muxserve, temporal, seallm, spatial, or best: the best of these. "
             "samullm: stages, for numbers of requests."
         ),
     ] = "exegpt",
@@ -251,10 +251,10 @@ def _row(model: "PlannedModel") -> list[str]:
 
 
 def _share_text(model: "PlannedModel") -> str:
-    """How it has its devices: alone, taking turns, or decoding on some of the multiprocessors."""
+    """How it has its devices: alone, taking turns, by priority, or decoding on some of the multiprocessors."""
     if model.share is None:
         return "–"
-    return "time" if model.share.by == "time" else f"space, {model.share.decode:.0%}"
+    return f"space, {model.share.decode:.0%}" if model.share.by == "space" else model.share.by
 
 
 def ranges(devices: tuple[int, ...]) -> str:

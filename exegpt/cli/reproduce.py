@@ -163,9 +163,28 @@ def hermes(
     _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
 
 
+@app.command(short_help="Services on shared GPUs for latency, by SeaLLM.")
+def seallm(
+    sweeps: Annotated[
+        bool, typer.Option("--sweeps", help="Densities, runs of requests and noise in lengths instead.")
+    ] = False,
+    report: options.REPORT = None,
+    json: options.JSON = False,
+) -> None:
+    """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, beside dedicated GPUs, AlpaServe and
+    MuxServe, over rates and bursts; many minutes.
+
+    Example: exegpt reproduce seallm --report seallm.html
+    """
+    from exegpt.reproduction import seallm as paper
+
+    work = lambda progress: paper.reproduce(progress, sweeps)  # noqa: E731
+    _show("seallm", work, paper.sections, report, json, paper.STANDS_ON)
+
+
 @app.command(short_help="Several models on one cluster: all of these papers.")
 def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe, SamuLLM, Hermes and vLLM-LTR, one after the other: some ten minutes.
+    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other: many minutes.
 
     Needs the published measurements in the folder that EXEGPT_DATA names.
 

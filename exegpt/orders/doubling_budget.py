@@ -1,36 +1,43 @@
 """SeaLLM's doubling budget: T'·L̂ where no length is known."""
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import inf
 
-from exegpt.batching import FollowingOrder, Sequence
+from exegpt.batching import FollowingOrder, Sequence, Step
 from exegpt.orders.attained import Attained
 
 
 class DoublingBudget(FollowingOrder):
     """By remaining budget times the service's mean time alone, L̂.
 
-    The first budget is Q_0 = L̂ + its standard deviation; residence uses it up, and the k-th one after it is 2^k Q_0.
-    Whoever has waited for `starvation` times L̂ comes before all that haven't, in the order in which they came to it.
+    The first budget is Q_0 = L̂ + its standard deviation; residence uses it up, or, where `executed`, the steps that a
+    sequence was in; the k-th one after it is 2^k Q_0. Whoever has waited for `starvation` times L̂ comes before all that
+    haven't, in the order in which they came to it; where `executed`, that counts all its time but its steps'.
     """
 
-    def __init__(self, starvation: float = 10.0):
+    def __init__(self, starvation: float = 10.0, executed: bool = False):
         self.starvation = starvation
-        self._attained = Attained()
+        self._attained = Attained(executed)
         self._starved: list[tuple[float, int, Sequence]] = []
         """A heap of when waiting sequences will have starved; those that left meanwhile are passed over."""
         self._starves_s: dict[int, float] = {}
-        """When each waiting sequence will have starved, by index."""
+        """When each waiting sequence, or any where steps count, will have starved, by index."""
 
     def fresh(self) -> "DoublingBudget":
         """Nobody has run."""
-        return DoublingBudget(self.starvation)
+        return DoublingBudget(self.starvation, self._attained.executed)
 
     def wait(self, sequence: Sequence, now: float) -> None:
         """It starves from now on; one that has just arrived, from its arrival."""
-        since = now if self._attained.seconds(sequence) else sequence.arrival_s
-        at = since + self.starvation * (sequence.hints.service_time_s or 0.0)
+        at = self._starvation(sequence, now)
         self._starves_s[sequence.index] = at
         heappush(self._starved, (at, sequence.index, sequence))
+
+    def _starvation(self, sequence: Sequence, now: float) -> float:
+        ran = self._attained.seconds(sequence)
+        since = sequence.arrival_s + ran if self._attained.executed or not ran else now
+        return since + self.starvation * (sequence.hints.service_time_s or 0.0)
 
     def due(self, now: float) -> list[Sequence]:
         """Sequences that have starved since the last call."""
@@ -44,11 +51,20 @@ class DoublingBudget(FollowingOrder):
     def start(self, sequence: Sequence, now: float) -> None:
         """It uses its budget."""
         self._attained.start(sequence, now)
-        self._starves_s.pop(sequence.index, None)
+        if not self._attained.executed:
+            self._starves_s.pop(sequence.index, None)
 
     def stop(self, sequence: Sequence, now: float) -> None:
         """It uses it no more."""
         self._attained.stop(sequence, now)
+
+    def ran(self, step: Step, seconds: float, now: float) -> None:
+        """Those in the step have used so much of their budgets."""
+        if self._attained.executed:
+            for sequence in (*(s for s, _ in step.encode), *step.decode):
+                self._attained.add(sequence, seconds)
+                if self._starves_s.get(sequence.index, inf) > now - seconds:  # whoever has starved stays first
+                    self._starves_s[sequence.index] = self._starvation(sequence, now)
 
     def end(self, sequence: Sequence) -> None:
         """Forget it."""
@@ -56,7 +72,7 @@ class DoublingBudget(FollowingOrder):
         self._starves_s.pop(sequence.index, None)
 
     def budget(self, sequence: Sequence) -> float:
-        """What a waiting sequence has left of its present budget, in seconds."""
+        """What a waiting sequence has left of its present budget, in seconds; a resident too, where steps count."""
         hints = sequence.hints
         budget = first = (hints.service_time_s or 0.0) + hints.service_sd_s
         used, exhausted = self._attained.seconds(sequence), 0
@@ -64,6 +80,18 @@ class DoublingBudget(FollowingOrder):
             used, exhausted = used - budget, exhausted + 1
             budget = 2.0**exhausted * first
         return budget - used
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """For how long the key of a sequence that runs won't rise: until its budget is used up."""
+        return self.budget(sequence) if self._starves_s.get(sequence.index, inf) > now else inf
+
+    def next_change_s(self, sequences: Iterable[Sequence], now: float) -> float:
+        """When the first of the waiting sequences, or of these, will come before all others."""
+        changes = [self._starves_s.get(sequence.index, inf) for sequence in sequences]
+        first = min([at for at in changes if at > now], default=inf)
+        while self._starved and self._starves_s.get(self._starved[0][1]) != self._starved[0][0]:
+            heappop(self._starved)
+        return min(first, self._starved[0][0]) if self._starved else first
 
     def key(self, sequence: Sequence, now: float) -> tuple[bool, float, float, int]:
         """Changes once while a sequence waits: when it has starved."""

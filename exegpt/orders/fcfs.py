@@ -1,5 +1,7 @@
 """First come, first served."""
 
+from math import inf
+
 from exegpt.batching import Sequence
 
 
@@ -11,6 +13,10 @@ class FCFS:
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
         """A constant."""
         return sequence.arrival_s, sequence.index
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """For how long the key of a sequence that runs won't rise: it is constant."""
+        return inf
 
 
 fcfs = FCFS()

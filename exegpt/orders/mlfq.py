@@ -2,21 +2,23 @@
 falls a level with each quantum that it has used.
 """
 
-from exegpt.batching import FollowingOrder, Sequence
+from exegpt.batching import FollowingOrder, Sequence, Step
 from exegpt.orders.attained import Attained
 
 
 class SkipJoinMLFQ(FollowingOrder):
-    """By level; within a level by arrival. Level i has a quantum of `quantum_s` * 2^i seconds."""
+    """By level; within a level by arrival. Level i has a quantum of `quantum_s` * 2^i seconds of residence, or, where
+    `executed`, of the steps that a sequence was in.
+    """
 
-    def __init__(self, quantum_s: float = 0.01):
+    def __init__(self, quantum_s: float = 0.01, executed: bool = False):
         self.quantum_s = quantum_s
         """vLLM-LTR's MLFQ runs at 10 ms."""
-        self._attained = Attained()
+        self._attained = Attained(executed)
 
     def fresh(self) -> "SkipJoinMLFQ":
         """Nobody has run."""
-        return SkipJoinMLFQ(self.quantum_s)
+        return SkipJoinMLFQ(self.quantum_s, self._attained.executed)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """It uses its quantum."""
@@ -26,19 +28,33 @@ class SkipJoinMLFQ(FollowingOrder):
         """It uses it no more."""
         self._attained.stop(sequence, now)
 
+    def ran(self, step: Step, seconds: float, now: float) -> None:
+        """Those in the step have used so much of their quanta."""
+        if self._attained.executed:
+            for sequence in (*(s for s, _ in step.encode), *step.decode):
+                self._attained.add(sequence, seconds)
+
     def end(self, sequence: Sequence) -> None:
         """Forget it."""
         self._attained.end(sequence)
 
     def level(self, sequence: Sequence) -> int:
-        """Of a waiting sequence."""
+        """Of a waiting sequence; of a resident too, where steps count."""
+        return self._level(sequence)[0]
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """For how long a sequence that runs stays on its level."""
+        return self._level(sequence)[1]
+
+    def _level(self, sequence: Sequence) -> tuple[int, float]:
+        """A sequence's level, and the rest of its quantum."""
         level, quantum = 0, self.quantum_s
         while quantum < (sequence.hints.prefill_s or 0.0):
             level, quantum = level + 1, 2 * quantum
         used = self._attained.seconds(sequence)
         while used >= quantum:
             level, used, quantum = level + 1, used - quantum, 2 * quantum
-        return level
+        return level, quantum - used
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
         """Constant while it waits."""

@@ -1,5 +1,7 @@
 """SeaLLM's T'·L̂: the order that is best for latencies in proportion to each service's own."""
 
+from math import inf
+
 from exegpt.batching import Sequence
 from exegpt.orders.remaining import remaining_s
 
@@ -15,3 +17,7 @@ class Product:
         """Constant while it waits, in seconds squared."""
         hints = sequence.hints
         return remaining_s(sequence) * (hints.service_time_s or 0.0), sequence.arrival_s, sequence.index
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """For how long the key of a sequence that runs won't rise: it falls."""
+        return inf

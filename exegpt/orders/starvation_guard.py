@@ -81,6 +81,11 @@ class StarvationGuard(FollowingOrder):
                     if self._left[sequence.index] <= 0:
                         self._demote(sequence)
 
+    def ran(self, step: Step, seconds: float, now: float) -> None:
+        """Pass on how long a step took."""
+        if self._inner:
+            self._inner.ran(step, seconds, now)
+
     def _demote(self, sequence: Sequence) -> None:
         self._left.pop(sequence.index, None)
         self._promoted.pop(sequence.index, None)

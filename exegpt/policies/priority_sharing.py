@@ -1,8 +1,27 @@
 """SeaLLM's rule of sharing: whoever's request comes first runs, with all of its kind."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from exegpt.batching import Sequence
 from exegpt.policies.sharing import Tenant, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a model could run: its prompts that wait, or its residents' next tokens."""
+
+    key: Any
+    """Of the first of them."""
+    place: int
+    """The model's."""
+    phase: Literal["encode", "decode"]
+    first: Sequence
+
+    @property
+    def order(self) -> tuple[Any, int]:
+        """Lower is earlier."""
+        return self.key, self.place
 
 
 class PrioritySharing:
@@ -10,43 +29,88 @@ class PrioritySharing:
     or resident, decided anew at every iteration (SeaLLM's Algorithm 2).
 
     Prompts of one model are computed together, as are all its residents' next tokens. The models' ledgers have orders
-    of one kind, whose keys compare.
+    of one kind, whose keys compare. With `prompts_first` the model is chosen by the same key, but computes its prompts
+    before it decodes, as vLLM does: under a doubling budget Algorithm 2 lets prompts wait until all residents of their
+    own model have ended, or used up their budgets.
     """
 
+    def __init__(self, prompts_first: bool = False):
+        self.prompts_first = prompts_first
+
     def start(self, unit: Unit, now: float) -> None:
-        """Start a job if none runs; a row gives way to whoever arrives, or comes first meanwhile."""
+        """Start a job if none runs; a row gives way to whoever has arrived since it began."""
         if unit.running:
-            if any(tenant.can_prefill(now) for tenant in unit.tenants):
-                unit.running[0].cut(now)
+            (job,) = unit.running
+            if any(_new(tenant, job.start_s, now) for tenant in unit.tenants):
+                job.cut(now)
             return
-        candidates = sorted(
-            [*self._prompts(unit, now), *self._residents(unit, now)], key=lambda candidate: candidate[:2]
-        )
-        for _, place, phase in candidates:
-            if phase == "encode":
-                unit.prefill(unit.tenants[place])
+        candidates = sorted(self._candidates(unit, now), key=lambda candidate: candidate.order)
+        for candidate in candidates:
+            tenant = unit.tenants[candidate.place]
+            if candidate.phase == "encode":
+                unit.prefill(tenant)
+            elif len(candidates) == 1:
+                unit.decode(tenant)
             else:
-                unit.decode(unit.tenants[place], 1 if len(candidates) > 1 else None)
+                self._decode(unit, tenant, candidate, now)
             if unit.running:
                 return
 
-    def _prompts(self, unit: Unit, now: float) -> list[tuple[Any, int, Literal["encode", "decode"]]]:
-        """Each model's first waiting request that would be admitted."""
-        found: list[tuple[Any, int, Literal["encode", "decode"]]] = []
+    def _decode(self, unit: Unit, tenant: Tenant, candidate: Candidate, now: float) -> None:
+        """Start a row that lasts while its first sequence's key surely stays the smallest."""
+        lasts_s = _steady_s(unit, tenant, candidate.first, now)
+        unit.decode(tenant, None if lasts_s > 0 else 1)
+        if tenant.job:  # the runner's are over at once
+            tenant.job.cut(now + lasts_s)
+
+    def _candidates(self, unit: Unit, now: float) -> list[Candidate]:
+        """Each model's first waiting request that would be admitted, and its first resident."""
+        found = []
         for place, tenant in enumerate(unit.tenants):
-            if tenant.can_prefill(now):
-                first = tenant.ledger.waiting.peek(now)
-                assert first is not None, "it can be prefilled"
-                found.append((_order(tenant).key(first, now), place, "encode"))
+            prompts, residents = _prompts(tenant, place, now), _residents(tenant, place, now)
+            if prompts and residents and self.prompts_first:
+                found.append(Candidate(min(prompts.key, residents.key), place, "encode", prompts.first))
+            else:
+                found += [candidate for candidate in (prompts, residents) if candidate]
         return found
 
-    def _residents(self, unit: Unit, now: float) -> list[tuple[Any, int, Literal["encode", "decode"]]]:
-        """Each model's first resident."""
-        return [
-            (min(_order(tenant).key(sequence, now) for sequence in tenant.ledger.decoding), place, "decode")
-            for place, tenant in enumerate(unit.tenants)
-            if tenant.can_decode(now)
-        ]
+
+def _prompts(tenant: Tenant, place: int, now: float) -> Candidate | None:
+    if not tenant.can_prefill(now):
+        return None
+    first = tenant.first(now)
+    assert first is not None, "it can be prefilled"
+    return Candidate(_order(tenant).key(first, now), place, "encode", first)
+
+
+def _residents(tenant: Tenant, place: int, now: float) -> Candidate | None:
+    if not tenant.can_decode(now):
+        return None
+    key = _order(tenant).key
+    best, _, first = min((key(sequence, now), n, sequence) for n, sequence in enumerate(tenant.ledger.decoding))
+    return Candidate(best, place, "decode", first)
+
+
+def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
+    """For how many seconds a model's first resident surely stays the first of all, if it runs and none arrives: orders
+    that don't know decide at every iteration.
+    """
+    lasts = getattr(_order(tenant), "steady_s", None)
+    if lasts is None:
+        return 0.0
+    seconds: float = lasts(first, now)
+    for other in unit.tenants:
+        changes = getattr(_order(other), "next_change_s", None)
+        if changes:
+            idle = () if other is tenant else other.ledger.decoding
+            seconds = min(seconds, changes(idle, now) - now)
+    return seconds
+
+
+def _new(tenant: Tenant, since: float, now: float) -> bool:
+    """Whether a prompt can be computed that has arrived since then."""
+    first = tenant.first(now)
+    return first is not None and first.arrival_s > since and tenant.can_prefill(now)
 
 
 def _order(tenant: Tenant) -> Any:

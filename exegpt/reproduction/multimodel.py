@@ -1,16 +1,14 @@
-"""What five papers found for several models on one cluster, one system after the other.
-
-SeaLLM's evaluation isn't among them yet: its rule of sharing and its pool are built, its placement isn't.
-"""
+"""What five papers found for several models on one cluster, one system after the other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from exegpt.report.sections import Section
-from exegpt.reproduction import hermes, learned_order, muxserve, samullm
+from exegpt.reproduction import hermes, learned_order, muxserve, samullm, seallm
 from exegpt.reproduction.hermes import Hermes
 from exegpt.reproduction.learned_order import LearnedOrder
 from exegpt.reproduction.public_data import public_data
+from exegpt.reproduction.seallm import SeaLLM
 
 STANDS_ON = "Simulated, with what the papers' authors published; nothing here was run on a GPU."
 
@@ -23,6 +21,7 @@ class Multimodel:
     samullm: samullm.Samullm
     hermes: Hermes
     learned_order: LearnedOrder
+    seallm: SeaLLM
 
 
 def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
@@ -30,11 +29,12 @@ def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
     for whose, folder in (("MuxServe's", "muxserve"), ("SamuLLM's", "samullm"), ("Hermes'", "hermes")):
         public_data(whose, folder)
 
-    def quarter(number: int) -> Callable[[int, int], None]:
-        return lambda done, of: progress(1000 * number + round(1000 * done / of), 4000)
+    systems = (muxserve.reproduce, samullm.reproduce, hermes.reproduce, learned_order.reproduce, seallm.reproduce)
 
-    systems = (muxserve.reproduce, samullm.reproduce, hermes.reproduce, learned_order.reproduce)
-    return Multimodel(*[work(quarter(number)) for number, work in enumerate(systems)])  # type: ignore[operator]
+    def part(number: int) -> Callable[[int, int], None]:
+        return lambda done, of: progress(1000 * number + round(1000 * done / of), 1000 * len(systems))
+
+    return Multimodel(*[work(part(number)) for number, work in enumerate(systems)])  # type: ignore[operator]
 
 
 def sections(result: Multimodel) -> list[Section]:
@@ -44,4 +44,5 @@ def sections(result: Multimodel) -> list[Section]:
         *samullm.sections(result.samullm),
         *hermes.sections(result.hermes),
         *learned_order.sections(result.learned_order),
+        *seallm.sections(result.seallm),
     ]

@@ -1,5 +1,6 @@
 """Plans in which models share devices: who is placed where, what replays say of it, and what can't share."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -10,11 +11,12 @@ from exegpt.app import planning
 from exegpt.app.models_file import read_demands
 from exegpt.app.plan_evaluation import evaluated, in_time
 from exegpt.app.planning import METHODS, make_plan, propose
+from exegpt.batching.shared_pool import block_of, merged_bytes
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, Share
-from xsimulator.multimodel.plan_replay import replay_plan
+from xsimulator.multimodel.plan_replay import _pools, replay_models, replay_plan
 
 CLUSTER = parse_cluster("2xA100-80GB")
 BUSY = {"name": "busy", "model": "opt-1.3b", "workload": "128/64", "rate": "60/s", "latency_bound": "6s"}
@@ -33,9 +35,14 @@ def demands(tmp_path_factory):
     return demands_of(tmp_path_factory.mktemp("models"), BUSY, IDLE, RARE)
 
 
-@pytest.fixture(scope="module", params=["muxserve", "temporal"])
-def plan(request, demands):
-    return make_plan(demands, CLUSTER, request.param)
+@pytest.fixture(scope="module")
+def planned(demands):
+    return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
+
+
+@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm"])
+def plan(request, planned):
+    return planned(request.param)
 
 
 def test_more_models_than_devices_meet_their_rates(plan, demands):
@@ -64,7 +71,7 @@ def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):
     assert document.read(Plan, tmp_path / "plan.json") == plan
     assert main(["show", str(tmp_path / "plan.json")]) == 0
     shown = capsys.readouterr().out
-    assert "busy" in shown and ("time" if plan.method == "temporal" else "space") in shown
+    assert "busy" in shown and {"temporal": "time", "muxserve": "space", "seallm": "priority"}[plan.method] in shown
 
 
 def test_devices_are_shared_whole_and_in_one_way(plan):
@@ -127,9 +134,45 @@ def test_what_cant_share_is_named(tmp_path, demands):
     offline = {"name": "batch", "model": "opt-1.3b", "workload": "128/32", "requests": 10}
     with pytest.raises(InputError, match="Model 'batch' has no rate, and can't share devices: use --method exegpt"):
         make_plan(demands_of(tmp_path, BUSY, offline), CLUSTER, "muxserve")
-    with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
-        big = IDLE | {"model": "opt-30b"}
-        one = parse_cluster("1xA100-80GB")
-        make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, "muxserve")
+    big, one = IDLE | {"model": "opt-30b"}, parse_cluster("1xA100-80GB")
+    for method in ("muxserve", "seallm"):
+        with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
+            make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, method)
     with pytest.raises(Infeasible, match="model 'busy', which is furthest from its own, reaches"):
         make_plan(demands_of(tmp_path, BUSY | {"rate": "5000/s"}, IDLE), CLUSTER, "muxserve")
+
+
+def shared_unit(plan):
+    return next(unit for unit in plan.units if len(unit) > 1)
+
+
+def block_sizes(unit):
+    return [block_of(m.schedule.model.spec, m.schedule.block_size, m.schedule.kv_dtype) for m in unit]
+
+
+def test_models_that_share_by_priority_take_merged_blocks_of_all_their_memory(planned):
+    """A model may have as many blocks as all of a unit's memory holds, where its neighbours take none."""
+    unit = shared_unit(planned("seallm"))
+    assert {(model.share.by, model.share.pool) for model in unit} == {("priority", "merged")}
+    sizes = block_sizes(unit)
+    memory = sum(m.schedule.kv_blocks * size for m, (size, _) in zip(unit, sizes, strict=True))
+    merged = merged_bytes(sizes)
+    for pool, (size, _) in zip(_pools(unit), sizes, strict=True):
+        assert pool.total == memory // merged * (merged // size)
+    quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
+    assert [pool.total for pool in _pools(quotas)] == [m.schedule.kv_blocks for m in unit]
+
+
+def test_sharing_merged_blocks_has_its_price_and_quotas_none(planned, demands):
+    """One request of each model, one job at a time: when the last is done is how long all iterations took."""
+    unit = shared_unit(planned("seallm"))
+    by_name = {demand.name: demand for demand in demands}
+    requests = {m.name: by_name[m.name].setting.workload.draw(1) for m in unit}
+    profiles = {m.name: by_name[m.name].setting.profile for m in unit}
+    quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
+    merged, plain = (
+        max(s.finish_s for of_model in replay_models(each, profiles, requests).values() for s in of_model.served)
+        for each in (unit, quotas)
+    )
+    unlike = len(set(block_sizes(unit))) > 1
+    assert merged == pytest.approx((1.08 if unlike else 1.04) * plain)

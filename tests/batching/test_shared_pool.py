@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store
+from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
 from exegpt.errors import InputError
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 5)), max_size=60)
@@ -91,6 +91,24 @@ def test_a_7b_block_wastes_a_third_of_a_13b_block():
     pool = MergedPool(MergedBlocks(10, large), small, 16)
     assert pool.slots == 1 and pool.total == 10
     assert 1 - pool.slots * small / large == pytest.approx(0.36)
+
+
+def test_there_must_be_room_for_a_sequence_of_every_model():
+    """Three blocks of 4 bytes fit one of 12: ten of them need four merged blocks, beside two of the larger model."""
+    sizes = [(12, 1), (4, 1)]
+    assert least_memory(sizes, [2, 10]) == 6 * 12
+    large, small = (MergedPool(MergedBlocks.within(6 * 12, sizes), size, 16) for size, _ in sizes)
+    assert (large.total, small.total) == (6, 18)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=3))
+def test_the_least_memory_holds_a_sequence_of_each_and_no_block_is_to_spare(models):
+    sizes = [(pieces * bytes, pieces) for pieces, bytes, _ in models]
+    merged = MergedBlocks.within(least_memory(sizes, [blocks for *_, blocks in models]), sizes)
+    for (size, pieces), (*_, blocks) in zip(sizes, models, strict=True):
+        assert len(MergedPool(merged, size, 16, pieces).allocate(blocks)) == blocks
+    assert merged.free == 0
 
 
 def test_a_block_larger_than_a_merged_one_and_a_quota_below_a_block_are_refused():

@@ -119,6 +119,19 @@ def test_a_doubled_budget_is_fresh():
     assert order.key(one, now)[1] == 22.0
 
 
+def test_where_steps_count_a_budget_is_used_up_by_those_that_a_sequence_was_in():
+    """A resident beside other models' waits for its turn."""
+    order = DoublingBudget(executed=True)
+    one, other = hinted(*[Hints(service_time_s=2.0, service_sd_s=1.0)] * 2)
+    order.start(one, 0.0)
+    order.ran(Step(decode=(other,)), 5.0, 5.0)
+    assert (order.budget(one), order.budget(other)) == (3.0, 4.0)
+    order.ran(Step(decode=(one,)), 2.0, 7.0)
+    assert order.budget(one) == order.steady_s(one, 7.0) == 1.0
+    order.wait(one, 7.0)
+    assert order.next_change_s((), 7.0) == 22.0  # it has waited for 5 s of 20 so far
+
+
 def test_the_starved_come_first_in_the_order_in_which_they_starved():
     """Ten times L̂: 20 s for the short service, 200 for the long."""
     queue = Queue(DoublingBudget())

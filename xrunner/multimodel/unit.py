@@ -104,7 +104,8 @@ class Unit:
                 directories[model.name], model.schedule, Ranks(), device=device, attention=attention, shared=cache
             )
             tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule)))
-        return Unit(tenants, PrioritySharing() if share.by == "priority" else TimeSharing(share.pool == "merged"))
+        in_order = TimeSharing(in_order=share.pool == "merged")
+        return Unit(tenants, PrioritySharing(prompts_first=True) if share.by == "priority" else in_order)
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Options | None = None) -> None:
         """Be ready for requests of each model within an extent; without one, for all that its schedule allows."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from exegpt.batching import MicroBatching, Sequence
+from exegpt.batching import UNKNOWN, Hints, MicroBatching, Sequence
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.orders import fcfs
 from exegpt.plan import Plan, PlannedModel
@@ -18,7 +18,7 @@ from exegpt.policies import make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.served import Served
 from xsimulator.cost.replica import ReplicaCost
-from xsimulator.multimodel.plan_replay import CONTENTION, loads_of, rule_of
+from xsimulator.multimodel.plan_replay import CONTENTION, hints_of, loads_of, overhead_of, rule_of
 from xsimulator.multimodel.replay import empty_tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.event_simulator import keys_of, sides_of
@@ -117,7 +117,8 @@ def _engines(plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, 
             engines[model.name] = Alone(model, profiles[model.name], records[model.name])
             continue
         tenants = [empty_tenant(load, records[load.name]) for load in loads_of(unit, profiles, {})]
-        shared = Shared(Unit(tenants, rule_of(unit[0].share), CONTENTION))
+        hints = {model.name: hints_of(model, profiles[model.name]) or UNKNOWN for model in unit}
+        shared = Shared(Unit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit)), hints)
         engines |= {model.name: shared for model in unit}
     return engines
 
@@ -125,8 +126,9 @@ def _engines(plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, 
 class Shared:
     """Models that share devices."""
 
-    def __init__(self, unit: Unit):
-        self._unit = unit
+    def __init__(self, unit: Unit, hints: Mapping[str, Hints]):
+        """`hints`: what is known of each model's requests."""
+        self._unit, self._hints = unit, hints
         self._ledgers = {tenant.name: tenant.ledger for tenant in unit.tenants}
 
     def next_event(self) -> float:
@@ -139,6 +141,7 @@ class Shared:
 
     def submit(self, model: str, sequence: Sequence) -> None:
         """A request of one of the models."""
+        sequence.hints = self._hints[model]
         self._ledgers[model].submit([sequence])
 
 

@@ -5,29 +5,36 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from exegpt.batching import deal
+from exegpt.batching import Hints, deal
 from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.shared_pool import QuotaPool, Store, merged_pools
+from exegpt.batching.shared_pool import QuotaPool, Store, block_of, merged_pools
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
+from exegpt.orders import fcfs
+from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
-from exegpt.policies.sharing import Sharing, TimeSharing
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served, ServedColumns
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
-from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost
-from xsimulator.multimodel.replay import SHARINGS, Load, replay_unit
+from xsimulator.cost.solo import solo_times
+from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
+from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
 """How much longer iterations take beside another model's: nothing, as nobody has measured it for most models."""
+SAMPLES = 500
+"""Requests by which a service's time alone is known."""
 
 
 AnyProfile = Profile | IterationProfile
@@ -76,7 +83,8 @@ def replay_models(
         run = replay(model.schedule, profile, requests[model.name], timeline=timeline)
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
     loads = loads_of(unit, profiles, requests)
-    run_of_unit = replay_unit(loads, rule_of(unit[0].share or Share("time")), CONTENTION, timeline)
+    rule = rule_of(unit[0].share or Share("time"))
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit))
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(
@@ -86,6 +94,19 @@ def replay_models(
         )
         for model in unit
     }
+
+
+def rule_of(share: Share) -> Sharing:
+    if share.by == "priority":
+        return PrioritySharing(prompts_first=True)
+    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
+
+
+def overhead_of(unit: Items[PlannedModel]) -> float:
+    """How much longer iterations take because the models' caches lie in one memory."""
+    assert unit[0].share is not None, "they share their devices"
+    schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
+    return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
 
 
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
@@ -107,11 +128,6 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
     return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
-def rule_of(share: Share) -> Sharing:
-    """How jobs of models that share devices follow each other."""
-    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SHARINGS[share.by]()
-
-
 def loads_of(
     unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
 ) -> list[Load]:
@@ -124,9 +140,10 @@ def loads_of(
 
 def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
     cost, policy = _cost(model.schedule, profile), OnePhasePolicy.of(model.schedule)
-    share = model.share.decode if model.share else 1.0
+    share, known = model.share.decode if model.share else 1.0, hints_of(model, profile)
     limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=share)
-    return Load(model.name, cost, requests, pool, limits)
+    order = DoublingBudget(executed=True) if known else fcfs
+    return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else ())
 
 
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
@@ -139,6 +156,22 @@ def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
             "replay it by a profile of layers."
         )
     return TableCost(profile, schedule.stages[0].tp)
+
+
+def hints_of(model: PlannedModel, profile: AnyProfile) -> Hints | None:
+    """What is known of each of a model's requests where they have priorities; None where they need none."""
+    if model.share is None or model.share.by != "priority":
+        return None
+    if not isinstance(profile, Profile):
+        raise InputError(f"Model '{model.name}' shares by priority: replay it by a profile of layers.")
+    times = service_times(model.schedule, ReplicaCost.of(model.schedule, profile))
+    return Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
+
+
+def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
+    """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
+    drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.context)
+    return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 
 def _pools(unit: Items[PlannedModel]) -> Items[KVPool]:

@@ -1,5 +1,6 @@
 """Requests of several models through units of shared devices."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,7 +19,7 @@ from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
 
-SHARINGS = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
+SHARINGS: dict[str, Callable[[], Sharing]] = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
 """How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
 
 
@@ -61,14 +62,15 @@ def replay_unit(
     timeline: bool = False,
     step_by_step: bool = False,
     adapt_quotas: bool = False,
+    overhead: float = 1.0,
 ) -> UnitReplay:
     """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs. `adapt_quotas`: the models' quotas follow what they use. InputError for a request
-    that its pool could not hold.
+    begins while another model's runs; `overhead`: how much longer all take. `adapt_quotas`: the models' quotas follow
+    what they use. InputError for a request that its pool could not hold.
     """
     tenants = [_tenant(load) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
-    unit = Unit(tenants, rule, contention, spans=[] if timeline else None, step_by_step=step_by_step)
+    unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
     if adapt_quotas:
         longest = [max([r.input + r.output for r in load.requests], default=1) for load in loads]
         pairs = zip(tenants, longest, strict=True)

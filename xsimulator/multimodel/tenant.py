@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import ENDLESS, Ledger, Sequence, Step
+from exegpt.batching import ENDLESS, FollowingOrder, Ledger, Sequence, Step
 from exegpt.policies.one_phase import OnePhasePolicy
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.replay.cells import Ran
@@ -130,6 +130,9 @@ class Tenant:
         assert job is not None, "a job has run"
         self.idle_since_s = job.end_s
         iterations, end_s = len(job.ends), job.end_s
+        order = self.ledger.waiting.order
+        if isinstance(order, FollowingOrder):
+            order.ran(job.step, end_s - job.start_s, end_s)
         if iterations > 1:
             self.ledger.extend(job.step, iterations)
         finished = self.ledger.advance(job.step, iterations)

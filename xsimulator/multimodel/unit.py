@@ -22,6 +22,8 @@ class Unit:
     sharing: Sharing
     contention: float = 1.0
     """How much longer an iteration takes that begins while another job runs."""
+    overhead: float = 1.0
+    """How much longer all iterations take because models share: their caches' tables, the change of model."""
     first_device: int = 0
     spans: list[Span] | None = None
     """Pieces of work, where they are kept."""
@@ -47,6 +49,12 @@ class Unit:
                 return
             self.advance(next_s)
 
+    def close(self, now: float) -> None:
+        """End at `now`, when all jobs that run are done, and start no others."""
+        self.now = now
+        self._end_jobs()
+        assert not self.running, "all jobs have ended"
+
     def prefill(self, tenant: Tenant) -> None:
         """Start a model's prompts."""
         self._begin(tenant.prefill(self.now, self._slowdown()))
@@ -59,7 +67,7 @@ class Unit:
             self._begin(job)
 
     def _slowdown(self) -> float:
-        return self.contention if self.running else 1.0
+        return self.overhead * (self.contention if self.running else 1.0)
 
     def _begin(self, job: Job) -> None:
         if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't

@@ -1,0 +1,111 @@
+"""SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree that replays prefer.
+
+Models that share do so by their requests' priorities, over merged blocks. A model is in one group: a plan has each of
+its models once.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exegpt.app.models_file import Demand
+from exegpt.app.plan_evaluation import Trial, drawn
+from exegpt.app.shared_devices import no_room_together, other_bytes, planned_on, popular_of
+from exegpt.batching.shared_pool import block_of, least_memory
+from exegpt.cluster import ClusterSpec
+from exegpt.plan import PlannedModel
+from exegpt.schedule import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from xscheduler.multimodel.placement import Mesh
+    from xscheduler.multimodel.two_stage import Group, Outcome
+
+SLO = 5.0
+"""Times its mean time alone: the bound of a model without one."""
+
+
+def place_in_groups(
+    demands: Sequence[Demand], cluster: ClusterSpec, progress: Callable[[int, int], None]
+) -> list[PlannedModel]:
+    """Models with rates where SeaLLM's placement puts them. InputError for a model without a rate, or one that can't
+    share; Infeasible where no placement has room for all.
+    """
+    from xscheduler.multimodel.two_stage import Service, place_in_stages
+
+    groups = Groups(demands, cluster)
+    requests = drawn(groups.demands)
+    services = [Service(d.name, d.rate_seq_s or 0.0, requests[d.name].count(1.0)) for d in demands]
+    nodes = (cluster.nodes, cluster.devices_per_node)
+    placed = place_in_stages(services, *nodes, groups.have_room, groups.outcomes, replicas=False, progress=progress)
+    if placed is None:
+        raise no_room_together(list(groups.popular.values()), cluster)
+    units = [groups.planned(group.devices, group.services) for group in placed.groups if group.services]
+    planned = {model.name: model for unit in units for model in unit}
+    return [planned[demand.name] for demand in demands]
+
+
+class Groups:
+    """What models do where they share devices; what was found is kept."""
+
+    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec):
+        from xscheduler.multimodel.placement import Placer
+
+        self.demands, self._cluster = {demand.name: demand for demand in demands}, cluster
+        self.popular = {demand.name: popular_of(demand, cluster) for demand in demands}
+        self._placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+        self._requests = drawn(self.demands)
+        self._replayed = functools.cache(self._replay)
+        self._cost = functools.cache(lambda name, devices: self.popular[name].cost(devices))
+
+    def have_room(self, devices: int, names: tuple[str, ...]) -> bool:
+        """Whether models can run on so many devices, with merged blocks for the longest sequence of each at once."""
+        mesh = self._mesh(tuple(range(devices)), names)
+        if mesh is None:
+            return False
+        settings = [self.demands[name].setting for name in names]
+        sizes = [block_of(setting.model, BLOCK_SIZE, setting.kv_dtype) for setting in settings]
+        longest = [math.ceil(self.popular[name].longest / BLOCK_SIZE) for name in names]
+        return self._placer.kv_bytes(mesh) >= least_memory(sizes, longest)
+
+    def planned(self, devices: tuple[int, ...], names: tuple[str, ...]) -> list[PlannedModel]:
+        """Models on devices that have room for them."""
+        mesh = self._mesh(devices, names)
+        assert mesh is not None, "they have room"
+        return planned_on(mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, "priority")
+
+    def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
+        """What the models of some groups experience."""
+        served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
+        return {name: outcome for of_group in served for name, outcome in of_group.items()}
+
+    def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, Outcome]":
+        """Who is later than its bound, or than five times the mean time alone, of the requests that measure plans."""
+        from xscheduler.multimodel.two_stage import Outcome
+        from xsimulator.cost.replica import ReplicaCost
+        from xsimulator.multimodel.plan_replay import service_times
+
+        unit, found = self.planned(tuple(range(devices)), names), {}
+        served = Trial(unit, self.demands, self._requests).replayed(1.0)
+        for model in unit:
+            demand = self.demands[model.name]
+            replica = ReplicaCost.of(model.schedule, demand.setting.profile)
+            mean_s = float(service_times(model.schedule, replica).mean())
+            latency = served[model.name].latencies("arrival")["latency"]
+            late = int(np.sum(latency > (demand.bound_s or SLO * mean_s)))
+            found[model.name] = Outcome(late, float(latency.mean()) / mean_s, len(latency))
+        return found
+
+    def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":
+        """The models on these devices; None where one can't run on so many."""
+        from xscheduler.multimodel.placement import Mesh, Occupant
+
+        occupants = []
+        for name in names:
+            cost = self._cost(name, len(devices))
+            if cost is None:
+                return None
+            occupants.append(Occupant(self.popular[name], len(devices), 1.0, cost))
+        return Mesh(devices, tuple(occupants))

@@ -1,0 +1,354 @@
+"""SeaLLM's evaluation: sixteen services on 32 A800, SeaLLM beside dedicated GPUs, AlpaServe, MuxServe and its own
+ablations.
+
+Iterations take what the stock roofline says under the engine vLLM. Placements are searched on requests of the past,
+drawn like those that are replayed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from exegpt.app.processes import Processes
+from exegpt.batching.shared_pool import merged_bytes
+from exegpt.builtin_models import builtin_model
+from exegpt.quantity import figure_text, percent_text
+from exegpt.report.sections import Section
+from exegpt.reproduction import seallm_replacement as replacement
+from exegpt.reproduction.seallm_replacement import Replacements
+from exegpt.reproduction.seallm_systems import (
+    BASELINES,
+    OURS,
+    RULES,
+    SCALES,
+    Figures,
+    History,
+    dedicated_engines,
+    figures_of,
+    merged_engines,
+    mux_engines,
+    replay_of,
+    two_stage,
+)
+from exegpt.reproduction.seallm_workload import NODES, Traffic, kv_block, services, traffic_of
+from xsimulator.multimodel.cluster import Engine
+from xsimulator.multimodel.iteration_cost import sharing_overhead
+
+STANDS_ON = (
+    "Simulated: stock rooflines of A800-80GB under the engine vllm, fp16; log-normal lengths with the paper's means, "
+    "Gamma arrivals; nothing here was run on a GPU."
+)
+RATES = (2.0, 10.0, 25.0, 50.0)
+"""The paper's range, requests/s."""
+VARIATIONS = (1.0, 4.0, 8.0)
+USUAL, SWEPT = 4.0, 20.0
+"""The variation of ablations, SLO scales and sweeps, and the sweeps' rate."""
+REPLAYED, REPLAYED_S = 2000, 120.0
+"""At least so many requests, and so many seconds, are replayed."""
+PAST, PAST_S = 640, 60.0
+"""And so many simulated for a placement."""
+DENSITIES = {0.5: 8, 0.67: 6, 1.0: 4, 2.0: 2}
+"""Nodes by the paper's densities."""
+RUNS = (1, 4, 16)
+NOISES = (1.0, 4.0, 16.0)
+ORDERS, LEVEL = ("SeaLLM-F", "SeaLLM-M"), (3.0, 0.9)
+TABLE_2 = {OURS: 1.60, "AlpaServe": 11.18, "vLLM": 13.05, "MuxServe": 19.39}
+"""The paper's L_N at one load, simulated."""
+PAPER = {
+    "vLLM": (10.38, 12.13, 1.82),
+    "AlpaServe": (9.52, 5.80, 3.64),
+    "MuxServe": (13.60, 18.69, 2.11),
+    "SeaLLM-F": (4.17, None, 1.37),
+    "SeaLLM-M": (4.17, None, 1.37),
+}
+"""By how much SeaLLM's L_N, 99th percentile and share in time are better, at most; both orders together in one."""
+PAIRS = (
+    ("llama-2-7b", "llama-2-7b"),
+    ("llama-2-7b", "llama-2-13b"),
+    ("llama-2-13b", "llama-2-7b"),
+    ("llama-2-7b", "opt-6.7b"),
+    ("llama-2-70b", "llama-2-13b"),
+)
+KINDS: dict[str, Callable[[], Replacements]] = {
+    "fixed": replacement.fixed,
+    "adaptive": replacement.adaptive,
+    "restart": lambda: replacement.adaptive(restart=True),
+}
+AT_ONCE = 4
+"""Pieces of work between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One load on one cluster."""
+
+    name: str
+    rate_seq_s: float
+    variation: float
+    nodes: int = NODES
+    noise: float = 0.0
+    run: int = 1
+    ablated: bool = False
+
+    @property
+    def traffic(self) -> Traffic:
+        """What is replayed."""
+        seconds = max(REPLAYED_S, REPLAYED / self.rate_seq_s)
+        return Traffic(self.rate_seq_s, self.variation, seconds, 1, self.noise, self.run)
+
+    @property
+    def past(self) -> Traffic:
+        """What placements are searched on."""
+        return replace(self.traffic, seconds=max(PAST_S, PAST / self.rate_seq_s), seed=2)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A scenario under all systems; None where one has no placement."""
+
+    scenario: Scenario
+    systems: dict[str, Figures | None]
+
+
+@dataclass(frozen=True)
+class SeaLLM:
+    """Loads and replacements, or sweeps."""
+
+    loads: tuple[Measured, ...] = ()
+    replacements: dict[str, Replacements] = field(default_factory=dict)
+    sweeps: tuple[Measured, ...] = ()
+
+
+def load_scenarios() -> list[Scenario]:
+    """The paper's rates, in three kinds of bursts, one of them with the ablations."""
+    return [Scenario("load", rate, cv, ablated=cv == USUAL) for rate in RATES for cv in VARIATIONS]
+
+
+def sweep_scenarios() -> list[Scenario]:
+    """Densities, runs of one service, and noise in lengths, at the middle of the paper's rates."""
+    return [
+        *(Scenario(f"density {density:g}", SWEPT, USUAL, nodes) for density, nodes in DENSITIES.items()),
+        *(Scenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS),
+        *(Scenario(f"noise {noise:g}x", SWEPT, USUAL, noise=noise) for noise in NOISES),
+    ]
+
+
+def measure(scenario: Scenario) -> Measured:
+    """Replay a scenario under all systems."""
+    asked, past = traffic_of(scenario.traffic, services()), traffic_of(scenario.past, services())
+    history = History(services(), past, scenario.nodes, scenario.rate_seq_s)
+    engines: dict[str, list[Engine] | None] = dict.fromkeys(BASELINES)
+    engines["vLLM"], engines["MuxServe"] = dedicated_engines(services(), scenario.nodes), mux_engines(history)
+    placed = {name: two_stage(history, RULES[name]) for name in ("AlpaServe", OURS)}
+    for name in [*RULES] if scenario.ablated else [*placed]:
+        where = placed.get(name, placed[OURS])
+        engines[name] = merged_engines(where.groups, history.by_name, RULES[name]) if where else None
+    figures = {name: figures_of(asked, replay_of(asked, own), own) if own else None for name, own in engines.items()}
+    return Measured(scenario, figures)
+
+
+def work(what: Scenario | str) -> Measured | Replacements:
+    """A piece of work for a process: a scenario, or a kind of replacement."""
+    return KINDS[what]() if isinstance(what, str) else measure(what)
+
+
+def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False) -> SeaLLM:
+    """All loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
+    scenarios = sweep_scenarios() if sweeps else load_scenarios()
+    tasks: list[Scenario | str] = [] if sweeps else [*KINDS]  # the longest first
+    tasks += sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
+    found: dict[Scenario | str, Measured | Replacements] = {}
+    with Processes() as processes:
+        for first in range(0, len(tasks), AT_ONCE):
+            progress(first, len(tasks))
+            some = tasks[first : first + AT_ONCE]
+            found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
+    measured = tuple(entry for each in scenarios if isinstance(entry := found[each], Measured))
+    replacements = {kind: entry for kind in KINDS if isinstance(entry := found.get(kind), Replacements)}
+    return SeaLLM(sweeps=measured) if sweeps else SeaLLM(measured, replacements)
+
+
+def sections(result: SeaLLM) -> list[Section]:
+    """Services, loads, SLO scales, replacement and blocks; or sweeps."""
+    if result.sweeps:
+        rows = tuple(row for each in result.sweeps for row in _sweep_rows(each))
+        columns = ("sweep", "system", "L_N", "in time", "TPOT, ms")
+        return [Section("sweeps", columns, rows, tuple(_firsts(result.sweeps)))]
+    usual = [each for each in result.loads if each.scenario.variation == USUAL]
+    columns = ("requests/s", "CV", "system", "L_N", "waiting", "to the first token", "decoding", "in time", "99 %, s")
+    more = ("TTFT, s", "TPOT, ms", "busy", "preempted", "late", "devices")
+    return [
+        _services(),
+        Section(
+            "SeaLLM: 16 services on 32 A800",
+            (*columns, *more),
+            tuple(row for each in result.loads for row in _rows(each)),
+            (
+                "L_N is the sum of the three columns behind it; busy: share of the engines' time; late: services of "
+                "which fewer than 90 % are in time.",
+                *_targets(result.loads),
+                *_gains(result.loads),
+            ),
+        ),
+        Section(
+            f"share in time by SLO scale, over each service's mean time alone, CV {USUAL:g}",
+            ("requests/s", "system", *(f"{scale:g}x" for scale in SCALES)),
+            tuple(
+                (figure_text(each.scenario.rate_seq_s), system, *map(percent_text, own.in_time_at))
+                for each in usual
+                for system in (*BASELINES, OURS)
+                if (own := each.systems[system])
+            ),
+        ),
+        _replacement(result.replacements),
+        _blocks(),
+    ]
+
+
+def _services() -> Section:
+    rows = tuple(
+        (
+            s.name,
+            s.llm,
+            f"{s.inputs.mean():,.0f}",
+            f"{s.outputs.mean():,.0f}",
+            figure_text(s.mean_s),
+            figure_text(s.sd_s),
+            percent_text(s.popularity),
+        )
+        for s in services()
+    )
+    return Section("services", ("service", "LLM", "prompt", "output", "alone, s", "deviation, s", "of requests"), rows)
+
+
+def _rows(measured: Measured) -> list[tuple[str, ...]]:
+    scenario, rows = measured.scenario, []
+    for system, own in measured.systems.items():
+        head = (figure_text(scenario.rate_seq_s), f"{scenario.variation:g}", system)
+        if own is None:
+            rows.append((*head, *["–"] * 11, "no placement"))
+            continue
+        parts = (own.normalised, own.waiting, own.first, own.normalised - own.waiting - own.first)
+        times = (own.tail_s, own.ttft_s, 1e3 * own.tpot_s)
+        counts = (percent_text(own.busy), f"{own.preemptions:,}", str(own.services_late), own.groups)
+        rows.append((*head, *map(figure_text, parts), percent_text(own.in_time), *map(figure_text, times), *counts))
+    return rows
+
+
+def _sweep_rows(measured: Measured) -> list[tuple[str, ...]]:
+    rows = []
+    for system in (*BASELINES, OURS):
+        own = measured.systems[system]
+        cells = (figure_text(own.normalised), percent_text(own.in_time), figure_text(1e3 * own.tpot_s)) if own else None
+        rows.append((measured.scenario.name, system, *(cells or ("no placement", "–", "–"))))
+    return rows
+
+
+def _targets(loads: tuple[Measured, ...]) -> list[str]:
+    """The paper's level, and the order of the systems."""
+    ours = [(each.scenario, own) for each in loads if (own := each.systems[OURS])]
+    missed = [scenario for scenario, own in ours if own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1]]
+    where = ", ".join(f"{figure_text(s.rate_seq_s)}/s with CV {s.variation:g}" for s in missed)
+    return [
+        f"L_N below 3 and over 90 % in time: in {len(ours) - len(missed)} of {len(loads)}"
+        f"{f', not at {where}' if where else ''} (paper: throughout).",
+        *_firsts(loads),
+        f"L_N rises from {' to '.join(TABLE_2)} in {sum(map(_in_order, loads))} of {len(loads)} (paper's Table 2: "
+        f"{', '.join(map(figure_text, TABLE_2.values()))}).",
+        *(
+            f"SeaLLM's L_N is no higher than {name}'s in {_count(loads, (name,), lambda own: own.normalised)}."
+            for name in ORDERS
+        ),
+        f"Its TPOT is no higher than AlpaServe's in {_count(loads, ('AlpaServe',), lambda own: own.tpot_s)}.",
+    ]
+
+
+def _in_order(measured: Measured) -> bool:
+    """Whether the systems that have a placement stand in the order of the paper's Table 2."""
+    reached = [own.normalised for name in TABLE_2 if (own := measured.systems[name])]
+    return reached == sorted(reached)
+
+
+def _firsts(measured: tuple[Measured, ...]) -> list[str]:
+    """How often SeaLLM is before all baselines."""
+    by: dict[str, Callable[[Figures], float]] = {
+        "L_N": lambda own: own.normalised,
+        "share in time": lambda own: -own.in_time,
+    }
+    return [
+        f"SeaLLM is before all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
+    ]
+
+
+def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
+    """In how many scenarios a figure of SeaLLM's is no higher than any of the others', where they have one."""
+    beats = [
+        all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
+        for each in measured
+        if (ours := each.systems[OURS]) and others[-1] in each.systems
+    ]
+    return f"{sum(beats)} of {len(beats)} (paper: in all)"
+
+
+def _gains(loads: tuple[Measured, ...]) -> list[str]:
+    """The largest factors, beside the paper's."""
+    notes = []
+    for system, published in PAPER.items():
+        pairs = [(own, ours) for each in loads if (own := each.systems.get(system)) and (ours := each.systems[OURS])]
+        if not pairs:
+            notes.append(f"{system} has no placement.")
+            continue
+        factors = (
+            max(own.normalised / ours.normalised for own, ours in pairs),
+            max(own.tail_s / ours.tail_s for own, ours in pairs),
+            max(ours.in_time / own.in_time for own, ours in pairs),
+        )
+        texts = ", ".join(
+            f"{what} {figure_text(own)}" + ("" if theirs is None else f" ({theirs:g})")
+            for what, own, theirs in zip(("L_N", "99 %", "in time"), factors, published, strict=True)
+        )
+        ttft = max(own.ttft_s / ours.ttft_s for own, ours in pairs)
+        notes.append(f"At most, over {system} (paper): {texts}; TTFT {figure_text(ttft)}.")
+    return [*notes, "The paper's TTFT is at most 51.98 times shorter than a baseline's."]
+
+
+def _replacement(kinds: dict[str, Replacements]) -> Section:
+    rows = tuple(
+        (
+            kind,
+            figure_text(r.figures.normalised),
+            percent_text(r.figures.in_time),
+            figure_text(r.figures.ttft_s),
+            ", ".join(f"{seconds:.0f}" for seconds in r.intervals_s) or "–",
+            ", ".join(figure_text(error) for error in r.errors) or "–",
+            str(r.moved),
+        )
+        for kind, r in kinds.items()
+    )
+    ratio = kinds["fixed"].figures.normalised / kinds["adaptive"].figures.normalised
+    notes = (
+        f"SeaLLM-A, the fixed placement, has {figure_text(ratio)} times the L_N (paper: up to 2.44).",
+        f"{replacement.PHASES} phases of {replacement.PHASE_S:g} s at {replacement.RATE_SEQ_S:g} requests/s, CV "
+        f"{replacement.VARIATION:g}; popularities move to other services after each. While it restarts, an engine that "
+        "changes stands still until it has its weights.",
+    )
+    columns = ("placement", "L_N", "in time", "TTFT, s", "intervals, s", "error", "engines changed")
+    return Section("replacement while popularities change", columns, rows, notes)
+
+
+def _blocks() -> Section:
+    """Pairs of the paper's Figures 9 and 15, and 70B beside 13B."""
+    rows = []
+    for pair in PAIRS:
+        specs = [builtin_model(llm) for llm in pair]
+        sizes = [kv_block(spec) for spec in specs]
+        (own, _), merged = sizes[0], merged_bytes(sizes)
+        slots, heads = merged // own, specs[0].layers * specs[0].kv_heads
+        overhead = sharing_overhead([size for size, _ in sizes]) - 1
+        cells = (percent_text(1 - slots * own / merged), percent_text(overhead), "2", f"{heads:,}")
+        rows.append((f"{pair[0]} beside {pair[1]}", str(slots), *cells))
+    return Section(
+        "KV blocks of two LLMs over one memory",
+        ("LLM", "slots", "wasted", "iterations longer", "table entries, merged", "split"),
+        tuple(rows),
+        ("Merged: the block's number, and the slot; split: one for every head of every layer.",),
+    )

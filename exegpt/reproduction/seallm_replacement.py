@@ -1,0 +1,186 @@
+"""SeaLLM's services while their popularities change: a placement that stays, and one that is replaced adaptively."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exegpt.reproduction.seallm_systems import OURS, RULES, Figures, History, figures_of, merged_engines, two_stage
+from exegpt.reproduction.seallm_workload import (
+    NODES,
+    SLO,
+    Asked,
+    SeaService,
+    Traffic,
+    joined,
+    on_devices,
+    services,
+    traffic_of,
+)
+from xscheduler.multimodel.replacement import FIRST_S, Performance, next_interval
+from xscheduler.multimodel.two_stage import Group, Placed
+from xsimulator.multimodel.cluster import Cluster
+
+RATE_SEQ_S, VARIATION = 10.0, 4.0
+PHASES, PHASE_S = 3, 600.0
+"""Popularities move to other services after each phase; a phase has two first intervals, since a placement by what has
+been can only help with what lasts.
+"""
+STEP = 3
+"""By so many places."""
+PULL_BYTES_S = 0.87e9
+"""At which a device gets weights: SamuLLM's host."""
+PAST_S = 60.0
+"""Of the past, at most so much is simulated for the next placement."""
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """A run, and when placements were replaced."""
+
+    figures: Figures
+    intervals_s: tuple[float, ...]
+    errors: tuple[float, ...]
+    moved: int
+    """Engines that changed, in all."""
+
+
+def popularities() -> list[tuple[SeaService, ...]]:
+    """Services with their popularities, of each phase."""
+    shares = [service.popularity for service in services()]
+    return [
+        tuple(
+            replace(service, popularity=shares[(place + STEP * phase) % len(shares)])
+            for place, service in enumerate(services())
+        )
+        for phase in range(PHASES)
+    ]
+
+
+def changing_traffic() -> dict[str, Asked]:
+    """Every service's requests over all phases."""
+    phases = [
+        traffic_of(Traffic(RATE_SEQ_S, VARIATION, PHASE_S, 100 + phase), of_phase)
+        for phase, of_phase in enumerate(popularities())
+    ]
+    names = [service.name for service in services()]
+    return {name: joined([asked[name].later(n * PHASE_S) for n, asked in enumerate(phases)]) for name in names}
+
+
+def first_placement() -> Placed:
+    """By the popularities of the first phase."""
+    of_phase = popularities()[0]
+    past = traffic_of(Traffic(RATE_SEQ_S, VARIATION, PAST_S, 99), of_phase)
+    return _placed(History(of_phase, past, NODES, RATE_SEQ_S))
+
+
+def _placed(history: History) -> Placed:
+    placed = two_stage(history, RULES[OURS])
+    assert placed, "32 devices have room for all services"
+    return placed
+
+
+def fixed() -> Replacements:
+    """The first placement stays."""
+    asked = changing_traffic()
+    cluster = _cluster(first_placement().groups, asked)
+    cluster.run()
+    return Replacements(_figures(asked, cluster), (), (), 0)
+
+
+def adaptive(restart: bool = False) -> Replacements:
+    """Placements are replaced after adaptive intervals. Weights are pulled while engines run, which then hand their
+    requests over; with `restart` those that change stand still meanwhile.
+    """
+    asked, placed = changing_traffic(), first_placement()
+    cluster, groups = _cluster(placed.groups, asked), placed.groups
+    now, seconds, moved = 0.0, FIRST_S, 0
+    intervals, errors = [], []
+    while now + seconds < PHASES * PHASE_S:
+        now += seconds
+        cluster.run_until(now)
+        error = Performance(placed.in_time, placed.normalised).error(_real(cluster, asked, now - seconds, now))
+        intervals.append(seconds)
+        errors.append(error)
+        placed = _placed(_history(asked, now, seconds))
+        seconds = next_interval(seconds, error)
+        wanted = matched(placed.groups, groups)
+        pull_s = _pull_s(groups, wanted)
+        moved += len(set(wanted) - set(groups))
+        kept = {running.engine.key: running.engine for running in cluster.running}
+        engines = [kept.get(engine.key, engine) for engine in merged_engines(wanted, _by_name(), RULES[OURS])]
+        at_s, stopped_s = (now, pull_s) if restart else (now + min(pull_s, 0.9 * seconds), 0.0)
+        cluster.replace(engines, at_s, stopped_s)
+        groups = wanted
+    cluster.run()
+    return Replacements(_figures(asked, cluster), tuple(intervals), tuple(errors), moved)
+
+
+def _by_name() -> dict[str, SeaService]:
+    return {service.name: service for service in services()}
+
+
+def _cluster(groups: Sequence[Group], asked: Mapping[str, Asked]) -> Cluster:
+    engines = merged_engines(groups, _by_name(), RULES[OURS])
+    return Cluster(engines, {name: own.requests for name, own in asked.items()})
+
+
+def _figures(asked: Mapping[str, Asked], cluster: Cluster) -> Figures:
+    return figures_of(asked, cluster.result(), [running.engine for running in cluster.running])
+
+
+def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
+    """Of the interval that has passed, or of the end of a long one."""
+    start_s = max(now - seconds, now - PAST_S)
+    past = {
+        name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)
+        for name, own in asked.items()
+    }
+    count = max(1, sum(len(own.inputs) for own in past.values()))
+    seen = tuple(replace(service, popularity=len(past[service.name].inputs) / count) for service in services())
+    return History(seen, past, NODES, count / (now - start_s))
+
+
+def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: float) -> Performance:
+    """Of the requests that were done in an interval."""
+    rows = [
+        (served.finish_s - served.arrival_s, asked[name].alone_s[served.index], asked[name].service.mean_s)
+        for name, of_service in cluster.result().served.items()
+        for served in of_service
+        if start_s <= served.finish_s < now
+    ]
+    late = sum(latency > SLO * alone_s for latency, alone_s, _ in rows)
+    count = max(1, len(rows))
+    return Performance(1 - late / count, sum(latency / mean_s for latency, _, mean_s in rows) / count)
+
+
+def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ...]:
+    """The wanted groups, on the devices of groups before that had the same services wherever sizes are as they were:
+    what needn't move doesn't.
+    """
+    if [group.devices for group in wanted] != [group.devices for group in before]:
+        return tuple(wanted)
+    free, chosen = list(before), dict[int, tuple[int, ...]]()
+    for alike in (2, 1, 0):  # services in common, at least
+        for place, group in enumerate(wanted):
+            least = min(alike, len(group.services))
+            fitting = [
+                old
+                for old in free
+                if len(old.devices) == len(group.devices) and len({*old.services} & {*group.services}) >= least
+            ]
+            if place not in chosen and fitting:
+                chosen[place] = fitting[0].devices
+                free.remove(fitting[0])
+    return tuple(replace(group, devices=chosen[place]) for place, group in enumerate(wanted))
+
+
+def _pull_s(before: Sequence[Group], after: Sequence[Group]) -> float:
+    """Seconds until every device has the weights that it lacks."""
+    known = {(group.devices, name) for group in before for name in group.services}
+    llms = {service.name: service.llm for service in services()}
+    seconds = []
+    for group in after:
+        found = [
+            on_devices(llms[name], len(group.devices)) for name in group.services if (group.devices, name) not in known
+        ]
+        seconds.append(sum(on.memory.weights for on in found if on) / PULL_BYTES_S)
+    return max(seconds, default=0.0)

@@ -1,0 +1,315 @@
+"""The systems that SeaLLM is compared with, and SeaLLM: where each puts services, and how its engines run them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from exegpt.batching import BlockPool, Order
+from exegpt.batching.kv_pool import KVPool
+from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
+from exegpt.orders import fcfs
+from exegpt.orders.doubling_budget import DoublingBudget
+from exegpt.orders.mlfq import SkipJoinMLFQ
+from exegpt.orders.product import Product
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import SpatialSharing, TimeSharing
+from exegpt.reproduction.seallm_workload import (
+    NODE,
+    PREFILL_TOKENS,
+    SLO,
+    Asked,
+    SeaService,
+    cluster_of,
+    kv_block,
+    longest,
+    on_devices,
+)
+from exegpt.schedule import BLOCK_SIZE
+from xscheduler.multimodel.placement import Mesh, Placer, Popular
+from xscheduler.multimodel.two_stage import Group, Outcome, Placed, Service, place_in_stages
+from xsimulator.cost.memory import RESERVE_BYTES
+from xsimulator.multimodel.cluster import ClusterReplay, Engine, replay_cluster
+from xsimulator.multimodel.iteration_cost import sharing_overhead
+from xsimulator.multimodel.replay import Load
+from xsimulator.multimodel.tenant import Limits
+
+OURS = "SeaLLM"
+BASELINES = ("vLLM", "AlpaServe", "MuxServe")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How engines that share by priority run their services."""
+
+    order: Callable[[], Order]
+    prompts_first: bool = True
+
+
+RULES = {
+    "AlpaServe": Rule(lambda: fcfs),
+    OURS: Rule(lambda: DoublingBudget(executed=True)),
+    "SeaLLM, by the letter": Rule(lambda: DoublingBudget(executed=True), prompts_first=False),
+    "SeaLLM-F": Rule(lambda: fcfs),
+    "SeaLLM-M": Rule(lambda: SkipJoinMLFQ(executed=True), prompts_first=False),
+    "SeaLLM, true lengths": Rule(Product),
+}
+"""The first two have placements of their own, the others SeaLLM's. Algorithm 2 by the letter lets prompts wait for
+residents of their own service. MLFQ is FastServe's, which sorts prompts and residents by one key.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What a placement is searched on: services, and their requests of the past."""
+
+    services: tuple[SeaService, ...]
+    asked: Mapping[str, Asked]
+    nodes: int
+    rate_seq_s: float
+
+    @cached_property
+    def by_name(self) -> dict[str, SeaService]:
+        """Services by name."""
+        return {service.name: service for service in self.services}
+
+
+def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
+    """Memory of so many devices for the services' keys and values; below 0 where their weights have no room."""
+    memories = [on.memory for service in services if (on := on_devices(service.llm, size))]
+    if len(memories) < len(services):
+        return -1.0
+    taken = sum(memory.weights for memory in memories) + max(memory.workspace for memory in memories) + RESERVE_BYTES
+    return size * (memories[0].usable - taken)
+
+
+def have_room(size: int, services: Sequence[SeaService]) -> bool:
+    """Whether services can share so many devices, with merged blocks for the longest sequence of each at once."""
+    models = [service.model for service in services]
+    return kv_bytes(size, services) >= least_memory([*map(kv_block, models)], [*map(longest, models)])
+
+
+def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -> Engine:
+    """Services that share by priority over merged blocks."""
+    services, size = [by_name[name] for name in group.services], len(group.devices)
+    blocks = [kv_block(service.model) for service in services]
+    merged = MergedBlocks.within(kv_bytes(size, services), blocks)
+    order = rule.order()
+    loads = [
+        _load(service, size, MergedPool(merged, bytes, BLOCK_SIZE, pieces), order)
+        for service, (bytes, pieces) in zip(services, blocks, strict=True)
+    ]
+    return Engine(group.devices, tuple(loads), PrioritySharing(rule.prompts_first), _overhead(services))
+
+
+def merged_engines(groups: Sequence[Group], by_name: Mapping[str, SeaService], rule: Rule) -> list[Engine]:
+    """Those of all groups that have services."""
+    return [merged_engine(group, by_name, rule) for group in groups if group.services]
+
+
+def _overhead(services: Sequence[SeaService]) -> float:
+    return sharing_overhead([kv_block(service.model)[0] for service in services])
+
+
+def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, share: float = 1.0) -> Load:
+    on = on_devices(service.llm, size)
+    assert on, "it has room"
+    return Load(service.name, on.cost, (), pool, Limits(256, PREFILL_TOKENS, decode_share=share), order)
+
+
+def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine] | None:
+    """Each service on devices of its own, prompts first, by arrival, as vLLM; None where there is no room."""
+    engines, first, sizes = [], 0, even_split(services, nodes)
+    if not sizes:
+        return None
+    for service in sorted(services, key=lambda service: (-sizes[service.name], service.name)):
+        size = sizes[service.name]  # powers of two, the largest first: none crosses a node
+        pool = BlockPool(int(kv_bytes(size, [service]) // kv_block(service.model)[0]), BLOCK_SIZE)
+        engines.append(Engine(tuple(range(first, first + size)), (_load(service, size, pool),), TimeSharing()))
+        first += size
+    return engines
+
+
+def even_split(services: Sequence[SeaService], nodes: int) -> dict[str, int]:
+    """Devices in equal parts of powers of two, each service's at least what it needs; what is left over goes to those
+    with the fewest, the larger LLMs first. Empty where there is no room.
+    """
+    sizes = {service.name: service.least for service in services}
+    left = nodes * NODE - sum(sizes.values())
+    larger = sorted(services, key=lambda service: -service.model.parameters)
+    while (least := min(sizes.values())) < NODE and 0 < least <= left:
+        for name in [service.name for service in larger if sizes[service.name] == least]:
+            if least <= left:
+                left, sizes[name] = left - least, 2 * least
+    return sizes if left >= 0 else {}
+
+
+class Scoring:
+    """Simulates placements. A service's replicas take its requests in turns, so that a group's outcome depends on its
+    own services alone, and is simulated once.
+    """
+
+    def __init__(self, history: History, rule: Rule):
+        self._history, self._rule = history, rule
+        self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+
+    def __call__(self, groups: tuple[Group, ...]) -> dict[str, Outcome]:
+        """Outcomes of the services that have groups."""
+        hosts: dict[str, list[Group]] = {}
+        for group in groups:
+            for name in group.services:
+                hosts.setdefault(name, []).append(group)
+        sums = {name: np.zeros(3) for name in hosts}
+        for group in groups:
+            if group.services:
+                parts = tuple((name, hosts[name].index(group), len(hosts[name])) for name in group.services)
+                for name, counts in self._of(len(group.devices), parts).items():
+                    sums[name] += counts
+        return {
+            name: Outcome(int(late), float(total / max(1, count)), int(count))
+            for name, (late, total, count) in sums.items()
+        }
+
+    def _of(self, size: int, parts: tuple[tuple[str, int, int], ...]) -> dict[str, np.ndarray]:
+        """[3] of each service: requests that are late, the sum of normalised latencies, and requests."""
+        key = size, parts
+        if key not in self._known:
+            asked = {name: self._history.asked[name].only(slice(turn, None, of)) for name, turn, of in parts}
+            group = Group(tuple(range(size)), tuple(name for name, _, _ in parts))
+            replay = replay_of(asked, [merged_engine(group, self._history.by_name, self._rule)])
+            self._known[key] = {name: _counted(own, replay) for name, own in asked.items()}
+        return self._known[key]
+
+
+def _counted(asked: Asked, replay: ClusterReplay) -> np.ndarray:
+    latency = np.array([served.finish_s - served.arrival_s for served in replay.served[asked.service.name]])
+    late = np.sum(latency > SLO * asked.alone_s)
+    return np.array([late, latency.sum() / asked.service.mean_s, len(latency)])
+
+
+def two_stage(history: History, rule: Rule) -> Placed | None:
+    """SeaLLM's placement under a rule; None where none has all services."""
+    services = [
+        Service(s.name, history.rate_seq_s * s.popularity, len(history.asked[s.name].inputs)) for s in history.services
+    ]
+    known: dict[tuple[int, tuple[str, ...]], bool] = {}
+
+    def fits(size: int, names: tuple[str, ...]) -> bool:
+        key = size, tuple(sorted(history.by_name[name].llm for name in names))
+        if key not in known:
+            known[key] = have_room(size, [history.by_name[name] for name in names])
+        return known[key]
+
+    return place_in_stages(services, history.nodes, NODE, fits, Scoring(history, rule))
+
+
+def mux_engines(history: History) -> list[Engine] | None:
+    """MuxServe's placement: meshes with shares of the multiprocessors, caches in quotas; None where it has none."""
+    cluster = cluster_of(history.nodes)
+    other = max(on.memory.workspace for s in history.services if (on := on_devices(s.llm, s.least))) + RESERVE_BYTES
+    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other)
+    popular = [_popular(service, history.rate_seq_s * service.popularity) for service in history.services]
+    placement = placer.place(popular, history.nodes, NODE, lambda done, of: None)
+    if placement is None:
+        return None
+    return [_mux_engine(mesh, placer.kv_bytes(mesh), history.by_name) for mesh in placement.meshes if mesh.occupants]
+
+
+def _popular(service: SeaService, rate_seq_s: float) -> Popular:
+    on = on_devices(service.llm, service.least)
+    assert on
+    return Popular(
+        service.name,
+        rate_seq_s,
+        float(service.inputs.mean()),
+        float(service.outputs.mean()),
+        rate_seq_s * service.model.parameters,
+        lambda devices: found.cost if (found := on_devices(service.llm, devices)) else None,
+        on.memory.weights * service.least,
+        kv_block(service.model)[0] / BLOCK_SIZE,
+        BLOCK_SIZE * longest(service.model),
+    )
+
+
+def _mux_engine(mesh: Mesh, memory: float, by_name: Mapping[str, SeaService]) -> Engine:
+    services = [by_name[occupant.popular.name] for occupant in mesh.occupants]
+    parts = [service.model.layers * service.model.kv_heads for service in services]
+    part_bytes = max(kv_block(service.model)[0] / part for service, part in zip(services, parts, strict=True))
+    store = Store(int(memory / part_bytes))
+    least = [part * longest(service.model) for service, part in zip(services, parts, strict=True)]
+    wanted = [o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants]
+    loads = []
+    for service, occupant, part, own, want in zip(services, mesh.occupants, parts, least, wanted, strict=True):
+        quota = own + int((store.total - sum(least)) * want / sum(wanted))
+        pool = QuotaPool(store, part, BLOCK_SIZE, quota)
+        loads.append(_load(service, len(mesh.devices), pool, fcfs, occupant.decode_share))
+    return Engine(mesh.devices, tuple(loads), SpatialSharing(), _overhead(services))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What all requests met."""
+
+    requests: int
+    normalised: float
+    """L_N: the mean of latency over L̂."""
+    waiting: float
+    """The part of it before the first prefill begins."""
+    first: float
+    """From then to the first token; the rest is decoding."""
+    in_time: float
+    """Share of requests within SLO times their own time alone."""
+    tail_s: float
+    """99th percentile of latency."""
+    ttft_s: float
+    tpot_s: float
+    busy: float
+    """Share of the engines' time in which a job runs, until the last request is done."""
+    preemptions: int
+    services_late: int
+    """Services of which fewer than nine tenths are in time."""
+    in_time_at: tuple[float, ...]
+    """Shares within the bounds of `SCALES` times the service's mean time alone."""
+    groups: str
+    """Engines by their numbers of devices, like `4 × 2, 24 × 1`."""
+
+
+SCALES = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+def replay_of(asked: Mapping[str, Asked], engines: Sequence[Engine]) -> ClusterReplay:
+    """All services' requests on these engines."""
+    return replay_cluster(engines, {name: own.requests for name, own in asked.items()})
+
+
+def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Sequence[Engine]) -> Figures:
+    """What a replay comes to."""
+    parts = [_columns(own, replay) for own in asked.values() if len(own.inputs)]
+    arrival, start, first, finish, alone, mean, outputs = np.concatenate(parts, axis=1)
+    latency, many = finish - arrival, outputs > 1
+    late = sum(float(np.mean(p[3] - p[0] <= SLO * p[4])) < 0.9 for p in parts)
+    sizes = [len(engine.devices) for engine in engines]
+    return Figures(
+        len(latency),
+        float((latency / mean).mean()),
+        float(((start - arrival) / mean).mean()),
+        float(((first - start) / mean).mean()),
+        float((latency <= SLO * alone).mean()),
+        float(np.percentile(latency, 99)),
+        float((first - arrival).mean()),
+        float(((finish - first)[many] / (outputs[many] - 1)).mean()),
+        sum(replay.busy_s.values()) / (replay.engines * float(finish.max())),
+        replay.preemptions,
+        late,
+        tuple(float((latency <= scale * mean).mean()) for scale in SCALES),
+        ", ".join(f"{sizes.count(size)} × {size}" for size in sorted(set(sizes), reverse=True)),
+    )
+
+
+def _columns(asked: Asked, replay: ClusterReplay) -> np.ndarray:
+    """[7, requests]: arrival, start, first token and end in seconds, time alone, L̂, output tokens."""
+    served = replay.served[asked.service.name]
+    rows = [(s.arrival_s, s.start_s, s.first_token_s, s.finish_s, s.output_tokens) for s in served]
+    times = np.array(rows, dtype=np.float64).T
+    return np.vstack([times[:4], asked.alone_s, np.full(len(rows), asked.service.mean_s), times[4]])

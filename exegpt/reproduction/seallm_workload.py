@@ -1,0 +1,254 @@
+"""SeaLLM's services: LLMs with clusters of request lengths, arrivals in bursts, and what their requests take alone.
+
+Neither the traces nor the data sets are at hand: lengths are log-normal with the means that the paper gives, and gaps
+between arrivals have a Gamma distribution.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.app.load.arrivals import random_arrivals_until
+from exegpt.app.rooflines import stock_profile
+from exegpt.batching import Hints
+from exegpt.batching.shared_pool import block_of
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.model import ModelSpec
+from exegpt.profile import Profile
+from exegpt.schedule import BLOCK_SIZE, Stage
+from exegpt.workload import RequestLengths
+from xsimulator.cost.memory import RESERVE_BYTES, StageMemory
+from xsimulator.cost.replica import CostModel, ReplicaCost
+from xsimulator.cost.solo import solo_times
+from xsimulator.multimodel.cluster import ServiceRequests
+from xsimulator.multimodel.iteration_cost import ProfileCost
+
+Array = NDArray[np.float64]
+
+LLMS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "opt-6.7b")
+SETS = {"ShareGPT": (73.0, 426.9), "LongBench": (13186.8, 21.1)}
+"""Mean tokens of prompts and outputs (paper, Table 1)."""
+VARIATION = 1.0
+"""Coefficient of variation of all lengths."""
+SERVICES = 16
+SAMPLES = 4000
+"""Of each data set, for the clusters."""
+POPULARITY = 0.9
+"""The service at the k-th place is asked k^-0.9 as often as the first: one of MuxServe's popularities."""
+NODE, NODES = 8, 4
+"""Devices of a node, and nodes."""
+PREFILL_TOKENS = 2048
+SLO = 5.0
+"""Bounds over the time alone."""
+_SEED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevices:
+    """An LLM on so many devices."""
+
+    cost: ProfileCost
+    replica: ReplicaCost
+    memory: StageMemory
+    """Of each of the devices."""
+
+
+@lru_cache
+def cluster_of(nodes: int) -> ClusterSpec:
+    """Nodes of eight A800."""
+    return parse_cluster(f"{nodes}x{NODE}xA800-80GB")
+
+
+@lru_cache
+def profile_of(llm: str) -> Profile:
+    """The stock roofline."""
+    return stock_profile(builtin_model(llm), cluster_of(NODES), "fp16")
+
+
+def kv_block(model: ModelSpec) -> tuple[int, int]:
+    """Bytes of a block of its keys and values, and its pieces."""
+    return block_of(model, BLOCK_SIZE, "fp16")
+
+
+def longest(model: ModelSpec) -> int:
+    """Blocks of a sequence that fills its context, and one more."""
+    return model.context // BLOCK_SIZE + 1
+
+
+@lru_cache
+def on_devices(llm: str, tp: int) -> OnDevices | None:
+    """None where its weights, and a sequence that fills its context, have no room."""
+    model = builtin_model(llm)
+    stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
+    replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16").replica(stages)
+    (memory,) = replica.memory(PREFILL_TOKENS)
+    free = tp * (memory.usable - memory.weights - memory.workspace - RESERVE_BYTES)
+    if free < longest(model) * kv_block(model)[0]:
+        return None
+    return OnDevices(ProfileCost(replica), replica, memory)
+
+
+@dataclass(frozen=True, eq=False)
+class SeaService:
+    """An LLM, the lengths of its requests, and how often it is asked."""
+
+    name: str
+    llm: str
+    popularity: float
+    """Share of all requests."""
+    inputs: Array
+    outputs: Array
+    """[samples] from which requests are drawn."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The LLM."""
+        return builtin_model(self.llm)
+
+    @property
+    def least(self) -> int:
+        """The fewest devices, of powers of two, that it runs on."""
+        return next(tp for tp in (1, 2, 4, 8) if on_devices(self.llm, tp))
+
+    def alone(self, inputs: Array, outputs: Array) -> tuple[Array, Array]:
+        """Seconds of prefills and of whole requests on the fewest devices, batch 1."""
+        on = on_devices(self.llm, self.least)
+        assert on is not None
+        if not len(inputs):
+            return inputs, inputs
+        times = solo_times(on.replica, inputs, outputs)
+        return times.prefill, times.total
+
+    @cached_property
+    def mean_s(self) -> float:
+        """L̂: the mean time of its samples alone."""
+        return float(self.alone(self.inputs, self.outputs)[1].mean())
+
+    @cached_property
+    def sd_s(self) -> float:
+        """The standard deviation of the same."""
+        return float(self.alone(self.inputs, self.outputs)[1].std())
+
+
+@lru_cache
+def services() -> tuple[SeaService, ...]:
+    """Sixteen clusters of lengths, each with an LLM and a popularity drawn at random."""
+    draws = np.random.default_rng(_SEED)
+    lengths = np.concatenate([_lognormal(draws, means) for means in SETS.values()])
+    clusters = k_means(np.log(lengths), SERVICES, draws)
+    llms = draws.permutation([LLMS[place % len(LLMS)] for place in range(SERVICES)])
+    weights = draws.permutation(np.arange(1.0, SERVICES + 1) ** -POPULARITY)
+    made = []
+    for place in range(SERVICES):
+        inputs, outputs = lengths[clusters == place].T
+        context = builtin_model(str(llms[place])).context
+        outputs = np.minimum(outputs, context // 2)
+        inputs = np.minimum(inputs, context - outputs)
+        share = float(weights[place] / weights.sum())
+        made.append(SeaService(f"s{place:02d}", str(llms[place]), share, inputs, outputs))
+    return tuple(made)
+
+
+def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
+    """[samples, 2]: whole tokens of prompts and outputs, at least one."""
+    sigma2 = np.log(1 + VARIATION**2)
+    drawn = draws.lognormal(np.log(means) - sigma2 / 2, np.sqrt(sigma2), (SAMPLES, 2))
+    rounded: Array = np.maximum(1.0, np.rint(drawn))
+    return rounded
+
+
+def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> NDArray[np.intp]:
+    """Which of `count` clusters each of the points [n, d] is in: Lloyd's, on coordinates of unit deviation, begun at
+    points drawn by their squared distances from those before.
+    """
+    scaled = (points - points.mean(axis=0)) / points.std(axis=0)
+    centres = scaled[draws.integers(len(scaled))][None]
+    while len(centres) < count:
+        away = ((scaled[:, None] - centres) ** 2).sum(axis=2).min(axis=1)
+        centres = np.vstack([centres, scaled[draws.choice(len(scaled), p=away / away.sum())]])
+    for _ in range(rounds):
+        nearest: NDArray[np.intp] = ((scaled[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+        centres = np.array([scaled[nearest == place].mean(axis=0) for place in range(count)])
+    return nearest
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How requests arrive."""
+
+    rate_seq_s: float
+    """Of all services together."""
+    variation: float
+    """Coefficient of variation of the gaps between one service's arrivals."""
+    seconds: float
+    seed: int
+    noise: float = 0.0
+    """Standard deviation of what is added to each output, in outputs; what is expected of them stays."""
+    run: int = 1
+    """Requests of one service that come together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A service's requests, each array [requests]: seconds, and tokens."""
+
+    service: SeaService
+    arrival_s: Array
+    inputs: Array
+    outputs: Array
+    expected: Array
+    """Output tokens that were profiled: noise is known of no request before it ends."""
+
+    @cached_property
+    def alone_s(self) -> Array:
+        """What each takes alone."""
+        return self.service.alone(self.inputs, self.outputs)[1]
+
+    @cached_property
+    def requests(self) -> ServiceRequests:
+        """With what orders know of them."""
+        prefill_s, expected_s = self.service.alone(self.inputs, self.expected)
+        rows = zip(self.inputs, self.outputs, self.arrival_s, strict=True)
+        known = Hints(service=self.service.name, service_time_s=self.service.mean_s, service_sd_s=self.service.sd_s)
+        hints = [
+            replace(known, prefill_s=float(p), time_s=float(t), output_tokens=int(o))
+            for p, t, o in zip(prefill_s, expected_s, self.expected, strict=True)
+        ]
+        return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
+
+    def only(self, which: slice | NDArray[np.bool_]) -> "Asked":
+        """Some of them."""
+        columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
+        return Asked(self.service, *(column[which] for column in columns))
+
+    def later(self, seconds: float) -> "Asked":
+        """The same, but so much later."""
+        return replace(self, arrival_s=self.arrival_s + seconds)
+
+
+def joined(parts: Sequence[Asked]) -> Asked:
+    """A service's requests one after the other."""
+    columns = zip(*((part.arrival_s, part.inputs, part.outputs, part.expected) for part in parts), strict=True)
+    return Asked(parts[0].service, *map(np.concatenate, columns))
+
+
+def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, Asked]:
+    """Every service's requests in `traffic.seconds`, the process already under way when they begin."""
+    return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
+
+
+def _asked(service: SeaService, traffic: Traffic, place: int) -> Asked:
+    rate = traffic.rate_seq_s * service.popularity / traffic.run
+    seed, until_s = (traffic.seed, place), 2 * traffic.seconds
+    arrivals = random_arrivals_until(until_s, rate, seed, traffic.variation**-2)
+    arrivals = np.repeat(arrivals[arrivals >= traffic.seconds] - traffic.seconds, traffic.run)
+    draws = np.random.default_rng((*seed, 1))
+    drawn = draws.integers(len(service.inputs), size=len(arrivals))
+    inputs, expected = service.inputs[drawn], service.outputs[drawn]
+    factors = np.maximum(0.0, 1 + traffic.noise * draws.standard_normal(len(arrivals)))
+    outputs = np.clip(np.rint(expected * factors), 1, service.model.context - inputs)
+    return Asked(service, arrivals, inputs, outputs, expected)

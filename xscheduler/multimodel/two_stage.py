@@ -1,0 +1,247 @@
+"""SeaLLM's two-stage placement: groups of one tensor-parallel degree, then services to groups, the most unserved first.
+
+A scorer, given by the caller, simulates a placement. With it, for every degree that is a power of two:
+
+1. The nodes are cut into groups of so many devices. Where a service fits none, or not all find room, two neighbours
+   are merged.
+2. Services go to groups, the group with the lowest rate first, the service with the highest unserved index first,
+
+       UI_s = #(requests later than their bounds) + α · mean(latency / L̂_s),
+
+   until no group takes another. Requests of services that have no group yet all count as late, and those services come
+   first. A service may be in several groups, once in each; requests are dealt out over them.
+
+Of the placements that have every service, the one with the most requests in time wins, then the least mean latency.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+ALPHA = 1e-4
+"""SeaLLM's weight of latencies in the unserved index."""
+MOST = 2
+"""Services of a group (SeaLLM: for want of memory)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices of one node, and the services on them, each of which runs on all."""
+
+    devices: tuple[int, ...]
+    services: tuple[str, ...] = ()
+    """In order of their names."""
+
+    def with_service(self, name: str) -> "Group":
+        """The same with one more."""
+        return replace(self, services=tuple(sorted((*self.services, name))))
+
+
+@dataclass(frozen=True)
+class Service:
+    """What placement must know of a service."""
+
+    name: str
+    rate_seq_s: float
+    requests: int
+    """Of the simulation: all are late while it has no group."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation says of one service."""
+
+    late: int
+    """Requests later than their bounds."""
+    normalised: float
+    """Mean over its requests of latency over L̂."""
+    requests: int
+
+    @property
+    def unserved(self) -> float:
+        """SeaLLM's unserved index."""
+        return self.late + ALPHA * self.normalised
+
+
+Scorer = Callable[[tuple[Group, ...]], Mapping[str, Outcome]]
+"""Outcomes of the services that have groups."""
+Fits = Callable[[int, tuple[str, ...]], bool]
+"""Whether services have room on so many devices."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement with every service, and what the simulation says of it."""
+
+    tp: int
+    """The degree that it began with."""
+    groups: tuple[Group, ...]
+    in_time: float
+    """Share of requests within their bounds."""
+    normalised: float
+    """Mean over all requests."""
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Lower is better."""
+        return -self.in_time, self.normalised
+
+
+def place_in_stages(
+    services: Sequence[Service],
+    nodes: int,
+    devices_per_node: int,
+    fits: Fits,
+    score: Scorer,
+    replicas: bool = True,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Placed | None:
+    """The best placement over all degrees; None where none has every service. `replicas`: whether a service may be in
+    several groups.
+    """
+    degrees = [1 << k for k in range(devices_per_node.bit_length())]
+    placed = []
+    for number, tp in enumerate(degrees):
+        progress(number, len(degrees))
+        groups = partition(services, nodes, devices_per_node, tp, fits)
+        found = _allocated(services, groups, fits, score, replicas) if groups else None
+        if found:
+            placed.append(summary(tp, found, score(found)))
+    return min(placed, key=lambda entry: entry.order, default=None)
+
+
+def partition(
+    services: Sequence[Service], nodes: int, devices_per_node: int, tp: int, fits: Fits
+) -> tuple[Group, ...] | None:
+    """Groups of `tp` devices, two and two of them merged until all services find room; None where they never do."""
+    sizes = [[tp] * (devices_per_node // tp) for _ in range(nodes)]
+    while not _has_room(services, [size for node in sizes for size in node], fits):
+        if not _merge(services, sizes, fits):
+            return None
+    groups = []
+    for node, of_node in enumerate(sizes):
+        first = node * devices_per_node
+        for size in of_node:
+            groups.append(Group(tuple(range(first, first + size))))
+            first += size
+    return tuple(groups)
+
+
+def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> bool:
+    """Merge two neighbours of one size: the largest that is still too small for the service that needs most, in the
+    first node that has such a pair; where none is too small the smallest pair of all.
+    """
+    most = max([size for node in sizes for size in node])
+    needs = max([_least(service.name, fits, most) for service in services])
+    pairs = [
+        (size >= needs, size if size >= needs else -size, node, place)
+        for node, of_node in enumerate(sizes)
+        for place, size in enumerate(of_node[:-1])
+        if of_node[place + 1] == size
+    ]
+    if not pairs:
+        return False
+    _, _, node, place = min(pairs)
+    sizes[node][place : place + 2] = [2 * sizes[node][place]]
+    return True
+
+
+def _least(name: str, fits: Fits, most: int) -> int:
+    """The fewest devices, of powers of two, on which a service has room alone; twice `most` where it has on none."""
+    size = 1
+    while size <= most and not fits(size, (name,)):
+        size *= 2
+    return size
+
+
+def _has_room(
+    services: Sequence[Service], sizes: Sequence[int], fits: Fits, inside: Sequence[tuple[str, ...]] | None = None
+) -> bool:
+    """Whether each service finds a group, beside those that are `inside` already: those that need most first, into the
+    smallest group that takes them, the emptiest of those first.
+    """
+    inside = [*inside] if inside else [()] * len(sizes)
+    most = max(sizes)
+    for service in sorted(services, key=lambda s: -_least(s.name, fits, most)):
+        room = [
+            (size, len(inside[place]), place)
+            for place, size in enumerate(sizes)
+            if len(inside[place]) < MOST and fits(size, (*inside[place], service.name))
+        ]
+        if not room:
+            return False
+        place = min(room)[2]
+        inside[place] = (*inside[place], service.name)
+    return True
+
+
+def _allocated(
+    services: Sequence[Service], groups: tuple[Group, ...], fits: Fits, score: Scorer, replicas: bool
+) -> tuple[Group, ...] | None:
+    """The second stage; None where a service stays without a group."""
+    rates = {service.name: service.rate_seq_s for service in services}
+    while True:
+        places = _places(groups)
+        missing = [service for service in services if service.name not in places]
+        outcomes = score(groups) if replicas and not missing else {}  # the missing go by their numbers of requests
+        again = services if replicas else ()
+        order = sorted(missing or again, key=lambda s: _urgency(s, outcomes))
+        found = next(_choices(groups, order, places, rates, fits), None)
+        if found is None:
+            return groups if set(places) == set(rates) else None
+        groups = found
+
+
+def _places(groups: Sequence[Group]) -> dict[str, int]:
+    """In how many groups each service is."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        for name in group.services:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
+    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group."""
+    index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
+    return -index, service.name
+
+
+def _choices(
+    groups: tuple[Group, ...],
+    order: Sequence[Service],
+    places: Mapping[str, int],
+    rates: Mapping[str, float],
+    fits: Fits,
+) -> Iterator[tuple[Group, ...]]:
+    """Allocations of one more service, in Algorithm 1's order: groups by their rates, then services by urgency. Where
+    some have no group yet, only those are tried, and first what leaves room for the others.
+    """
+    missing = [service for service in order if not places.get(service.name)]
+    sizes = [len(group.devices) for group in groups]
+    blocking = []
+
+    def rate(place: int) -> tuple[float, int]:
+        return sum(rates[name] / places[name] for name in groups[place].services), place
+
+    for place in sorted(range(len(groups)), key=rate):
+        group = groups[place]
+        for service in missing or order:
+            if service.name in group.services or len(group.services) >= MOST:
+                continue
+            if not fits(len(group.devices), (*group.services, service.name)):
+                continue
+            chosen = (*groups[:place], group.with_service(service.name), *groups[place + 1 :])
+            rest = [other for other in missing if other is not service]
+            if _has_room(rest, sizes, fits, [each.services for each in chosen]):
+                yield chosen
+            else:
+                blocking.append(chosen)
+    yield from blocking
+
+
+def summary(tp: int, groups: tuple[Group, ...], outcomes: Mapping[str, Outcome]) -> Placed:
+    """A placement with every service, summed up over all requests."""
+    requests = sum(outcome.requests for outcome in outcomes.values())
+    late = sum(outcome.late for outcome in outcomes.values())
+    normalised = sum(outcome.normalised * outcome.requests for outcome in outcomes.values()) / requests
+    return Placed(tp, groups, 1 - late / requests, normalised)
