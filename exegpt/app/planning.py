@@ -138,7 +138,7 @@ def _joint(
     proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
-        if near := [proposal.near for proposal in proposals if proposal.near]:
+        if near := [proposal.near for proposal in proposals if proposal.near and proposal.near.headroom]:
             _check_rates(max(near, key=lambda plan: plan.headroom or 0.0))
         raise Infeasible(alone.why_not, None)
     return replace(best.plan, method="exegpt")
