@@ -209,6 +209,7 @@ def test_an_engine_that_ends_is_replaced(folder, tmp_path):
     assert {name: len(tokens) for name, tokens in tokens_of(out).items()} == {r["id"]: r["max_tokens"] for r in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_that_was_interrupted_goes_on(folder, tmp_path):
     application, out = tmp_path / "long.yaml", tmp_path / "out.jsonl"

@@ -91,6 +91,7 @@ def test_what_can_not_be_met_is_named_with_the_nearest(tmp_path):
         make_plan(read_demands(write(tmp_path, *named), "2xA100-80GB"), parse_cluster("2xA100-80GB"), "exegpt")
 
 
+@pytest.mark.slow
 def test_rates_that_are_named_as_nearest_are_sustained(tmp_path):
     hungry = CHAT | {"rate": "100000/s"}
     one = parse_cluster("1xA100-80GB")
@@ -102,7 +103,7 @@ def test_rates_that_are_named_as_nearest_are_sustained(tmp_path):
     assert make_plan(read_demands(write(tmp_path, again), "1xA100-80GB"), one, "exegpt").headroom >= 1
 
 
-@pytest.mark.parametrize("model", [CHAT, BATCH])
+@pytest.mark.parametrize("model", [pytest.param(CHAT, marks=pytest.mark.slow), BATCH])
 def test_a_bound_that_is_named_as_the_tightest_is_met(model, tmp_path):
     one = parse_cluster("1xA100-80GB")
     with pytest.raises(Infeasible) as refused:

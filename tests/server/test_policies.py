@@ -21,7 +21,8 @@ LAYOUTS = {"PP2": (1, 1), "TP2": (2,)}
 """The degree of every stage of two ranks."""
 SERVERS = [
     *(pytest.param((policy, (1,)), id=policy) for policy in cells.POLICIES),
-    *(pytest.param((policy, None), id=policy) for policy in ("waa-c", "waa-m")),
+    pytest.param(("waa-c", None), id="waa-c", marks=pytest.mark.slow),
+    pytest.param(("waa-m", None), id="waa-m"),
     *(
         pytest.param(
             (policy, degrees), id=f"{policy}-{name}", marks=() if (policy, name) in QUICK else pytest.mark.slow

@@ -42,6 +42,7 @@ def two_stages(model, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_rank_loses_no_request(model, two_stages, tmp_path, want):
     with serving(model, two_stages, tmp_path, "--ranks", "2") as server:

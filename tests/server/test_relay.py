@@ -96,6 +96,7 @@ def wait_until(condition, seconds=20.0):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_tokens_aborts_and_the_drain_go_through_the_relay(model, led_by_rank_1, tmp_path, want):
     with launched(model, written(led_by_rank_1, tmp_path), tmp_path, program=RELAYED) as server:
         assert relayed(server)

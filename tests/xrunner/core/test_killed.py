@@ -88,7 +88,7 @@ def kill(process, rank):
     ("policy", "rank"),
     [
         ("rra", 1),
-        ("waa", 0),
+        pytest.param("waa", 0, marks=pytest.mark.slow),
         pytest.param("rra", 0, marks=pytest.mark.slow),
         pytest.param("waa", 1, marks=pytest.mark.slow),
     ],
