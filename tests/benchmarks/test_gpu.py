@@ -78,6 +78,7 @@ def test_a_failed_kernel_is_printed_beside_the_others(monkeypatch, capsys):
     assert f"{len(rows)} comparisons, 4 wrong." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @interpreted
 def test_timing_goes_through_every_case_and_peer(monkeypatch, capsys):

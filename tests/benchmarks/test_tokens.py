@@ -17,6 +17,7 @@ from exegpt.request import Request, Result
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
 
+@pytest.mark.slow
 def test_two_ranks_give_transformers_tokens(monkeypatch):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install -e '.[mpi]'")
     monkeypatch.chdir(Path(__file__).parents[2])

@@ -45,6 +45,7 @@ def test_two_stages(job, tmp_path, encoder_decoder):
     check(run_cells(job, tmp_path, paths, 2, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_disaggregated(job, tmp_path, encoder_decoder):
     """With room for few residents, too, where encoding waits for blocks."""
     paths, theirs = encoder_decoder

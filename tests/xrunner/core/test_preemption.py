@@ -159,6 +159,7 @@ def test_every_policy_on_two_ranks(job, tmp_path, directories, theirs):
         check_preempted(found, {n: c for n, c in cells.items() if c[0] == arch}, theirs[arch])
 
 
+@pytest.mark.slow
 def test_every_policy_on_two_ranks_of_an_encoder_decoder(job, tmp_path, encoder_decoder):
     directories, want = encoder_decoder
     cells = matrix(directories, 2, ["t5"], ["static", "hybrid", "orca", "rra"], [((1, 1), 1)])

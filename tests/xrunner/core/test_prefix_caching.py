@@ -129,6 +129,7 @@ def test_stop_tokens(directories, ledgers):  # noqa: F811
     assert tokens == expected and ledger.reused and ledger.preemptions
 
 
+@pytest.mark.slow
 def test_on_two_ranks(job, tmp_path, directories, theirs):
     """Two stages, where tokens land late and a micro-batch could overtake another; two shards; two replicas."""
     model = load_model(directories["llama"])

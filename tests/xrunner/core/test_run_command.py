@@ -67,6 +67,7 @@ def test_two_ranks_write_one_file_and_report_what_was_predicted(job, arguments_o
     assert len(answer["utilisation"]) == 2 and all(0 < share <= 1 for share in answer["utilisation"])
 
 
+@pytest.mark.slow
 def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(job, arguments_of, reference, tmp_path):
     """The second job plans with what the first one measured, and finds the same schedule."""
     arguments_of()
