@@ -47,24 +47,23 @@ def plan_of(directories: Mapping[str, Path], replicas: int) -> Plan:
     return Plan(Plan.VERSION, "by hand", replace(cluster, devices_per_node=first), tuple(models))
 
 
-def application(rounds: Sequence[int]) -> dict[str, Any]:
-    """Both nodes, texts made up; a verdict reads instructions and a final summary."""
-    of_model = {"model": "any", "times": 1}
+def application(rounds: Sequence[int], times: int) -> dict[str, Any]:
+    """Both nodes, texts made up; a verdict reads instructions and a final summary, each so many times."""
     summary = {
         "name": "summary",
         "workload": f"{CHUNK}/{SUMMARY}",
         "requests": len(rounds),
         "rounds": rounds,
-        **of_model,
+        "model": "any",
     }
-    judge = {"name": "judge", "workload": f"32/{VERDICT}", **of_model}
+    judge = {"name": "judge", "model": "any", "workload": f"32/{VERDICT}", "times": times}
     edges = [{"source": "summary", "target": "summary"}, {"source": "summary", "target": "judge", "kind": "final"}]
     return {"nodes": [summary, judge], "edges": edges}
 
 
-def alone(name: str, rounds: Sequence[int]) -> dict[str, Any]:
+def alone(name: str, rounds: Sequence[int], times: int) -> dict[str, Any]:
     """One node's calls, with prompts as long as they are in the application."""
-    node = application(rounds)["nodes"][name == "judge"]
+    node = application(rounds, times)["nodes"][name == "judge"]
     if name == "summary":
         return {"nodes": [node], "edges": [{"source": name, "target": name}]}
     return {"nodes": [node | {"workload": f"{32 + SUMMARY}/{VERDICT}", "requests": len(rounds)}]}
@@ -85,6 +84,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", type=int, default=48)
+    parser.add_argument("--times", type=int, default=4, help="verdicts of each summary; SamuLLM has 1 and 4")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions, in turns; the median counts")
     asked = parser.parse_args()
     rounds = chunks(asked.documents)
@@ -97,10 +97,11 @@ def main() -> None:
         both = plan_of(directories, 1)
         seconds: dict[str, list[tuple[float, float]]] = {"together": [], "in turn": [], "alone on both": []}
         for number in range(asked.rounds):
-            runs = {"together": [run(folder, both, application(rounds))]}
-            runs["in turn"] = [run(folder, both, application(rounds), in_turn=True)]
+            runs = {"together": [run(folder, both, application(rounds, asked.times))]}
+            runs["in turn"] = [run(folder, both, application(rounds, asked.times), in_turn=True)]
             runs["alone on both"] = [
-                run(folder, plan_of({model: directories[model]}, 2), alone(model, rounds)) for model in SIZES
+                run(folder, plan_of({model: directory}, 2), alone(model, rounds, asked.times))
+                for model, directory in directories.items()
             ]
             for way, found in runs.items():
                 real, expected = sum(r.seconds for r in found), sum(r.predicted_seconds or 0.0 for r in found)

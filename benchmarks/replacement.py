@@ -4,7 +4,7 @@ Two random Llamas of different shapes are served, each with a core of its own. W
 the plan changes: both share one core, or have one each again. Every engine is replaced, its weights are read again and
 the caches of its residents recomputed. Every answer must be what an undisturbed server has given. How long streams
 pause stands beside what is predicted: the starts of the engines, one after the other, as the server measured them when
-it started, and the prefill of the streams' sequences by the profile.
+the plans were changed without a request, and the prefill of the streams' sequences by the profile.
 
     python -m benchmarks.replacement
 """
@@ -76,7 +76,8 @@ def post(url: str, body: dict[str, Any], **headers: str) -> Any:
 def completion(model: str, i: int) -> dict[str, Any]:
     """The i-th request of a model."""
     prompt = [3 + (31 * i + 7 * j) % 7990 for j in range(PROMPT - i % 16)]
-    return {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "return_token_ids": True}
+    how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    return {"model": model, "prompt": prompt, **how}
 
 
 def answer(url: str, model: str, i: int) -> list[int]:
@@ -118,7 +119,7 @@ def starts(log: Path) -> list[tuple[str, float]]:
 def predicted(own: Mapping[str, float], plan: Plan, profiles: Mapping[str, Profile], streams: int) -> dict[str, float]:
     """How long each model's streams pause under a plan: engines start one after the other, then sequences are prefilled
     in order of arrival, two prompts at a time: the streams first, of which the one in the middle counts. `own`: seconds
-    that each model's engine takes to start alone.
+    that each model's engine takes to start.
     """
     pauses, began = {}, 0.0
     for unit in plan.units:
@@ -150,14 +151,18 @@ def main() -> None:
         options = ["--plan", str(folder / "plan.json"), "--admin-token-file", str(folder / "token"), "--pinned"]
         options += ["--log-format", "json", "--max-waiting", str(2 * asked.requests)]
         with started(folder, options) as (url, _), ThreadPoolExecutor(asked.requests + 99) as pool:
-            own = dict(starts(folder / "server.log"))
             every = [(model, i) for i in range(asked.requests // 2) for model in SIZES]
             want = dict(zip(every, pool.map(lambda one: answer(url, *one), every), strict=True))
+            own = []
+            for plan in (plans[1], plans[0]):
+                with post(f"{url}/plan", document.to_dict(plan), X_Admin_Token=TOKEN):
+                    until_ready(url)
+                own.append(dict(starts(folder / "server.log")[-len(SIZES) :]))
             found: list[Pause] = []
             for number in range(1, asked.changes + 1):
                 plan = plans[number % 2]
                 pauses, lost = change(url, plan, pool, want, asked.streams)
-                expected = predicted(own, plan, profiles, asked.streams)
+                expected = predicted(own[(number + 1) % 2], plan, profiles, asked.streams)
                 found += [Pause(model, pause, expected[model]) for model, pause in pauses.items()]
                 print(
                     f"change {number}: {len(every)} requests in flight, {lost} lost or other than undisturbed",
