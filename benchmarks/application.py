@@ -10,6 +10,7 @@ device of its own, which is one core; alone it has two replicas. All of it is wh
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -90,6 +91,7 @@ def main() -> None:
     rounds = chunks(asked.documents)
     print(f"{asked.documents} documents of {sum(rounds)} chunks, the longest of {max(rounds)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
+        os.environ["EXEGPT_CACHE"] = name  # measured now: a profile of a busy machine may lie in the usual one
         folder = Path(name)
         directories = {model: folder / model for model in SIZES}
         for number, (model, sizes) in enumerate(SIZES.items()):

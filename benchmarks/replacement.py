@@ -11,6 +11,7 @@ the plans were changed without a request, and the prefill of the streams' sequen
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=5, help="of each model, whose pauses are measured")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
+        os.environ["EXEGPT_CACHE"] = name  # measured now: a profile of a busy machine may lie in the usual one
         folder = Path(name)
         directories = {model: folder / model for model in SIZES}
         for number, (model, sizes) in enumerate(SIZES.items()):

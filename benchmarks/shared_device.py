@@ -8,6 +8,7 @@ process; the simulator gets the same ones.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -154,6 +155,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rates = dict(zip(SIZES, map(float, asked.rates.split(",")), strict=True))
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["EXEGPT_CACHE"] = folder  # measured now: a profile of a busy machine may lie in the usual one
         directories = {name: Path(folder) / name for name in SIZES}
         for number, (name, sizes) in enumerate(SIZES.items()):
             create_model(directories[name], "llama", **sizes, seed=number)
