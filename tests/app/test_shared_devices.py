@@ -119,6 +119,7 @@ def test_ours_is_no_worse_than_any_other_and_shares_where_devices_are_too_few(de
     assert "times its rate, with" in " ".join(reasons.values()) or "does as well" in " ".join(reasons.values())
 
 
+@pytest.mark.slow
 def test_prices_and_reasons_are_printed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
     demands_of(tmp_path, BUSY, IDLE)

@@ -62,6 +62,7 @@ def whole_profile(model, *more):
     return ["-m", "exegpt", "profile", "--model", model, *more]
 
 
+@pytest.mark.slow
 def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, models, tmp_path):
     """After an exception in one rank, which ends the job with its name, everything measured so far stands."""
     out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"

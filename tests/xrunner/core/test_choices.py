@@ -185,6 +185,7 @@ def test_on_a_gpu_with_the_next_step_queued(model, tokenizer, want):
     check(Engine(model, plan, gpu=StandIn(), tokenizer=tokenizer).run(TODO).results, want)
 
 
+@pytest.mark.slow
 def test_over_two_ranks(job, tmp_path, directories, want):
     """A pipeline, tensor parallel, two replicas, and disaggregated, where each side has a sampling state of its own."""
     spec = load_model(directories["llama"]).spec
