@@ -49,13 +49,15 @@ def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models):
 
 
 def known(models, order):
-    """Loads with times of their services, under one kind of order."""
+    """Loads with times of their services, under one kind of order: times that no sum of iterations comes to exactly,
+    where rounding would decide.
+    """
     return [
         replace(
             load,
             order=order,
             hints=[
-                Hints(service_time_s=0.1 + place / 8, service_sd_s=0.05, prefill_s=0.01 + r.input / 1000)
+                Hints(service_time_s=0.1037 + place / 8, service_sd_s=0.0513, prefill_s=0.01 + r.input / 1000)
                 for r in load.requests
             ],
         )
@@ -66,7 +68,9 @@ def known(models, order):
 @settings(deadline=None, max_examples=150)
 @given(
     MODELS,
-    st.sampled_from([lambda: DoublingBudget(1.7, executed=True), lambda: SkipJoinMLFQ(executed=True), lambda: fcfs]),
+    st.sampled_from(
+        [lambda: DoublingBudget(1.7, executed=True), lambda: SkipJoinMLFQ(0.0101731, executed=True), lambda: fcfs]
+    ),
     st.booleans(),
 )
 def test_rows_under_budgets_and_levels_are_iterations_one_by_one(models, order, prompts_first):
