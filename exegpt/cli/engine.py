@@ -39,7 +39,7 @@ def engine(
 
     typed = locals()
     if plan is not None:
-        from exegpt.app import serving_unit
+        from exegpt.app.multimodel import serving_unit
 
         serving_unit.serve(options.build(serving_unit.UnitOptions, typed))
         return

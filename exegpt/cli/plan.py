@@ -9,8 +9,8 @@ from exegpt.cli import INFEASIBLE, options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.plan_advice import Gain
-    from exegpt.app.planning import Proposal
+    from exegpt.app.multimodel.plan_advice import Gain
+    from exegpt.app.multimodel.planning import Proposal
     from exegpt.plan import Plan, PlannedModel
     from exegpt.price import Prices
 
@@ -53,10 +53,10 @@ def plan(
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.model_frontier import Frontiers
-    from exegpt.app.models_file import read_demands
-    from exegpt.app.plan_advice import gains
-    from exegpt.app.planning import METHODS, propose
+    from exegpt.app.multimodel.model_frontier import Frontiers
+    from exegpt.app.multimodel.models_file import read_demands
+    from exegpt.app.multimodel.plan_advice import gains
+    from exegpt.app.multimodel.planning import METHODS, propose
     from exegpt.app.settings import set_threads
     from exegpt.cli.plan_report import write_plan_report
     from exegpt.price import price_per_hour, read_prices

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from exegpt.app.planning import Proposal
-    from exegpt.app.stage_planning import StageProposal
+    from exegpt.app.multimodel.planning import Proposal
+    from exegpt.app.multimodel.stage_planning import StageProposal
     from exegpt.price import Prices
 
 

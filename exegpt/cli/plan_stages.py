@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from exegpt.quantity import counted
 
 if TYPE_CHECKING:
-    from exegpt.app.stage_planning import StageProposal
+    from exegpt.app.multimodel.stage_planning import StageProposal
     from exegpt.stage_plan import StagedNode, StagePlan
 
 COLUMNS = ("from", "to", "models")
@@ -20,8 +20,8 @@ def plan_stages(
     `how`: what `find_setting` takes.
     """
     from exegpt import document
-    from exegpt.app.application_file import read_application
-    from exegpt.app.stage_planning import propose_stages
+    from exegpt.app.multimodel.application_file import read_application
+    from exegpt.app.multimodel.stage_planning import propose_stages
     from exegpt.cli.plan_report import write_stages_report
     from exegpt.report import output
 

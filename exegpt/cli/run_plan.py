@@ -6,7 +6,7 @@ from exegpt.cli import options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.plan_run import ModelRun, PlanRun
+    from exegpt.app.multimodel.plan_run import ModelRun, PlanRun
 
 _OWN = "plan model requests application in_turn out resume seed device attention threads json".split()
 """Options that a run of a plan takes."""
@@ -15,8 +15,8 @@ _UNSET = (None, False, "inf")
 
 def run_plan(typed: dict[str, Any]) -> None:
     """Run and print; InputError for options that a plan says itself."""
-    from exegpt.app.plan_run import PlanRunOptions
-    from exegpt.app.plan_run import run_plan as run
+    from exegpt.app.multimodel.plan_run import PlanRunOptions
+    from exegpt.app.multimodel.plan_run import run_plan as run
     from exegpt.report import output
     from xrunner.comm.ranks import ranks_started
 
@@ -36,7 +36,7 @@ def run_plan(typed: dict[str, Any]) -> None:
 
 
 def _document(result: "PlanRun") -> dict[str, Any]:
-    from exegpt.app.plan_run import figures
+    from exegpt.app.multimodel.plan_run import figures
 
     models = [
         {"name": m.name, "measured": figures(m.measured), "predicted": figures(m.predicted) if m.predicted else None}
@@ -67,7 +67,7 @@ def _print(result: "PlanRun") -> None:
 
 
 def _rows(model: "ModelRun") -> list[list[str]]:
-    from exegpt.app.plan_run import figures
+    from exegpt.app.multimodel.plan_run import figures
     from exegpt.duration import duration_text
     from exegpt.quantity import figure_text
 

@@ -89,7 +89,7 @@ def simulate(
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
     """Print what a plan's models will give; InputError for options that a plan says itself."""
-    from exegpt.app.simulate_plan import COLUMNS, simulate_plan
+    from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
     from exegpt.errors import InputError
     from exegpt.report import output
 

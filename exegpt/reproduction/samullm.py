@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from exegpt.app.stage_planning import PLANS, SEARCHED
+from exegpt.app.multimodel.stage_planning import PLANS, SEARCHED
 from exegpt.call_graph import CallGraph
 from exegpt.cost_table import CostTable
 from exegpt.quantity import figure_text, percent_text, signed_percent

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
-from exegpt.app import planning
-from exegpt.app.model_frontier import ModelFrontier
-from exegpt.app.models_file import read_demands
-from exegpt.app.planning import make_plan, propose
+from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.model_frontier import ModelFrontier
+from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.planning import make_plan, propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
@@ -208,5 +208,5 @@ def test_hours_of_devices_are_until_their_requests_are_done(plan):
 
 def test_a_frontier_is_searched_once(demands, monkeypatch):
     frontier, asked = ModelFrontier(demands[1], ("orca",)), []
-    monkeypatch.setattr("exegpt.app.model_frontier._offline", lambda *given: asked.append(given))
+    monkeypatch.setattr("exegpt.app.multimodel.model_frontier._offline", lambda *given: asked.append(given))
     assert frontier.on(2) is None and frontier.on(2) is None and len(asked) == 1

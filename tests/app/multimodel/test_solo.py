@@ -1,10 +1,10 @@
 """Times alone, and normalised latencies: of requests that never meet, their times alone over themselves."""
 
-from exegpt.app.models_file import Demand
-from exegpt.app.plan_evaluation import evaluated
+from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.plan_evaluation import evaluated
+from exegpt.app.multimodel.shared_devices import share_unit
+from exegpt.app.multimodel.solo import solo_seconds
 from exegpt.app.settings import find_setting
-from exegpt.app.shared_devices import share_unit
-from exegpt.app.solo import solo_seconds
 from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import CostModel

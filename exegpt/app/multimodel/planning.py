@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from exegpt.app.model_frontier import Frontiers, ModelFrontier
-from exegpt.app.models_file import Demand
-from exegpt.app.nearest import no_room, nothing_fits, rates_missed
-from exegpt.app.plan_evaluation import Drawn
+from exegpt.app.multimodel.model_frontier import Frontiers, ModelFrontier
+from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.nearest import no_room, nothing_fits, rates_missed
+from exegpt.app.multimodel.plan_evaluation import Drawn
 from exegpt.app.processes import Processes
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
@@ -148,8 +148,8 @@ def _mixed(
     demands: tuple[Demand, ...], cluster: ClusterSpec, frontiers: list[ModelFrontier], plans: list[Plan | None]
 ) -> list[Proposal]:
     """The best mixture of models that share devices and of models alone, if it is better than these plans."""
-    from exegpt.app.mixtures import MOST_MODELS, Mixture
-    from exegpt.app.shared_devices import can_share
+    from exegpt.app.multimodel.mixtures import MOST_MODELS, Mixture
+    from exegpt.app.multimodel.shared_devices import can_share
 
     if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
         return []
@@ -202,9 +202,9 @@ def _shared(
     demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
 ) -> Plan:
     """Models on devices that they share."""
-    from exegpt.app.plan_evaluation import evaluated
-    from exegpt.app.shared_devices import place_together
-    from exegpt.app.staged_placement import place_in_groups
+    from exegpt.app.multimodel.plan_evaluation import evaluated
+    from exegpt.app.multimodel.shared_devices import place_together
+    from exegpt.app.multimodel.staged_placement import place_in_groups
 
     by = _SHARING[method]
     if by == "priority":
@@ -227,7 +227,7 @@ def _dedicated(
     progress: Callable[[int, int], None],
 ) -> Plan:
     """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
-    from exegpt.app.plan_evaluation import drawn
+    from exegpt.app.multimodel.plan_evaluation import drawn
 
     requests = drawn({demand.name: demand for demand in demands})
     give = _searched if method == "exegpt" else _in_proportion
@@ -245,7 +245,7 @@ def _dedicated(
 
 def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
     """A model with devices of its own, replayed at its rate if it has one."""
-    from exegpt.app.plan_evaluation import evaluated
+    from exegpt.app.multimodel.plan_evaluation import evaluated
 
     return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model
 

@@ -11,7 +11,7 @@ from typing import Any
 from exegpt import document
 from exegpt.app import rooflines
 from exegpt.app.load.arrivals import random_arrivals
-from exegpt.app.plan_evaluation import in_time
+from exegpt.app.multimodel.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
 from exegpt.duration import duration_text
 from exegpt.errors import InputError

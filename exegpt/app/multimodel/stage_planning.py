@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exegpt.app.application_file import Asked
+from exegpt.app.multimodel.application_file import Asked
 from exegpt.stage_plan import StagePlan
 
 SEED = 0

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exegpt.app.models_file import Demand
-from exegpt.app.plan_evaluation import Trial, drawn
-from exegpt.app.shared_devices import no_room_together, other_bytes, planned_on, popular_of
+from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.plan_evaluation import Trial, drawn
+from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of
 from exegpt.batching.shared_pool import block_of, least_memory
 from exegpt.cluster import ClusterSpec
 from exegpt.plan import PlannedModel

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from exegpt import document
-from exegpt.app.application_file import ApplicationFile, ApplicationNode, read_call_lines
-from exegpt.app.models_file import workload_beside
+from exegpt.app.multimodel.application_file import ApplicationFile, ApplicationNode, read_call_lines
+from exegpt.app.multimodel.models_file import workload_beside
 from exegpt.app.request_lists import TOKENIZER, load_tokenizer
 from exegpt.call_graph import CallGraph, GraphNode
 from exegpt.dependent_calls import Chain, DependentCalls

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.app import planning
-from exegpt.app.mixtures import Mixture
-from exegpt.app.models_file import read_demands
-from exegpt.app.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
-from exegpt.app.planning import propose
-from exegpt.app.shared_devices import most_of_unit, share_unit
+from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.mixtures import Mixture
+from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
+from exegpt.app.multimodel.planning import propose
+from exegpt.app.multimodel.shared_devices import most_of_unit, share_unit
 from exegpt.cluster import parse_cluster
 
 CLUSTER = parse_cluster("2xA100-80GB")

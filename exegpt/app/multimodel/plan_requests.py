@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from exegpt.app.multimodel.simulate_plan import read_model_trace
 from exegpt.app.request_lists import grammar_check, load_tokenizer
-from exegpt.app.simulate_plan import read_model_trace
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request

@@ -14,9 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from exegpt import document
-from exegpt.app.plan_requests import read_plan_requests
-from exegpt.app.plan_run import Calls
-from exegpt.app.planned_application import plan_application
+from exegpt.app.multimodel.plan_requests import read_plan_requests
+from exegpt.app.multimodel.plan_run import Calls
+from exegpt.app.multimodel.planned_application import plan_application
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from exegpt import document
-from exegpt.app.models_file import ModelsFile, workload_beside
+from exegpt.app.multimodel.models_file import ModelsFile, workload_beside
 from exegpt.app.settings import Setting, find_setting
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import ClusterSpec

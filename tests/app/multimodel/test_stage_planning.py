@@ -5,8 +5,8 @@ import json
 import pytest
 
 from exegpt import document
-from exegpt.app.application_file import read_application
-from exegpt.app.stage_planning import propose_stages
+from exegpt.app.multimodel.application_file import read_application
+from exegpt.app.multimodel.stage_planning import propose_stages
 from exegpt.errors import InputError
 from exegpt.stage_plan import StagePlan
 from tests.cli.conftest import run_command

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from exegpt.app.models_file import MOST_MODELS, Demand
-from exegpt.app.shared_devices import most_of_unit
-from exegpt.app.solo import solo_seconds
+from exegpt.app.multimodel.models_file import MOST_MODELS, Demand
+from exegpt.app.multimodel.shared_devices import most_of_unit
+from exegpt.app.multimodel.solo import solo_seconds
 from exegpt.plan import PlannedModel
 from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from exegpt.app.model_frontier import Frontiers
-from exegpt.app.models_file import Demand
-from exegpt.app.planning import Proposal, propose
+from exegpt.app.multimodel.model_frontier import Frontiers
+from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.planning import Proposal, propose
 from exegpt.app.search import on_cluster
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import duration_text
@@ -18,7 +18,7 @@ LOOSER = 1.5
 """By how much a bound is loosened."""
 
 Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
-"""As `exegpt.app.planning.propose`."""
+"""As `exegpt.app.multimodel.planning.propose`."""
 
 
 @dataclass(frozen=True)

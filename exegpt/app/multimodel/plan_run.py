@@ -12,8 +12,8 @@ from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.planned_units import planned_units, read_plan
 from exegpt.app.engines.started import started
 from exegpt.app.files import check_distinct, check_output
-from exegpt.app.plan_requests import read_plan_requests
-from exegpt.app.planned_application import Ids, PlannedApplication, plan_application
+from exegpt.app.multimodel.plan_requests import read_plan_requests
+from exegpt.app.multimodel.planned_application import Ids, PlannedApplication, plan_application
 from exegpt.app.request_lists import load_tokenizer
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.document import fingerprint, to_dict

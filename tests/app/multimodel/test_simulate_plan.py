@@ -5,11 +5,11 @@ import json
 import pytest
 
 from exegpt import document
-from exegpt.app.planning import make_plan
-from exegpt.app.simulate_plan import read_model_trace, simulate_plan
+from exegpt.app.multimodel.planning import make_plan
+from exegpt.app.multimodel.simulate_plan import read_model_trace, simulate_plan
 from exegpt.cli import main
 from exegpt.errors import InputError
-from tests.app.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
+from tests.app.multimodel.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
 
 
 @pytest.fixture(scope="module")

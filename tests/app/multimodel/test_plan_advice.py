@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from exegpt.app import planning
-from exegpt.app.model_frontier import Frontiers
-from exegpt.app.models_file import read_demands
-from exegpt.app.plan_advice import LOOSER, Gain, gains, one_more, tightest_of
-from exegpt.app.planning import propose
+from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.model_frontier import Frontiers
+from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.plan_advice import LOOSER, Gain, gains, one_more, tightest_of
+from exegpt.app.multimodel.planning import propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError

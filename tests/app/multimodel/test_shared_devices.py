@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
-from exegpt.app import planning
-from exegpt.app.models_file import read_demands
-from exegpt.app.plan_evaluation import evaluated, in_time
-from exegpt.app.planning import METHODS, make_plan, propose
+from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.plan_evaluation import evaluated, in_time
+from exegpt.app.multimodel.planning import METHODS, make_plan, propose
 from exegpt.batching.shared_pool import block_of, merged_bytes
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster

@@ -1,0 +1,1 @@
+"""Plans of several models: found, compared, run and served."""
