@@ -21,8 +21,8 @@ def plan(
     method: Annotated[
         str,
         typer.Option(
-            help="exegpt (budgets searched together), muxserve, temporal, seallm, spatial, or best: the best of these. "
-            "samullm: stages, for numbers of requests."
+            help="exegpt (budgets searched together), muxserve, temporal, seallm, alpaserve, spatial, or best: the "
+            "best of these. samullm: stages, for numbers of requests."
         ),
     ] = "exegpt",
     dtype: options.DTYPE = None,
@@ -97,7 +97,7 @@ def plan(
     if gained:
         output.listed("Advice:", [gain.text(now) for gain in gained])
     elif not advice:
-        print("What one more device or a looser bound would give: --advice.")
+        print(f"What {'' if where.is_cpu else 'one more device or '}a looser bound would give: --advice.")
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE

@@ -97,6 +97,7 @@ def replay_models(
 
 
 def rule_of(share: Share) -> Sharing:
+    """Which of a unit's models runs next."""
     if share.by == "priority":
         return PrioritySharing(prompts_first=True)
     return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()

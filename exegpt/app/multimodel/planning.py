@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from exegpt.app.multimodel.model_frontier import Frontiers, ModelFrontier
 from exegpt.app.multimodel.models_file import Demand
@@ -17,10 +16,10 @@ from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output
 
-METHODS = ("exegpt", "muxserve", "temporal", "seallm", "spatial")
+METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
-of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities; in proportion to what
-each computes, under the policy of most engines (MuxServe's baseline).
+of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities or in order of arrival;
+in proportion to what each computes, under the policy of most engines (MuxServe's baseline).
 """
 _POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
 _QUICK = ("orca",)
@@ -28,11 +27,7 @@ _QUICK = ("orca",)
 goodput is rarely a tenth higher.
 """
 _MOST_WAYS = 1000
-_SHARING: dict[str, Literal["space", "time", "priority"]] = {
-    "muxserve": "space",
-    "temporal": "time",
-    "seallm": "priority",
-}
+_SHARING = ("muxserve", "temporal", "seallm", "alpaserve")
 
 
 @dataclass(frozen=True)
@@ -206,11 +201,10 @@ def _shared(
     from exegpt.app.multimodel.shared_devices import place_together
     from exegpt.app.multimodel.staged_placement import place_in_groups
 
-    by = _SHARING[method]
-    if by == "priority":
-        models = place_in_groups(demands, cluster, progress)
+    if method in ("seallm", "alpaserve"):
+        models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress)
     else:
-        models = place_together(demands, cluster, by, progress)
+        models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
     placed = Plan(Plan.VERSION, method, cluster, tuple(models))
     by_name = {demand.name: demand for demand in demands}
     with Processes() as processes:

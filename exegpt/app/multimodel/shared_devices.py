@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from xscheduler.multimodel.placement import Mesh, Popular
     from xsimulator.cost.replica import ReplicaCost
 
-Way = Literal["space", "time", "priority"]
-"""How models share devices, as `Share.by`."""
 MAX_NUM_SEQS = 256
 PREFILL_TOKENS = 2048
 """Of prompts that are computed together."""
@@ -43,7 +41,7 @@ def place_together(
     planned = {
         model.name: model
         for mesh in placement.meshes
-        for model in planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, by)
+        for model in planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, Share(by, 1.0))
     }
     return [planned[demand.name] for demand in demands]
 
@@ -72,7 +70,8 @@ def share_unit(
     mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
     if mesh is None:
         return None
-    return planned_on(mesh, placer.kv_bytes(mesh), {demand.name: demand for demand in demands}, cluster, by)
+    by_name = {demand.name: demand for demand in demands}
+    return planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, Share(by, 1.0))
 
 
 def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
@@ -101,6 +100,7 @@ def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
 
 
 def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
+    """What placements know of a model. InputError for one that can't share devices."""
     from xscheduler.multimodel.placement import Popular
     from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost
 
@@ -149,10 +149,11 @@ def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost
 
 
 def planned_on(
-    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, by: Way
+    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, share: Share
 ) -> list[PlannedModel]:
     """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
-    and sizes (MuxServe's quotas); by priority that is what their merged blocks come to.
+    and sizes (MuxServe's quotas; of merged blocks it is what they come to). `share`: how they do, if they are several;
+    by space each decodes on its own share of the multiprocessors.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)
@@ -162,10 +163,11 @@ def planned_on(
         part = popular.least_bytes + rest * popular.rate_seq_s * popular.kv_token_bytes / wanted
         blocks = math.floor(part / (BLOCK_SIZE * popular.kv_token_bytes))
         schedule = _schedule(demand, cluster, len(mesh.devices), blocks)
-        pool: Literal["quotas", "merged"] = "merged" if by == "priority" else "quotas"
-        share = None if alone else Share(by, occupant.decode_share if by == "space" else 1.0, pool)
+        own = replace(share, decode=occupant.decode_share) if share.by == "space" else share
         unknown = summarise((), 0.0, "p99-queries")
-        planned.append(PlannedModel(popular.name, mesh.devices, schedule, unknown, demand.rate_seq_s, share=share))
+        planned.append(
+            PlannedModel(popular.name, mesh.devices, schedule, unknown, demand.rate_seq_s, share=None if alone else own)
+        )
     return planned
 
 

@@ -1,13 +1,13 @@
 """SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree that replays prefer.
 
-Models that share do so by their requests' priorities, over merged blocks. A model is in one group: a plan has each of
-its models once.
+Models that share do so over merged blocks, by their requests' priorities, or in order of arrival as in the AlpaServe
+that SeaLLM is compared with. A model is in one group: a plan has each of its models once.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,26 +16,28 @@ from exegpt.app.multimodel.plan_evaluation import Trial, drawn
 from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of
 from exegpt.batching.shared_pool import block_of, least_memory
 from exegpt.cluster import ClusterSpec
-from exegpt.plan import PlannedModel
+from exegpt.plan import PlannedModel, Share
 from exegpt.schedule import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from xscheduler.multimodel.placement import Mesh
     from xscheduler.multimodel.two_stage import Group, Outcome
 
+Rule = Literal["priority", "time"]
+"""As `Share.by`."""
 SLO = 5.0
 """Times its mean time alone: the bound of a model without one."""
 
 
 def place_in_groups(
-    demands: Sequence[Demand], cluster: ClusterSpec, progress: Callable[[int, int], None]
+    demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, progress: Callable[[int, int], None]
 ) -> list[PlannedModel]:
-    """Models with rates where SeaLLM's placement puts them. InputError for a model without a rate, or one that can't
-    share; Infeasible where no placement has room for all.
+    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. InputError for a model
+    without a rate, or one that can't share; Infeasible where no placement has room for all.
     """
     from xscheduler.multimodel.two_stage import Service, place_in_stages
 
-    groups = Groups(demands, cluster)
+    groups = Groups(demands, cluster, by)
     requests = drawn(groups.demands)
     services = [Service(d.name, d.rate_seq_s or 0.0, requests[d.name].count(1.0)) for d in demands]
     nodes = (cluster.nodes, cluster.devices_per_node)
@@ -50,10 +52,10 @@ def place_in_groups(
 class Groups:
     """What models do where they share devices; what was found is kept."""
 
-    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec):
+    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule):
         from xscheduler.multimodel.placement import Placer
 
-        self.demands, self._cluster = {demand.name: demand for demand in demands}, cluster
+        self.demands, self._cluster, self._by = {demand.name: demand for demand in demands}, cluster, by
         self.popular = {demand.name: popular_of(demand, cluster) for demand in demands}
         self._placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
         self._requests = drawn(self.demands)
@@ -74,7 +76,9 @@ class Groups:
         """Models on devices that have room for them."""
         mesh = self._mesh(devices, names)
         assert mesh is not None, "they have room"
-        return planned_on(mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, "priority")
+        return planned_on(
+            mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, Share(self._by, 1.0, "merged")
+        )
 
     def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
         """What the models of some groups experience."""

@@ -9,13 +9,15 @@ import pytest
 from exegpt import document
 from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.models_file import read_demands
-from exegpt.app.multimodel.plan_evaluation import evaluated, in_time
+from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
+from exegpt.app.multimodel.staged_placement import Groups
 from exegpt.batching.shared_pool import block_of, merged_bytes
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, Share
+from xscheduler.multimodel.two_stage import Group
 from xsimulator.multimodel.plan_replay import _pools, replay_models, replay_plan
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -40,7 +42,7 @@ def planned(demands):
     return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
 
 
-@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm"])
+@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm", "alpaserve"])
 def plan(request, planned):
     return planned(request.param)
 
@@ -71,7 +73,8 @@ def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):
     assert document.read(Plan, tmp_path / "plan.json") == plan
     assert main(["show", str(tmp_path / "plan.json")]) == 0
     shown = capsys.readouterr().out
-    assert "busy" in shown and {"temporal": "time", "muxserve": "space", "seallm": "priority"}[plan.method] in shown
+    ways = {"temporal": "time", "muxserve": "space", "seallm": "priority", "alpaserve": "time"}
+    assert "busy" in shown and ways[plan.method] in shown
 
 
 def test_devices_are_shared_whole_and_in_one_way(plan):
@@ -108,6 +111,7 @@ def test_shares_within_a_bound(plan, demands):
     assert in_time(served["rare"].served, None) == 1.0 and in_time(served["rare"].served, 1e-9) == 0.0
 
 
+@pytest.mark.slow
 def test_ours_is_no_worse_than_any_other_and_shares_where_devices_are_too_few(demands, monkeypatch):
     monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
     proposals = propose(demands, CLUSTER, METHODS)
@@ -136,7 +140,7 @@ def test_what_cant_share_is_named(tmp_path, demands):
     with pytest.raises(InputError, match="Model 'batch' has no rate, and can't share devices: use --method exegpt"):
         make_plan(demands_of(tmp_path, BUSY, offline), CLUSTER, "muxserve")
     big, one = IDLE | {"model": "opt-30b"}, parse_cluster("1xA100-80GB")
-    for method in ("muxserve", "seallm"):
+    for method in ("muxserve", "seallm", "alpaserve"):
         with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
             make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, method)
     with pytest.raises(Infeasible, match="model 'busy', which is furthest from its own, reaches"):
@@ -151,10 +155,11 @@ def block_sizes(unit):
     return [block_of(m.schedule.model.spec, m.schedule.block_size, m.schedule.kv_dtype) for m in unit]
 
 
-def test_models_that_share_by_priority_take_merged_blocks_of_all_their_memory(planned):
+@pytest.mark.parametrize(("method", "by"), [("seallm", "priority"), ("alpaserve", "time")])
+def test_models_in_seallms_groups_take_merged_blocks_of_all_their_memory(planned, method, by):
     """A model may have as many blocks as all of a unit's memory holds, where its neighbours take none."""
-    unit = shared_unit(planned("seallm"))
-    assert {(model.share.by, model.share.pool) for model in unit} == {("priority", "merged")}
+    unit = shared_unit(planned(method))
+    assert {(model.share.by, model.share.pool) for model in unit} == {(by, "merged")}
     sizes = block_sizes(unit)
     memory = sum(m.schedule.kv_blocks * size for m, (size, _) in zip(unit, sizes, strict=True))
     merged = merged_bytes(sizes)
@@ -162,6 +167,22 @@ def test_models_that_share_by_priority_take_merged_blocks_of_all_their_memory(pl
         assert pool.total == memory // merged * (merged // size)
     quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
     assert [pool.total for pool in _pools(quotas)] == [m.schedule.kv_blocks for m in unit]
+
+
+def test_groups_are_judged_by_replays_under_their_own_rule(demands):
+    """On one device, of models that ask for more than it has: whose requests are late depends on whose turn it is."""
+    loaded = [replace(demand, rate_seq_s=4 * demand.rate_seq_s) for demand in demands]
+    names, found = ("busy", "idle"), {}
+    by_priority = Groups(loaded, CLUSTER, "priority").planned((0,), names)
+    for by in ("priority", "time"):
+        groups = Groups(loaded, CLUSTER, by)
+        found[by] = groups.outcomes((Group((0,), names),))
+        unit = [replace(model, share=Share(by, 1.0, "merged")) for model in by_priority]
+        replayed = Trial(unit, groups.demands, drawn(groups.demands)).replayed(1.0)
+        for name, outcome in found[by].items():
+            latency = replayed[name].latencies("arrival")["latency"]
+            assert outcome.late == sum(latency > groups.demands[name].bound_s) and outcome.requests == len(latency)
+    assert any(found["priority"][name].late != found["time"][name].late for name in names)
 
 
 def test_sharing_merged_blocks_has_its_price_and_quotas_none(planned, demands):
