@@ -82,6 +82,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     `find_setting`.
     """
     data = document.read_yaml(path, "models")
+    if isinstance(data, dict) and "nodes" in data and "models" not in data:
+        raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
     file = document.from_dict(ModelsFile, data, f"'{path}'")
     demands = []
     for entry in file.models:

@@ -45,9 +45,13 @@ def nearest_bound(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...
 def no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec) -> str:
     """For models that each run on some devices, and not all at once."""
     each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
+    more = "name more"
+    if cluster.is_cpu:
+        more = "make more of this machine (devices_per_node in `exegpt show local --yaml`)"
     return (
-        f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}, "
-        f"{sum(least)} of {cluster.devices}, each in one node or in whole nodes; name more devices, or fewer models."
+        f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}, {sum(least)} in all, "
+        f"each in one node or in whole nodes, and there are {cluster.devices}; {more}, let models share devices "
+        "(--method exegpt, for models with rates), or plan fewer."
     )
 
 

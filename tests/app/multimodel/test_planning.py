@@ -85,7 +85,7 @@ def test_what_can_not_be_met_is_named_with_the_nearest(tmp_path):
         make_plan(read_demands(write(tmp_path, hungry, BATCH), "4xA100-80GB"), CLUSTER, "exegpt")
     huge = BATCH | {"model": "opt-66b"}
     with pytest.raises(
-        Infeasible, match="don't fit 2xA100-80GB all at once: the fewest devices of each are a 2, b 2, 4"
+        Infeasible, match="don't fit 2xA100-80GB all at once: the fewest devices of each are a 2, b 2, 4 in all"
     ):
         named = [huge | {"name": name} for name in "ab"]
         make_plan(read_demands(write(tmp_path, *named), "2xA100-80GB"), parse_cluster("2xA100-80GB"), "exegpt")
@@ -162,6 +162,12 @@ def test_a_bad_file_is_refused_in_one_sentence(models, sentence, tmp_path, capsy
     assert sentence in said and "\n" not in said
 
 
+def test_an_application_file_is_known(tmp_path, capsys):
+    (tmp_path / "application.yaml").write_text("nodes: []\nedges: []\n")
+    assert main(["plan", str(tmp_path / "application.yaml"), "--cluster", "4xA100-80GB"]) == 2
+    assert "plan it with --method samullm" in capsys.readouterr().err
+
+
 def test_a_traces_file_is_looked_for_beside_the_models(tmp_path):
     (tmp_path / "chat.csv").write_text("input,output\n" + "100,50\n" * 30)
     (demand,) = read_demands(write(tmp_path, CHAT | {"workload": "chat.csv"}), "4xA100-80GB")
@@ -180,6 +186,7 @@ def test_the_command_prints_a_document(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["plan"] is None
 
 
+@pytest.mark.slow
 def test_reports_and_prices(tmp_path, capsys):
     prices, report = tmp_path / "prices.yaml", tmp_path / "plan.html"
     prices.write_text("A100-80GB: 2")
