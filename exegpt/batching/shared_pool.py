@@ -152,8 +152,7 @@ class MergedBlocks:
 
     def __init__(self, total: int, bytes: int):
         self.total, self.bytes = total, bytes
-        self._returned: list[int] = []
-        self._untouched = 0
+        self._pool = BlockPool(total, 1)
 
     @staticmethod
     def within(memory_bytes: float, sizes: Iterable[tuple[int, int]]) -> "MergedBlocks":
@@ -167,20 +166,15 @@ class MergedBlocks:
     @property
     def free(self) -> int:
         """Merged blocks that no model has."""
-        return len(self._returned) + self.total - self._untouched
+        return self._pool.available
 
     def take(self, count: int) -> list[int]:
         """So many free merged blocks, those that were returned last first."""
-        known = max(0, len(self._returned) - count)
-        taken = self._returned[known:][::-1]
-        del self._returned[known:]
-        fresh = range(self._untouched, self._untouched + count - len(taken))
-        self._untouched = fresh.stop
-        return [*taken, *fresh]
+        return self._pool.allocate(count)
 
-    def give(self, blocks: Iterable[int]) -> None:
+    def give(self, blocks: list[int]) -> None:
         """Return some."""
-        self._returned += blocks
+        self._pool.free(blocks)
 
 
 def block_of(spec: ModelSpec, block_size: int, kv_dtype: str) -> tuple[int, int]:
