@@ -3,14 +3,15 @@
 One model in float32, one thread of computation each, the same requests at the same moments, sent by `vllm bench serve`
 to one server at a time, in turns; the others idle. The bounds are multiples of vLLM's median latency when unloaded,
 fixed before any load; ours finds its schedule for each, with `--best-effort`. vLLM runs as it comes, and for each
-bound at its best of some `max_num_seqs` and `max_num_batched_tokens`, and, at the highest load, behind caps on the
-requests that it has at a time. A request counts if its answer is whole and within the bound since it was sent; goodput
-is such requests over the time in which requests came. Medians over the rounds.
+bound at its best of some `max_num_seqs` and `max_num_batched_tokens`, and, at the highest load, in rounds with ours,
+behind caps on the requests that it has at a time. A request counts if its answer is whole and within the bound since it
+was sent; goodput is such requests over the time in which requests came. Medians over the rounds.
 
 The environment with vLLM (any build), transformers' server and pandas lies beside the project's:
 
     python -m benchmarks.serving_peers --peers …/env                 # three rounds: two hours
     python -m benchmarks.serving_peers --peers …/env --rounds 1 --seconds 30 --bounds 4 --no-transformers
+    python -m benchmarks.serving_peers --peers …/env --only-capped   # ours and vLLM behind caps alone: 25 minutes
 """
 
 import argparse
@@ -47,8 +48,10 @@ turn nothing away either.
 """
 SEARCH_S = 15.0
 """Of each load while vLLM's limits are searched."""
-CAPS = (8, 12, 18, 27)
+CAPS = (12, 18, 27, 40, 60)
 """Requests at a time that are let through to vLLM."""
+PATIENCE_S = 240.0
+"""Beyond a load's own time, until a client is taken for hung."""
 FIRST_PORT = 8810
 TIMED = {"backend": "openai", "dataset-name": "timed_trace", "timed-trace-sec-multiplier": 1e-3}
 """vLLM's client: prompts of token ids at the moments of a file."""
@@ -188,7 +191,12 @@ class Bench:
             flags += ["--self-timed", "--ignore-eos"]
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         client = [str(self.peers / "bin" / "vllm"), "bench", "serve", *words, *flags]
-        done = subprocess.run(client, capture_output=True, text=True, env=self.environment)
+        # one after the other takes as long as it takes; transformers' server answers long after a load
+        limit = span + PATIENCE_S if rate and server.name != "transformers" else None
+        try:
+            done = subprocess.run(client, capture_output=True, text=True, env=self.environment, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{server.name} leaves requests without an answer for {limit:.0f} s.") from None
         if done.returncode:
             raise SystemExit(f"vLLM's client failed: {done.stderr[-2000:]}")
         return read_run(json.loads(result.read_text()), span)
@@ -272,6 +280,10 @@ def main() -> None:
     parser.add_argument("--bounds", default="2,4,10", help="over vLLM's unloaded median latency")
     parser.add_argument("--limits", help="vLLM's best limits for each bound, SEQS:TOKENS,…: not searched")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument(
+        "--caps", default=",".join(map(str, CAPS)), help="requests at a time that are let through to vLLM"
+    )
+    parser.add_argument("--only-capped", action="store_true", help="ours and vLLM behind caps, at the highest load")
     asked = parser.parse_args()
 
     def say(text: str) -> None:
@@ -290,25 +302,32 @@ def main() -> None:
         loads = sorted({share * peak for shares in LOADS.values() for share in shares})
         bounds = [float(share) * alone_s for share in asked.bounds.split(",")]
         say(f"vLLM flooded: {peak:.2f} requests/s; bounds {', '.join(f'{bound:.2f} s' for bound in bounds)}")
-        if asked.limits:
-            pairs = [tuple(int(part) for part in pair.split(":")) for pair in asked.limits.split(",")]
-            limits = dict(zip(bounds, pairs, strict=True))
-        else:
-            limits = best_limits(bench, bounds, peak, say)
-        starts = [bench.vllm(FIRST_PORT)]
-        starts += [bench.vllm(FIRST_PORT + 1 + i, *pair) for i, pair in enumerate(sorted(set(limits.values())))]
-        starts += [bench.ours(FIRST_PORT + 20 + i, bound) for i, bound in enumerate(bounds)]
-        starts += [] if asked.no_transformers else [bench.transformers(FIRST_PORT + 40)]
+        ours = [bench.ours(FIRST_PORT + 20 + i, bound) for i, bound in enumerate(bounds)]
+        starts = [bench.vllm(FIRST_PORT), *ours]
+        if not asked.only_capped:
+            limits = given_limits(asked.limits, bounds) or best_limits(bench, bounds, peak, say)
+            starts += [bench.vllm(FIRST_PORT + 1 + i, *pair) for i, pair in enumerate(sorted(set(limits.values())))]
+            starts += [] if asked.no_transformers else [bench.transformers(FIRST_PORT + 40)]
         servers = [running.enter_context(start) for start in starts]
-        runs = measured_in_turns(bench, servers, peak, asked.rounds)
-        for bound in bounds:
+        for server in servers:
+            bench.load(server, 0.3 * peak, 95, 5.0)
+        if not asked.only_capped:
+            runs = measured_in_turns(bench, servers, peak, asked.rounds)
             others = [server.name for server in servers if not server.name.startswith("exegpt")]
-            say(table(runs, [own_name(bound), *others], bound, loads))
-        capped = measured_behind_caps(bench, servers, OVERLOAD * peak, asked.rounds)
+            for bound in bounds:
+                say(table(runs, [own_name(bound), *others], bound, loads))
+        caps = [int(most) for most in asked.caps.split(",")]
+        capped = measured_behind_caps(bench, servers[: 1 + len(ours)], caps, OVERLOAD * peak, asked.rounds)
         for bound in bounds:
-            goods = {most: statistics.median(run.goodput(bound) for run in found) for most, found in capped.items()}
-            most = max(goods, key=goods.__getitem__)
-            say(f"within {bound:.2f} s at {loads[-1]:.2f}/s, vLLM behind a cap of {most}: {goods[most]:.2f}/s")
+            say(beside_caps(capped, bound))
+
+
+def given_limits(text: str | None, bounds: Sequence[float]) -> dict[float, tuple[int, int]]:
+    """vLLM's limits for each bound, of SEQS:TOKENS,…"""
+    if not text:
+        return {}
+    pairs = [pair.split(":") for pair in text.split(",")]
+    return {bound: (int(seqs), int(tokens)) for bound, (seqs, tokens) in zip(bounds, pairs, strict=True)}
 
 
 def measured_in_turns(
@@ -316,8 +335,6 @@ def measured_in_turns(
 ) -> dict[tuple[str, float], list[Run]]:
     """Every load of every server, in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
-    for server in servers:
-        bench.load(server, 0.3 * peak, 95, 5.0)
     for number in range(rounds):
         for share in sorted({share for shares in LOADS.values() for share in shares}):
             for server in servers[:: -1 if number % 2 else 1]:
@@ -329,14 +346,31 @@ def measured_in_turns(
     return runs
 
 
-def measured_behind_caps(bench: Bench, servers: Sequence[Server], load: float, rounds: int) -> dict[int, list[Run]]:
-    """A load on vLLM as it comes, behind each cap: the engine has no more sequences than are let through."""
-    runs: dict[int, list[Run]] = {}
+def measured_behind_caps(
+    bench: Bench, servers: Sequence[Server], caps: Sequence[int], load: float, rounds: int
+) -> dict[str, list[Run]]:
+    """A load on vLLM as it comes, behind each cap, and on ours: the same requests in each round."""
+    vllm, *ours = servers
+    runs: dict[str, list[Run]] = {}
     for number in range(rounds):
-        for most in CAPS:
-            with bench.capped(FIRST_PORT + 50, servers[0], most) as server:
-                runs.setdefault(most, []).append(bench.load(server, load, number, bench.overload_s))
+        for server in ours:
+            runs.setdefault(server.name, []).append(bench.load(server, load, number, bench.overload_s))
+        for most in caps:
+            with bench.capped(FIRST_PORT + 50, vllm, most) as server:
+                runs.setdefault(server.name, []).append(bench.load(server, load, number, bench.overload_s))
+        print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
     return runs
+
+
+def beside_caps(runs: dict[str, list[Run]], bound_s: float) -> str:
+    """Goodput of ours within a bound, and of vLLM behind each cap: medians over rounds, and of the rounds' ratios."""
+    goods = {name: [run.goodput(bound_s) for run in found] for name, found in runs.items()}
+    caps = {name: found for name, found in goods.items() if name.startswith("vLLM")}
+    best, ours = max(caps, key=lambda name: statistics.median(caps[name])), goods[own_name(bound_s)]
+    ratio = statistics.median(own / other for own, other in zip(ours, caps[best], strict=True))
+    shown = ", ".join(f"{name} {statistics.median(found):.2f}" for name, found in caps.items())
+    own = statistics.median(ours)
+    return f"within {bound_s:.2f} s at the highest load: {own:.2f}/s; {shown}: {ratio:.2f} times the best in its round"
 
 
 if __name__ == "__main__":
