@@ -126,6 +126,7 @@ def _noisy(cluster):
     return replace(cluster, device=replace(cluster.device, flops_s=rates))
 
 
+@pytest.mark.slow
 def test_line_18_a_terminated_run_leaves_what_is_done_and_goes_on(exegpt, tiny, tiny_profile, requests, tmp_path):
     command = ["run", "--model", tiny, "--requests", requests(400, 60), "--profile", tiny_profile, "--policy", "orca"]
     command += ["--max-num-seqs", "2", "--out", tmp_path / "out.jsonl"]

@@ -46,7 +46,7 @@ def drive(policy, requests, blocks=12, block_size=8, encoder_decoder=False):
             assert now is not None, "nothing can run and nothing will arrive"
             continue
         assert step.encode or step.decode
-        assert all(sequence.arrival_s <= now for sequence, _ in step.encode)
+        assert all(sequence.arrival_s <= now and tokens > 0 for sequence, tokens in step.encode)
         for sequence, tokens in (*step.encode, *((s, 1) for s in step.decode if not s.finished)):
             assert len(sequence.blocks) * block_size >= sequence.cached + tokens, "every token has a slot"
         steps.append(step)

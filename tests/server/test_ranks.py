@@ -115,6 +115,7 @@ frontend.wait()
     assert done.stdout.split() == [str(len(os.sched_getaffinity(0))), "1"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_replica_compiles_and_follows_grammars(model, tmp_path):
     """Each replica's driver compiles the grammars of its own requests."""

@@ -104,6 +104,7 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
     assert measured["replicas"] * sum(len(stage["devices"]) for stage in measured["stages"]) == 2
 
 
+@pytest.mark.slow
 def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_path):
     out, yaml = tmp_path / "profile.json", tmp_path / "cluster.yaml"
     done = job(profile(models / "tiny", "--out", out, "--cluster-out", yaml), ALONE="1")
@@ -115,6 +116,7 @@ def test_ranks_with_a_node_each_measure_the_link_between_nodes(job, models, tmp_
     assert (cluster.nodes, cluster.devices_per_node) == (2, 1)
 
 
+@pytest.mark.slow
 def test_ranks_with_devices_of_their_own_send_directly(job, models, tmp_path):
     out = tmp_path / "profile.json"
     done = job(profile(models / "tiny", "--out", out), DIRECT="1")

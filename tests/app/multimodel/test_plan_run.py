@@ -191,6 +191,7 @@ def until_some(path, process):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_an_engine_that_ends_is_replaced(folder, tmp_path):
     """And its requests go on where they were."""

@@ -75,7 +75,7 @@ def test_a_single_rank_receives_its_own_values():
     assert ranks.deal([3]) == 3 and ranks.share(lambda: 4) == 4
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("command", ["run", pytest.param("bench", marks=pytest.mark.slow)])
 def test_commands_pickle_nothing(job, directories, tmp_path, command):
     """Replicas, whose results go from one to the other; and disaggregated sides, where rank 0 isn't the leader."""
     spec = ModelSpec.from_directory(directories["llama"])

@@ -62,6 +62,7 @@ def test_stages_and_sides_of_different_degrees(job, tmp_path, encoder_decoder):
     check(run_cells(job, tmp_path, paths, 4, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, encoder_decoder):
     """Also such whose encoder's output is on its way then, and whose blocks others get."""
     paths, theirs = encoder_decoder
@@ -81,6 +82,7 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, encoder_dec
             assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
 
 
+@pytest.mark.slow
 def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, encoder_decoder):
     paths, theirs = encoder_decoder
     common = Counter(token for tokens, _ in theirs.values() for token in tokens).most_common(3)

@@ -153,12 +153,14 @@ def test_a_malformed_option_on_one_rank_names_the_rank(start_each, arguments_of)
     assert re.search(r"On rank 1 \(.*\): Invalid value for '--seed'", sentence(done.stderr))
 
 
+@pytest.mark.slow
 def test_tables_under_mpirun_are_plain_text(job, arguments_of):
     done = job(2, "-m", "exegpt", *arguments_of("rra"))
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_as_many_ranks_as_devices(job, arguments_of, tmp_path):
     done = job(2, "-m", "exegpt", *arguments_of("rra", (1, 1), replicas=2))
     assert done.returncode == 2
@@ -173,6 +175,7 @@ def test_a_job_without_a_schedule_is_refused(job, arguments_of):
     assert done.returncode == 2 and "pass --schedule" in sentence(done.stderr)
 
 
+@pytest.mark.slow
 def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job, arguments_of, llama, tmp_path):
     model = tmp_path / "torn"
     shutil.copytree(llama, model)
@@ -192,6 +195,7 @@ def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job,
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_caches_that_only_together_exceed_the_memory_are_refused(job, arguments_of, llama, tmp_path):
     spec = ModelSpec.from_directory(llama)
     each = 16 * 3 * spec.kv_bytes(1, "fp32")
