@@ -60,9 +60,7 @@ class StageTurns:
 
     def end(self, names: Collection[str]) -> None:
         """These nodes have no calls left."""
-        leading = [
-            name for name in self.running if not any(source in self.running for source in self._sources[name])
-        ]
+        leading = [name for name in self.running if not any(source in self.running for source in self._sources[name])]
         self.unfinished = [name for name in self.unfinished if name not in names]
         self.running = {name: way for name, way in self.running.items() if name not in names}
         self.devices = {name: devices for name, devices in self.devices.items() if name not in names}

@@ -1,5 +1,6 @@
 """An application file: models whose calls read each other's outputs, planned in stages on one node."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,18 +104,28 @@ class Asked:
     cluster: ClusterSpec
     linked: int
     assumptions: tuple[str, ...]
+    settings: Mapping[str, Setting]
+    """By node."""
+    directories: Mapping[str, str | None]
+    """By node: of its weights, where its model was named by that."""
+
+
+def read_application_file(path: Path) -> ApplicationFile:
+    """What was typed; a models file all of whose models have requests is an application without edges."""
+    data = document.read_yaml(path, "application")
+    if isinstance(data, dict) and "models" in data:
+        return _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"))
+    return document.from_dict(ApplicationFile, data, f"'{path}'")
 
 
 def read_application(path: Path, cluster: str, **options: Any) -> Asked:
     """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
     for what can't be read or planned. `options` as in `find_setting`.
     """
-    data = document.read_yaml(path, "application")
-    if isinstance(data, dict) and "models" in data:
-        file = _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"))
-    else:
-        file = document.from_dict(ApplicationFile, data, f"'{path}'")
+    file = read_application_file(path)
     nodes, models, assumptions = [], [], []
+    settings: dict[str, Setting] = {}
+    directories: dict[str, str | None] = {}
     setting = None
     for entry in (_with_requests(entry, path.parent) for entry in file.nodes):
         try:
@@ -126,13 +137,15 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
             raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
         nodes.append(_node(entry, setting))
         models.append(costs)
+        settings[entry.name] = setting
+        directories[entry.name] = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
         assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
     if setting is None:
         raise InputError(f"'{path}' has no nodes.")
     graph = CallGraph(tuple(nodes), file.edges)
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
-    return Asked(graph, table, setting.cluster, linked, tuple(assumptions))
+    return Asked(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)
 
 
 def _with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:

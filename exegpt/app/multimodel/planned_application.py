@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from exegpt import document
-from exegpt.app.multimodel.application_file import ApplicationFile, ApplicationNode, read_call_lines
+from exegpt.app.multimodel.application_file import ApplicationNode, read_application_file, read_call_lines
 from exegpt.app.multimodel.models_file import workload_beside
 from exegpt.app.request_lists import TOKENIZER, load_tokenizer
 from exegpt.call_graph import CallGraph, GraphNode
@@ -95,11 +94,15 @@ def _tokenizer(model: PlannedModel) -> Any:
 
 
 def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
-    """An application file's calls on the models of a plan, by which its nodes are called, or which they name. Prompts
-    that no file has are made up: token ids at random. InputError for what can't be read or run.
+    """An application file's calls on the models of a plan, as `application_on` has them."""
+    return application_on(path, {model.name: model for model in plan.models}, seed)
+
+
+def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -> PlannedApplication:
+    """An application file's calls on planned models, by which its nodes are called, or which they name. Prompts that no
+    file has are made up: token ids at random. InputError for what can't be read or run.
     """
-    file = document.from_dict(ApplicationFile, document.read_yaml(path, "application"), f"'{path}'")
-    by_name = {model.name: model for model in plan.models}
+    file = read_application_file(path)
     nodes: list[GraphNode] = []
     models: dict[str, PlannedModel] = {}
     own: dict[str, list[list[Ids]]] = {}
