@@ -15,9 +15,9 @@ _UNSET = (None, False, "inf")
 
 def run_plan(typed: dict[str, Any]) -> None:
     """Run and print; InputError for options that a plan says itself."""
+    from exegpt.app.engines.planned_units import has_stages
     from exegpt.app.multimodel.plan_run import PlanRunOptions
     from exegpt.app.multimodel.plan_run import run_plan as run
-    from exegpt.app.engines.planned_units import has_stages
     from exegpt.report import output
     from xrunner.comm.ranks import ranks_started
 
