@@ -53,18 +53,20 @@ def _print(result: "StageRun") -> None:
 
     from exegpt.cli.plan_stages import print_stages
     from exegpt.duration import duration_text
+    from exegpt.quantity import counted
     from exegpt.report import output
 
     plan = result.plan
-    print_stages(replace(plan, stages=result.stages))
+    if result.stages:
+        print_stages(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
     output.table(_COLUMNS, [_row(result, model) for model in result.models], "models")
     predicted = result.predicted
     beside = f", {duration_text(predicted.seconds)} as predicted for these outputs" if predicted else ""
     count = sum(len(model.measured) for model in result.models)
     planned = f"{duration_text(plan.seconds)} were planned"
-    print(f"{count:,} calls in {duration_text(result.seconds)}{beside}; {planned}.")
+    print(f"{counted(count, 'call')} in {duration_text(result.seconds)}{beside}; {planned}.")
     if result.resumed:
-        output.note(f"· {result.resumed:,} calls were done before: nothing is predicted for the others alone")
+        output.note(f"· {counted(result.resumed, 'call')} done before: nothing is predicted for the others alone")
 
 
 def _row(result: "StageRun", model: "ModelRun") -> list[str]:

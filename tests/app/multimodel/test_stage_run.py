@@ -16,11 +16,15 @@ from exegpt import document
 from exegpt.app.multimodel.application_calls import ApplicationCalls
 from exegpt.app.multimodel.application_file import read_application
 from exegpt.app.multimodel.asking import Asking
+from exegpt.app.multimodel.plan_run import ModelRun
 from exegpt.app.multimodel.planned_application import application_on
 from exegpt.app.multimodel.stage_plan_file import planned_node
 from exegpt.app.multimodel.stage_planning import propose_stages
+from exegpt.app.multimodel.stage_run import Loading, StageRun
+from exegpt.cli import run_stages
 from exegpt.models.create import create_model
 from exegpt.request import Result
+from exegpt.served import Served
 from exegpt.stage_plan import ExecutionStage, StagedNode, StagePlan
 from tests.cli.conftest import run_command
 from tests.server.test_completions import expected
@@ -152,6 +156,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     )
     assert not any(first["end_s"] + 1 < r.finish_s < third["start_s"] for r in deep), "none ran beside both devices'"
     assert all(first["end_s"] <= r.finish_s <= third["start_s"] for n, r in results.items() if n.startswith("wide"))
+    assert all(r.arrival_s <= r.start_s <= r.first_token_s <= r.finish_s for r in found), "begun once, wherever"
     loaded = [(loading["name"], loading["tp"]) for loading in done.json["loadings"]]
     assert loaded == [("chain", 1), ("deep", 1), ("wide", 1), ("deep", 1)], "the lost one's replacement isn't one"
     predicted = {model["name"]: model["predicted"]["seconds"] for model in done.json["models"]}
@@ -192,12 +197,12 @@ def test_nodes_that_were_done_before(folder):
     assert ended[-1] == 3 and set(ended) == {0, 1, 2, 3}
 
 
-@pytest.mark.slow
 @WITH_RANKS
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_in_stages_that_was_interrupted_goes_on(folder, tmp_path):
     application, out = tmp_path / "long.yaml", tmp_path / "out.jsonl"
-    application.write_text((folder / "application.yaml").read_text().replace("requests: 6", "requests: 40"))
+    application.write_text((folder / "application.yaml").read_text().replace("requests: 6", "requests: 12"))
     options = ["run", "--plan", folder / "stages.json", "--application", application, "--out", out, "--threads", 1]
     process = subprocess.Popen([sys.executable, "-m", "exegpt", *map(str, options)], stderr=subprocess.PIPE, text=True)
     partial, until = tmp_path / "out.jsonl.partial", time.monotonic() + 60
@@ -212,7 +217,23 @@ def test_a_run_in_stages_that_was_interrupted_goes_on(folder, tmp_path):
     assert done.code == 0, done.err
     assert done.json["resumed"] == left and done.json["predicted_seconds"] is None
     found = read_results(out)
-    assert len({result.id for result in found}) == len(found) == 7 + 40 + 8
+    assert len({result.id for result in found}) == len(found) == 7 + 12 + 8
+
+
+def test_what_is_printed_of_a_resumed_run(folder, capsys):
+    """Some nodes had ended before; the others' stages are shown, and nothing is predicted for them alone."""
+    plan = document.read(StagePlan, folder / "stages.json")
+    stages = written_stages({"deep": (1, (0,))}, {"wide": (2, (0, 1))}, {"deep": (1, (1,))})
+    served = (Served(0, 7, 110, 0.0, 0.5, 1.0, 2.5),)
+    loadings = (Loading("deep", 1, 0.0, 0.25), Loading("deep", 1, 2.0, 2.125))
+    result = StageRun(plan, (ModelRun("deep", served, ()),), 7, stages, loadings, None)
+    assert (result.stops("deep"), result.stops("wide"), result.stops("chain")) == (1, 0, 0)
+    run_stages._print(result)
+    printed = capsys.readouterr()
+    assert "1 call in 2.5 s; 3 s were planned." in printed.out and "250 ms + 125 ms" in printed.out
+    assert "7 calls done before" in printed.err
+    run_stages._print(replace(result, models=(), stages=()))
+    assert "0 calls in 0 ms" in capsys.readouterr().out
 
 
 def plan_with(folder, path, **changes):
