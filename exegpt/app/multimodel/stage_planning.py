@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from exegpt.app.engine_settings import engine_schedule
 from exegpt.app.multimodel.application_file import Asked
@@ -11,6 +12,9 @@ from exegpt.app.settings import Setting
 from exegpt.cost_table import DegreeCosts
 from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.stage_plan import ExecutionStage, StagedModel, StagePlan
+
+if TYPE_CHECKING:
+    from xsimulator.multimodel.stages.application import Application
 
 SEED = 0
 """Of the outputs that plans are made for."""
@@ -55,14 +59,14 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
         search_s = time.perf_counter() - began
         # as they run on these very outputs: with devices, and reloads where groups need linked GPUs
         stages = execute(application, host, planned).stages
-        models = _models(asked, stages)
+        models = _models(asked, stages, application)
         facts = (StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)
         plan = StagePlan(*facts, asked.cluster, models)
         proposals.append(StageProposal(method, plan))
     return proposals
 
 
-def _models(asked: Asked, stages: Sequence[ExecutionStage]) -> tuple[StagedModel, ...]:
+def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Application") -> tuple[StagedModel, ...]:
     """What the engines of all nodes need, at the degrees that the stages have."""
     degrees: dict[str, set[int]] = {}
     for stage in stages:
@@ -72,18 +76,21 @@ def _models(asked: Asked, stages: Sequence[ExecutionStage]) -> tuple[StagedModel
     for name, tps in degrees.items():
         costs = asked.table.model(name)
         used = tuple(degree for degree in costs.degrees if degree.tp in tps)
-        schedules = tuple(_schedule(asked.settings[name], degree) for degree in used)
+        most = min(RESIDENTS, len(application.nodes[name].calls.first))  # rounds come one after the other
+        schedules = tuple(_schedule(asked.settings[name], degree, most) for degree in used)
         models.append(StagedModel(name, asked.directories[name], schedules, replace(costs, degrees=used, outputs=None)))
     return tuple(models)
 
 
-def _schedule(setting: Setting, degree: DegreeCosts) -> Schedule:
-    """How a replica serves: as it is simulated, but that prompts are cut rather than decoding stopped for them."""
+def _schedule(setting: Setting, degree: DegreeCosts, residents: int) -> Schedule:
+    """How a replica serves at most so many calls at once: as it is simulated, but that prompts are cut rather than
+    decoding stopped for them. Its cache is no larger than they can fill.
+    """
     name = f"{degree.tp}x{setting.cluster.device.kind}"
     part = replace(setting.cluster, name=name, nodes=1, devices_per_node=degree.tp)
-    most = RESIDENTS * math.ceil(setting.model.context / BLOCK_SIZE)
+    most = residents * math.ceil(setting.model.context / BLOCK_SIZE)
     blocks = min(degree.kv_tokens // BLOCK_SIZE, most)
-    variables = {"max_num_seqs": RESIDENTS, "max_num_batched_tokens": BUDGET}
+    variables = {"max_num_seqs": residents, "max_num_batched_tokens": BUDGET}
     own = replace(setting, cluster=part)
     schedule = engine_schedule(own, "chunked", degree.tp, blocks, BLOCK_SIZE, **variables)
     return replace(schedule, admission="grow")
