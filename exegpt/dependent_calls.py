@@ -32,8 +32,12 @@ class Chain(Generic[Tokens]):
 
     @property
     def name(self) -> str:
-        """Of its next call: node/index/round."""
-        return f"{self.node.name}/{self.index}/{len(self.outputs)}"
+        """Of its next call."""
+        return self.call(len(self.outputs))
+
+    def call(self, number: int) -> str:
+        """The name of the call of a round: node/index/round."""
+        return f"{self.node.name}/{self.index}/{number}"
 
     @property
     def ended(self) -> bool:
@@ -69,8 +73,15 @@ class DependentCalls(Generic[Tokens]):
         for node in graph.in_order():
             known = own.get(node.name)
             self._of_node[node.name] = self._chains(node, graph.into(node.name), known, instructions[node.name])
-        self.left = sum(len(chain.own) for chains in self._of_node.values() for chain in chains)
-        """Calls that haven't ended, each round one."""
+        self.left_of = {name: sum(len(chain.own) for chain in chains) for name, chains in self._of_node.items()}
+        """By node: calls that haven't ended, each round one."""
+        self.left = sum(self.left_of.values())
+        """Of all nodes."""
+
+    @property
+    def chains(self) -> Mapping[str, Sequence[Chain[Tokens]]]:
+        """All calls of each node; nodes behind those that they read."""
+        return self._of_node
 
     def _chains(
         self,
@@ -124,6 +135,7 @@ class DependentCalls(Generic[Tokens]):
         """A chain's call has ended; returns the chains whose next call can begin."""
         chain.outputs.append(output)
         self.left -= 1
+        self.left_of[chain.node.name] -= 1
         if not chain.ended:
             following: list[Chain[Tokens]] = [chain]
             return following + self._begun(chain.readers)

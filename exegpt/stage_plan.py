@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+from exegpt.cluster import ClusterSpec
+from exegpt.cost_table import ModelCosts
 from exegpt.errors import InputError
 from exegpt.noun import Noun
+from exegpt.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,27 @@ class ExecutionStage(Noun):
 
 
 @dataclass(frozen=True)
+class StagedModel(Noun):
+    """What a node's engines need: nodes are loaded each for itself, of one model or not."""
+
+    name: str
+    """The node's."""
+    directory: str | None
+    """Of its weights; None where it was planned by a built-in name."""
+    schedules: tuple[Schedule, ...]
+    """Of one replica, for each tensor-parallel degree that the stages have."""
+    costs: ModelCosts
+    """By which it was planned, at the same degrees."""
+
+    def schedule(self, tp: int) -> Schedule:
+        """The schedule of a replica on so many GPUs; InputError where there is none."""
+        for schedule in self.schedules:
+            if schedule.stages[0].tp == tp:
+                return schedule
+        raise InputError(f"The plan has no schedule of node '{self.name}' on {tp} devices: plan again.")
+
+
+@dataclass(frozen=True)
 class StagePlan(Noun):
     """The stages of an application, with the seconds that they are planned to take."""
 
@@ -48,6 +72,10 @@ class StagePlan(Noun):
     """Devices that are linked directly: no tensor-parallel group is larger."""
     stages: tuple[ExecutionStage, ...]
     search_s: float
+    cluster: ClusterSpec | None = None
+    """None, and no models: stages of another source, which can't be run."""
+    models: tuple[StagedModel, ...] = ()
+    """Of all nodes of the stages."""
 
     VERSION = 1
 
@@ -59,6 +87,17 @@ class StagePlan(Noun):
             )
         if any(device >= self.devices for stage in self.stages for node in stage.nodes for device in node.devices):
             raise InputError(f"The plan's stages name devices beyond the {self.devices} of its host.")
+        names = [model.name for model in self.models]
+        if self.models and sorted(names) != sorted(self.nodes):
+            raise InputError(
+                f"The plan has the models {', '.join(names)}, and its stages the nodes {', '.join(self.nodes)}: plan "
+                "again."
+            )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Of all stages, each once."""
+        return tuple(dict.fromkeys(node.name for stage in self.stages for node in stage.nodes))
 
     @property
     def seconds(self) -> float:

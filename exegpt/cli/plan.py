@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from exegpt.app.multimodel.planning import Proposal
     from exegpt.plan import Plan, PlannedModel
     from exegpt.price import Prices
+    from xsimulator.multimodel.call_replay import CallReplay
 
 
 def plan(
@@ -53,12 +54,14 @@ def plan(
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.multimodel.expected_calls import expected_calls
     from exegpt.app.multimodel.model_frontier import Frontiers
-    from exegpt.app.multimodel.models_file import read_demands
+    from exegpt.app.multimodel.models_file import read_demands, read_models
     from exegpt.app.multimodel.plan_advice import gains
     from exegpt.app.multimodel.planning import METHODS, propose
     from exegpt.app.settings import set_threads
     from exegpt.cli.plan_report import write_plan_report
+    from exegpt.duration import duration_text
     from exegpt.price import price_per_hour, read_prices
     from exegpt.report import output
 
@@ -76,12 +79,14 @@ def plan(
             raise InputError("--advice is about budgets, and --method samullm plans stages: leave one of them out.")
         return plan_stages(file, cluster, how, out, report, json)
     demands = read_demands(file, cluster, **how)
+    expected = expected_calls(file, read_models(file))
     if prices:
         price_per_hour(prices, demands[0].setting.cluster)  # refused before a search, not after it
     where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
     frontiers = Frontiers()
     proposals = propose(demands, where, methods, frontiers)
     best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
+    replay = expected.replayed(best, demands) if best and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     if best and out:
@@ -90,10 +95,12 @@ def plan(
         write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
     if json:
         unnamed = [text for demand in demands for text in demand.setting.assumptions]
-        output.emit(_document(proposals, gained, prices, unnamed))
+        output.emit(_document(proposals, gained, prices, unnamed, replay))
         return 0 if best else INFEASIBLE
     output.notes(assumptions)
     _print(proposals, prices)
+    if replay:
+        print(f"{len(replay.finish_s):,} calls of the application: done in {duration_text(replay.seconds)}.")
     if gained:
         output.listed("Advice:", [gain.text(now) for gain in gained])
     elif not advice:
@@ -104,7 +111,11 @@ def plan(
 
 
 def _document(
-    proposals: "list[Proposal]", gained: "list[Gain]", prices: "Prices | None", assumptions: list[str]
+    proposals: "list[Proposal]",
+    gained: "list[Gain]",
+    prices: "Prices | None",
+    assumptions: list[str],
+    replay: "CallReplay | None",
 ) -> dict[str, Any]:
     """The object that `plan --json` prints."""
     from dataclasses import asdict
@@ -117,6 +128,7 @@ def _document(
         "plan": to_dict(best) if best else None,
         "methods": [_method(proposal, prices) for proposal in proposals],
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
+        "application": {"calls": len(replay.finish_s), "seconds": replay.seconds} if replay else None,
         "advice": [asdict(gain) | {"text": gain.text(now)} for gain in gained],
         "assumptions": assumptions,
         "provenance": output.provenance(),

@@ -15,6 +15,7 @@ _UNSET = (None, False, "inf")
 
 def run_plan(typed: dict[str, Any]) -> None:
     """Run and print; InputError for options that a plan says itself."""
+    from exegpt.app.engines.planned_units import has_stages
     from exegpt.app.multimodel.plan_run import PlanRunOptions
     from exegpt.app.multimodel.plan_run import run_plan as run
     from exegpt.report import output
@@ -28,7 +29,12 @@ def run_plan(typed: dict[str, Any]) -> None:
     if ranks_started() > 1:
         raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
     typed = typed | {"directories": options.directories(typed["model"])}
-    result = run(options.build(PlanRunOptions, typed))
+    asked = options.build(PlanRunOptions, typed)
+    if has_stages(asked.plan):
+        from exegpt.cli.run_stages import run_stages
+
+        return run_stages(asked, typed["json"])
+    result = run(asked)
     if typed["json"]:
         output.emit({**_document(result), "provenance": output.provenance(seed=typed["seed"])})
         return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from exegpt import document
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
+from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.noun import Noun
@@ -16,9 +17,22 @@ from exegpt.policies import checked
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
+def has_stages(path: Path) -> bool:
+    """Whether a plan's file is of stages."""
+    data = document.read_json(path)
+    return isinstance(data, dict) and "stages" in data and "policy" not in data
+
+
+def read_plan_file(path: Path) -> Plan:
+    """The plan of a file; InputError for one of stages, in which models come and go."""
+    if has_stages(path):
+        raise InputError(f"'{path}' is a plan of stages, for `exegpt run --plan … --application …` alone.")
+    return document.read(Plan, path)
+
+
 def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
     """The plan of a file, as `with_directories` has it."""
-    return with_directories(document.read(Plan, path), directories, f"'{path}'")
+    return with_directories(read_plan_file(path), directories, f"'{path}'")
 
 
 def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
@@ -33,16 +47,21 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
         )
     if plan.cluster.nodes > 1:
         raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
-    unknown = next((name for name in directories if name not in names), None)
-    if unknown is not None:
-        raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
+    check_names(directories, names, what)
     return replace(
-        plan, models=tuple(_placed(model, directories.get(model.name, model.directory)) for model in plan.models)
+        plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
 
 
-def _placed(model: PlannedModel, given: str | None) -> PlannedModel:
-    """A model with its directory, which has to be its own."""
+def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:
+    """InputError for a directory of no model of the plan, which is called `what`."""
+    unknown = next((name for name in directories if name not in names), None)
+    if unknown is not None:
+        raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
+
+
+def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
+    """A model with its directory, which has to be its own; InputError where it isn't, or is missing."""
     way = f"pass --model {model.name}=DIR"
     if given is None:
         raise InputError(f"The plan doesn't say in which directory model '{model.name}' is: {way}.")
@@ -74,18 +93,28 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
     for number, unit in enumerate(plan.units):
         first = unit[0]
         arguments = [*flags, "--threads", str(threads)]
-        documents: dict[str, Noun]
         if len(unit) == 1:
-            arguments = ["--model", str(first.directory), *arguments]
-            documents = {"--schedule": first.schedule}
-        else:
-            arguments = ["--unit", str(number), *arguments]
-            documents = {"--plan": plan}
+            units.append(unit_alone(first, places[first.name], arguments, plan.cluster))
+            continue
+        arguments = ["--unit", str(number), *arguments]
+        documents: dict[str, Noun] = {"--plan": plan}
         models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
         ranks, visible = len(first.devices), {} if plan.cluster.is_cpu else _visible(first.devices)
-        follows = tuple((m.name, m.devices, m.schedule, m.share, m.directory) for m in unit)
+        follows = tuple(map(_follows, unit))
         units.append(UnitOptions(models, tuple(arguments), documents, ranks, visible, follows))
     return tuple(units)
+
+
+def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> UnitOptions:
+    """The engine of a model with devices of its own, `place` among all models."""
+    arguments, documents = ("--model", str(model.directory), *flags), {"--schedule": model.schedule}
+    models = (UnitModel(Path(str(model.directory)), model.name, place=place),)
+    visible = {} if cluster.is_cpu else _visible(model.devices)
+    return UnitOptions(models, arguments, documents, len(model.devices), visible, (_follows(model),))
+
+
+def _follows(model: PlannedModel) -> tuple[object, ...]:
+    return model.name, model.devices, model.schedule, model.share, model.directory
 
 
 def _visible(devices: Sequence[int]) -> dict[str, str]:

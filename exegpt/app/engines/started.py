@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from exegpt import document
@@ -15,13 +15,16 @@ from exegpt.report import output
 
 _MOST_RESTARTS = 5
 """Ends of an engine in a row, without a request's end between them, after which its requests fail."""
+_LOOK_S = 0.02
 
 
 class StartedUnit:
-    """One engine process; where it ends before it was told to, another one goes on with what it had."""
+    """One engine process for the models of `links`; where it ends before it was told to, another one goes on with what
+    it had.
+    """
 
-    def __init__(self, options: UnitOptions, directory: Path):
-        self.links = {str(model.name): EngineLink() for model in options.models}
+    def __init__(self, options: UnitOptions, directory: Path, links: Mapping[str, EngineLink]):
+        self.links = {str(model.name): links[str(model.name)] for model in options.models}
         self._sockets = [directory / f"engine-{model.place}" for model in options.models]
         alone = len(options.models) == 1
         arguments = [*options.arguments, "--socket", str(self._sockets[0] if alone else directory)]
@@ -61,7 +64,7 @@ class StartedUnit:
                 await self.process.start()
                 ending = asyncio.ensure_future(self.process.wait())
                 while not ending.done() and not self.opened:
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(_LOOK_S)
             opened, code = self.opened, await ending
             await self.process.kill()
             for link in self.links.values():
@@ -72,6 +75,14 @@ class StartedUnit:
                     link.fail()
                 return code or 1  # it has said why
             output.note(f"the engine of {self.name} has ended (exit code {code}): it is started again")
+
+    async def give_up(self) -> None:
+        """End the engine at once, after `run` was cancelled; another unit's goes on with its models' requests."""
+        await self.process.kill()
+        for link in self.links.values():
+            link.ended()
+        while any(link.connected for link in self.links.values()):  # what it had sent counts
+            await asyncio.sleep(_LOOK_S)
 
     async def stop(self) -> None:
         """Let the engine end, and close the sockets."""
@@ -88,14 +99,15 @@ async def started(units: Sequence[UnitOptions], starts: int) -> AsyncIterator[di
     InputError where one doesn't start.
     """
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
-        engines = [StartedUnit(unit, Path(name)) for unit in units]
+        of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}
+        engines = [StartedUnit(unit, Path(name), of_all) for unit in units]
         turns = asyncio.Semaphore(starts)
         for engine in engines:
             await engine.listen()
         running = [asyncio.ensure_future(engine.run(turns)) for engine in engines]
         try:
             await _all_opened(engines, running)
-            yield {name: link for engine in engines for name, link in engine.links.items()}
+            yield of_all
         finally:
             for task in running:
                 task.cancel()
@@ -108,4 +120,4 @@ async def _all_opened(engines: Sequence[StartedUnit], running: Iterable["asyncio
         for engine, task in zip(engines, running, strict=True):
             if task.done():
                 raise InputError(f"The engine of {engine.name} doesn't start (exit code {task.result()}): see above.")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(_LOOK_S)

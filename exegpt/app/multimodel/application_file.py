@@ -1,8 +1,9 @@
 """An application file: models whose calls read each other's outputs, planned in stages on one node."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from exegpt.duration import parse_duration
 from exegpt.errors import InputError
 from exegpt.model import BYTES
 from exegpt.noun import Noun
+
+Model = TypeVar("Model")
 
 LOAD_BYTES_S = 0.87e9
 """Of a GPU: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
@@ -94,6 +97,14 @@ class ApplicationFile(Noun):
     """GPUs that are linked directly, the most of a tensor-parallel group; None: all of the node."""
 
 
+def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
+    """The model by which a node is called, or which it names; InputError, which begins with `without`, for none."""
+    model = by_name.get(entry.name) or by_name.get(entry.model)
+    if model is None:
+        raise InputError(f"{without}: call it one of {', '.join(by_name)}.")
+    return model
+
+
 @dataclass(frozen=True)
 class Asked:
     """What an application file asks for."""
@@ -103,20 +114,30 @@ class Asked:
     cluster: ClusterSpec
     linked: int
     assumptions: tuple[str, ...]
+    settings: Mapping[str, Setting]
+    """By node."""
+    directories: Mapping[str, str | None]
+    """By node: of its weights, where its model was named by that."""
+
+
+def read_application_file(path: Path) -> ApplicationFile:
+    """What was typed; a models file all of whose models have requests is an application without edges."""
+    data = document.read_yaml(path, "application")
+    if isinstance(data, dict) and "models" in data:
+        return _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"), path)
+    return document.from_dict(ApplicationFile, data, f"'{path}'")
 
 
 def read_application(path: Path, cluster: str, **options: Any) -> Asked:
     """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
     for what can't be read or planned. `options` as in `find_setting`.
     """
-    data = document.read_yaml(path, "application")
-    if isinstance(data, dict) and "models" in data:
-        file = _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"))
-    else:
-        file = document.from_dict(ApplicationFile, data, f"'{path}'")
+    file = read_application_file(path)
     nodes, models, assumptions = [], [], []
+    settings: dict[str, Setting] = {}
+    directories: dict[str, str | None] = {}
     setting = None
-    for entry in (_with_requests(entry, path.parent) for entry in file.nodes):
+    for entry in (with_requests(entry, path.parent) for entry in file.nodes):
         try:
             setting = find_setting(entry.model, cluster, workload_beside(entry.workload, path.parent), **options)
             _check_cluster(setting.cluster)
@@ -126,16 +147,18 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
             raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
         nodes.append(_node(entry, setting))
         models.append(costs)
+        settings[entry.name] = setting
+        directories[entry.name] = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
         assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
     if setting is None:
         raise InputError(f"'{path}' has no nodes.")
     graph = CallGraph(tuple(nodes), file.edges)
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
-    return Asked(graph, table, setting.cluster, linked, tuple(assumptions))
+    return Asked(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)
 
 
-def _with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
+def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
     """As many requests, with as many rounds, as its prompts have in a file; their lengths are the workload's."""
     if entry.prompts is None:
         return entry
@@ -143,13 +166,15 @@ def _with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
     return replace(entry, prompts=None, requests=len(rounds), rounds=rounds if max(rounds) > 1 else None)
 
 
-def _without_edges(file: ModelsFile) -> ApplicationFile:
+def _without_edges(file: ModelsFile, path: Path) -> ApplicationFile:
+    if file.applications is not None:
+        raise InputError(f"'{path}' plans for the application in '{file.applications}': pass that file itself.")
     for entry in file.models:
         if entry.requests is None or entry.latency_bound is not None:
             raise InputError(
                 f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone."
             )
-    return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload, e.requests) for e in file.models))
+    return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload or "", e.requests) for e in file.models))
 
 
 def _check_cluster(cluster: ClusterSpec) -> None:

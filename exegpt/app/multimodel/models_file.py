@@ -1,5 +1,6 @@
 """A models file: which models one cluster is shared out to, and what each is asked for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from exegpt.duration import parse_duration
 from exegpt.errors import InputError
 from exegpt.noun import Noun
 from exegpt.trace import parse_rate
+from exegpt.workload import Workload
 
 MOST_MODELS = 100
+
+
+_EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, and not both."
 
 
 @dataclass(frozen=True)
@@ -20,15 +25,16 @@ class ModelEntry(Noun):
 
     name: str
     model: str
-    workload: str
+    workload: str | None = None
+    """None, with neither rate nor requests: all three are what an application makes of them."""
     rate: str | None = None
     """Of arrival, like 5/s; or `requests`, that are there from the beginning."""
     requests: int | None = None
     latency_bound: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.rate is None) == (self.requests is None):
-            raise InputError(f"Model '{self.name}' needs a rate, like 5/s, or a number of requests, and not both.")
+        if self.rate is not None and self.requests is not None:
+            raise InputError(_EITHER.format(self.name))
         if self.requests is not None and self.requests < 1:
             raise InputError(f"Model '{self.name}' has {self.requests} requests: at least 1.")
 
@@ -38,13 +44,31 @@ class ModelsFile(Noun):
     """A models file."""
 
     models: tuple[ModelEntry, ...]
+    applications: str | None = None
+    """An application file beside it, whose calls some of the models have."""
 
     def __post_init__(self) -> None:
+        if self.applications is None:
+            self.check({})
         names = [entry.name for entry in self.models]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not 1 <= len(names) <= MOST_MODELS:
             what = f"names {', '.join(twice)} twice" if twice else f"has {len(names)} models, of 1 to {MOST_MODELS}"
             raise InputError(f"A models file {what}: each model needs a name of its own.")
+
+    def check(self, called: Mapping[str, object]) -> None:
+        """InputError for a model without requests, or with such beside those that an application makes of it."""
+        for entry in self.models:
+            asked = entry.rate is not None or entry.requests is not None
+            if entry.name in called and (asked or entry.workload is not None):
+                raise InputError(
+                    f"Model '{entry.name}' has the calls of '{self.applications}': leave its workload, rate and "
+                    "requests out."
+                )
+            if entry.name not in called and not asked:
+                raise InputError(_EITHER.format(entry.name))
+            if entry.name not in called and entry.workload is None:
+                raise InputError(f"Model '{entry.name}' needs a workload, like S or 128/64, or a trace.")
 
 
 @dataclass(frozen=True)
@@ -81,13 +105,18 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     """What a models file asks for on a cluster; InputError for what can't be read or is unknown. `options` as in
     `find_setting`.
     """
-    data = document.read_yaml(path, "models")
-    if isinstance(data, dict) and "nodes" in data and "models" not in data:
-        raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
-    file = document.from_dict(ModelsFile, data, f"'{path}'")
+    from exegpt.app.multimodel.expected_calls import expected_calls  # it reads models files, too
+
+    file = read_models(path)
+    expected = expected_calls(path, file)
+    lengths = expected.lengths() if expected else {}
+    file.check(lengths)
     demands = []
     for entry in file.models:
-        workload = workload_beside(entry.workload, path.parent)
+        calls = lengths.get(entry.name)
+        workload: str | Workload = workload_beside(entry.workload or "", path.parent)
+        if calls:
+            workload = Workload.from_requests(f"calls of {file.applications}", calls)
         try:
             setting = find_setting(entry.model, cluster, workload, **options)
             rate = parse_rate(entry.rate) if entry.rate else None
@@ -95,8 +124,17 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
         except InputError as error:
             raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
         directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
-        demands.append(Demand(entry.name, setting, rate, entry.requests, bound_s, directory))
+        requests = len(calls) if calls else entry.requests
+        demands.append(Demand(entry.name, setting, rate, requests, bound_s, directory))
     return tuple(demands)
+
+
+def read_models(path: Path) -> ModelsFile:
+    """A models file as it was typed; InputError for what can't be read."""
+    data = document.read_yaml(path, "models")
+    if isinstance(data, dict) and "nodes" in data and "models" not in data:
+        raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
+    return document.from_dict(ModelsFile, data, f"'{path}'")
 
 
 def workload_beside(text: str, directory: Path) -> str:

@@ -1,23 +1,20 @@
 """`run --plan`: requests, or an application's calls, on the engines of a plan, beside what was predicted."""
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.planned_units import planned_units, read_plan
 from exegpt.app.engines.started import started
 from exegpt.app.files import check_distinct, check_output
+from exegpt.app.multimodel.application_calls import ApplicationCalls
+from exegpt.app.multimodel.asking import Asking, together
 from exegpt.app.multimodel.plan_requests import read_plan_requests
-from exegpt.app.multimodel.planned_application import Ids, PlannedApplication, plan_application
-from exegpt.app.request_lists import load_tokenizer
-from exegpt.dependent_calls import Chain, DependentCalls
+from exegpt.app.multimodel.planned_application import plan_application
 from exegpt.document import fingerprint, to_dict
-from exegpt.engine_protocol import Ended
 from exegpt.errors import InputError
 from exegpt.plan import Plan
 from exegpt.profile import Profile
@@ -25,7 +22,6 @@ from exegpt.report import output
 from exegpt.request import Request, Result
 from exegpt.served import Served, latencies, percentiles
 from exegpt.workload import RequestLengths
-from xrunner.core.requests import check_request
 from xrunner.core.results import ResultFile, check_left
 from xsimulator.multimodel.call_replay import replay_calls
 from xsimulator.multimodel.plan_replay import replay_plan
@@ -49,6 +45,12 @@ class PlanRunOptions:
     threads: int | None
     in_turn: bool = False
     """An application's models one after the other, for comparison."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `exegpt engine`."""
+        given = {"--device": self.device, "--attention": self.attention}
+        return [*(word for option, value in given.items() if value for word in (option, value)), "--pinned"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,7 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
         check_left(options.out, options.resume)
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
-    given = {"--device": options.device, "--attention": options.attention}
-    flags = [word for option, value in given.items() if value for word in (option, value)]
-    units = planned_units(plan, [*flags, "--pinned"], options.threads)
+    units = planned_units(plan, options.flags, options.threads)
     starts = 1 if plan.cluster.is_cpu else len(units)  # those that measure a machine do it one by one
     with ExitStack() as stack:
         file = None
@@ -109,7 +109,8 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
         async def all_of_it() -> tuple[Asking, dict[str, Profile]]:
             async with started(units, starts) as links:
                 profiles = {name: link.opened.profile for name, link in links.items() if link.opened}
-                asking = Asking(links, plan, file, lambda done: progress(done, work.total))
+                directories = {model.name: Path(str(model.directory)) for model in plan.models}
+                asking = Asking(links, directories, file, lambda done: progress(done, work.total))
                 await work.run(asking)
                 return asking, profiles
 
@@ -127,69 +128,13 @@ def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
     if (options.requests is None) == (options.application is None):
         raise InputError("A plan runs requests or an application: pass one of --requests and --application.")
     if options.application is not None:
-        calls = Calls(plan, plan_application(options.application, plan, options.seed), options.in_turn)
+        calls = Calls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
         calls.check()
         return calls
     assert options.requests is not None, "one of them is given"
     if options.in_turn:
         raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
     return Requests(plan, read_plan_requests(options.requests, plan, options.seed))
-
-
-class Asking:
-    """Asks the engines, and keeps what came of it; times are seconds since it was made."""
-
-    def __init__(
-        self, links: Mapping[str, EngineLink], plan: Plan, file: ResultFile | None, progress: Callable[[int], None]
-    ):
-        self._links, self._file, self._progress = links, file, progress
-        self._tokenizers = {m.name: load_tokenizer(Path(str(m.directory))) for m in plan.models} if file else {}
-        self._zero_s = time.monotonic()
-        self.served: dict[str, list[Served]] = {model.name: [] for model in plan.models}
-        """Of this run, in order of completion."""
-        self.results: dict[str, Result] = dict(file.done) if file else {}
-        """By request."""
-        self.resumed = len(self.results)
-
-    async def ask(self, model: str, request: Request) -> Result:
-        """The result of a request, which arrives now; of one that was done before at once."""
-        if request.id in self.results:
-            return self.results[request.id]
-        ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-
-        def look() -> None:
-            if asked.ended and not ended.done():
-                ended.set_result(asked.ended)
-
-        # the link has numbers for ids
-        asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0))
-        asked.listeners.append(look)
-        end = await ended
-        if end.reason == "error":
-            raise InputError(
-                f"Request '{request.id}' of model '{model}' can't be run: {end.refused or 'its engine has ended'}"
-            )
-        arrival_s, finish_s = asked.added_s - self._zero_s, asked.last_s - self._zero_s
-        start_s, first_s = (None if s is None else s - self._zero_s for s in (asked.start_s, asked.first_s))
-        count, tokens = len(request.prompt_ids), tuple(asked.tokens)
-        result = Result(request.id, count, tokens, end.reason, arrival_s, start_s, first_s, finish_s)
-        began_s, given_s = (arrival_s if s is None else s for s in (start_s, first_s))
-        place = len(self.served[model])
-        self.served[model].append(Served(place, count, len(tokens), arrival_s, began_s, given_s, finish_s))
-        self._keep(model, result)
-        return result
-
-    def _keep(self, model: str, result: Result) -> None:
-        self.results[result.id] = result
-        self._progress(len(self.results))
-        if self._file:
-            tokenizer = self._tokenizers[model]
-            text = tokenizer.decode(list(result.output_ids)) if tokenizer else None
-            self._file.append(replace(result, text=text))
-
-    async def until(self, at_s: float) -> None:
-        """Wait for a time of the run."""
-        await asyncio.sleep(max(0.0, self._zero_s + at_s - time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -216,7 +161,7 @@ class Requests:
             await asking.until(request.arrival_s)
             await asking.ask(name, request)
 
-        await _together([one(name, request) for name, own in self.by_model.items() for request in own])
+        await together([one(name, request) for name, own in self.by_model.items() for request in own])
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
         """By model: the replay of these requests with the outputs that they had."""
@@ -231,49 +176,10 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """An application's calls."""
+class Calls(ApplicationCalls):
+    """An application's calls on a plan."""
 
     plan: Plan
-    application: PlannedApplication
-    in_turn: bool
-
-    @property
-    def total(self) -> int:
-        """Each round is a call."""
-        return self.application.lengths().left
-
-    @property
-    def mark(self) -> object:
-        """What is equal for the same application."""
-        application = self.application
-        own = {name: [list(map(list, rounds)) for rounds in calls] for name, calls in application.own.items()}
-        instructions = {name: list(ids) for name, ids in application.instructions.items()}
-        return [to_dict(application.graph), own, instructions, application.seed]
-
-    def check(self) -> None:
-        """InputError for a call that can't be run, as far as its prompt is known."""
-        calls = self.application.calls(self.in_turn)
-        for chain in calls.begin():
-            check_request(
-                self.application.request(chain, calls.prompt(chain)),
-                self.application.models[chain.node.name].schedule.model.spec,
-            )
-
-    async def run(self, asking: Asking) -> None:
-        """Ask for each call as soon as what it reads is there."""
-        calls = self.application.calls(self.in_turn)
-        await self._begin(calls, calls.begin(), asking)
-
-    async def _begin(self, calls: DependentCalls[Ids], chains: Sequence[Chain[Ids]], asking: Asking) -> None:
-        async def one(chain: Chain[Ids]) -> None:
-            request = self.application.request(chain, calls.prompt(chain))
-            result = await asking.ask(self.application.models[chain.node.name].name, request)
-            # who reads it continues another text: the token that has ended this one says nothing to it
-            output_ids = result.output_ids[:-1] if result.finish_reason == "stop" else result.output_ids
-            await self._begin(calls, calls.end(chain, output_ids), asking)
-
-        await _together([one(chain) for chain in chains])
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
         """By model: the replay of these calls with the outputs that they had."""
@@ -283,16 +189,6 @@ class Calls:
             self.plan, profiles, calls, models, lambda chain, prompt: len(results[chain.name].output_ids)
         )
         return replayed.served
-
-
-async def _together(coroutines: Sequence[Any]) -> None:
-    """Run all to their ends; where one fails, none goes on."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def figures(served: Sequence[Served]) -> dict[str, Any]:

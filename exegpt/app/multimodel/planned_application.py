@@ -1,14 +1,26 @@
 """An application on a plan's models: its calls' prompts, and the requests that they become."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from exegpt import document
-from exegpt.app.multimodel.application_file import ApplicationFile, ApplicationNode, read_call_lines
+from exegpt.app.multimodel.application_file import (
+    ApplicationNode,
+    model_for,
+    read_application_file,
+    read_call_lines,
+)
+from exegpt.app.multimodel.made_up import (
+    graph_node,
+    instruction_tokens,
+    most_output,
+    node_stream,
+    output_length,
+    own_lengths,
+)
 from exegpt.app.multimodel.models_file import workload_beside
 from exegpt.app.request_lists import TOKENIZER, load_tokenizer
 from exegpt.call_graph import CallGraph, GraphNode
@@ -66,17 +78,10 @@ class PlannedApplication:
     def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
         """Of a chain's next call: the most, and where texts are made up exactly so many. InputError without room."""
         node, spec = chain.node, self.models[chain.node.name].schedule.model.spec
-        room = spec.context - prompt_tokens
-        if room < 1:
-            raise InputError(
-                f"Call {chain.name} has a prompt of {prompt_tokens:,} tokens, and model '{spec.name}' a context of "
-                f"{spec.context:,}: let what it reads be shorter, by longest_output."
-            )
-        most = min(room, node.longest_output or room)
+        most = most_output(chain, prompt_tokens, spec.name, spec.context)
         if node.name not in self.drawn:
             return most
-        rng = np.random.default_rng((self.seed, *node.name.encode(), chain.index, len(chain.outputs)))
-        return min(most, int(self.drawn[node.name].output.sample(1, rng)[0]))
+        return min(most, output_length(chain, self.drawn[node.name], self.seed))
 
 
 def _tokenizer_bytes(model: PlannedModel) -> bytes | None:
@@ -95,38 +100,32 @@ def _tokenizer(model: PlannedModel) -> Any:
 
 
 def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
-    """An application file's calls on the models of a plan, by which its nodes are called, or which they name. Prompts
-    that no file has are made up: token ids at random. InputError for what can't be read or run.
+    """An application file's calls on the models of a plan, as `application_on` has them."""
+    return application_on(path, {model.name: model for model in plan.models}, seed)
+
+
+def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -> PlannedApplication:
+    """An application file's calls on planned models, by which its nodes are called, or which they name. Prompts that no
+    file has are made up: token ids at random. InputError for what can't be read or run.
     """
-    file = document.from_dict(ApplicationFile, document.read_yaml(path, "application"), f"'{path}'")
-    by_name = {model.name: model for model in plan.models}
+    file = read_application_file(path)
     nodes: list[GraphNode] = []
     models: dict[str, PlannedModel] = {}
     own: dict[str, list[list[Ids]]] = {}
     instructions: dict[str, Ids] = {}
     drawn: dict[str, Workload] = {}
     for place, entry in enumerate(file.nodes):
-        model = by_name.get(entry.name) or by_name.get(entry.model)
-        if model is None:
-            raise InputError(
-                f"Node '{entry.name}' of '{path}' is on no model of the plan: call it one of {', '.join(by_name)}."
-            )
-        texts = _Texts(entry, model, path.parent, np.random.default_rng((seed, place)))
+        model = model_for(entry, by_name, f"Node '{entry.name}' of '{path}' is on no model of the plan")
+        texts = _Texts(entry, model, path.parent, node_stream(seed, place))
         try:
             own[entry.name], instructions[entry.name] = texts.own(), texts.instructions()
         except InputError as error:
             raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
-        nodes.append(_node(entry, model, own[entry.name], instructions[entry.name]))
+        lengths = [list(map(len, rounds)) for rounds in own[entry.name]]
+        nodes.append(graph_node(entry, model.name, lengths, len(instructions[entry.name])))
         models[entry.name] = model
         drawn |= {entry.name: texts.workload} if texts.made_up else {}
     return PlannedApplication(CallGraph(tuple(nodes), file.edges), models, own, instructions, drawn, seed)
-
-
-def _node(entry: ApplicationNode, model: PlannedModel, own: list[list[Ids]], instructions: Ids) -> GraphNode:
-    node = GraphNode(entry.name, model.name, (), len(instructions), (), entry.longest_output, entry.times)
-    rounds = tuple(map(len, own))
-    firsts = tuple(len(of_call[0]) for of_call in own)
-    return replace(node, prompts=firsts, rounds=rounds if max(rounds, default=1) > 1 else ())
 
 
 @dataclass(frozen=True)
@@ -154,21 +153,15 @@ class _Texts:
         if entry.prompts is not None:
             lines = read_call_lines(self.directory / entry.prompts)
             return [[self._ids(part, True) for part in line.parts] for line in lines]
-        if entry.requests is None:
-            return []
-        lengths = self.workload.input.sample(entry.requests, self.rng)
-        rounds = entry.rounds or 1
-        each = (rounds,) * entry.requests if isinstance(rounds, int) else rounds
-        if len(each) != entry.requests:
-            raise InputError(f"it has {entry.requests} requests and rounds of {len(each)}: name as many.")
-        return [[self._random(int(length)) for _ in range(n)] for length, n in zip(lengths, each, strict=True)]
+        lengths = own_lengths(entry, self.workload, self.rng)
+        return [[self._random(length) for length in rounds] for rounds in lengths]
 
     def instructions(self) -> Ids:
         """That all prompts have: the node's text; of one whose calls come from others, as long as the inputs' mean."""
         alone = self.entry.requests is None and self.entry.prompts is None
         if self.entry.instructions is not None:
             return self._ids(self.entry.instructions, alone)
-        return self._random(round(self.workload.input.mean)) if alone else ()
+        return self._random(instruction_tokens(self.entry, self.workload)) if alone else ()
 
     def _random(self, count: int) -> Ids:
         return tuple(self.rng.integers(0, self.model.schedule.model.spec.vocab, size=count).tolist())

@@ -10,6 +10,7 @@ from typing import Any
 
 from exegpt import document
 from exegpt.app import rooflines
+from exegpt.app.engines.planned_units import read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
@@ -45,7 +46,7 @@ def simulate_plan(
     """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
     `given`: files of profiles, of layers or of iterations, by model.
     """
-    plan = document.read(Plan, path)
+    plan = read_plan_file(path)
     unknown = sorted(given.keys() - {model.name for model in plan.models})
     if unknown:
         known = ", ".join(model.name for model in plan.models)

@@ -1,16 +1,27 @@
 """Plans of stages for an application: SamuLLM's search, and the heuristics beside it."""
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from exegpt.app.engine_settings import engine_schedule
 from exegpt.app.multimodel.application_file import Asked
-from exegpt.stage_plan import StagePlan
+from exegpt.app.settings import Setting
+from exegpt.cost_table import DegreeCosts
+from exegpt.schedule import BLOCK_SIZE, Schedule
+from exegpt.stage_plan import ExecutionStage, StagedModel, StagePlan
+
+if TYPE_CHECKING:
+    from xsimulator.multimodel.stages.application import Application
 
 SEED = 0
 """Of the outputs that plans are made for."""
 SEARCHED, PLANS = 4, 20
 """Branch and bound: stages to go on with from a state, and complete plans."""
+RESIDENTS, BUDGET = 512, 2048
+"""Of a replica: the most sequences at once, as they are simulated, and the tokens of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,38 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
         search_s = time.perf_counter() - began
         # as they run on these very outputs: with devices, and reloads where groups need linked GPUs
         stages = execute(application, host, planned).stages
-        plan = StagePlan(StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)
+        models = _models(asked, stages, application)
+        facts = (StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)
+        plan = StagePlan(*facts, asked.cluster, models)
         proposals.append(StageProposal(method, plan))
     return proposals
+
+
+def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Application") -> tuple[StagedModel, ...]:
+    """What the engines of all nodes need, at the degrees that the stages have."""
+    degrees: dict[str, set[int]] = {}
+    for stage in stages:
+        for node in stage.nodes:
+            degrees.setdefault(node.name, set()).add(node.tp)
+    models = []
+    for name, tps in degrees.items():
+        costs = asked.table.model(name)
+        used = tuple(degree for degree in costs.degrees if degree.tp in tps)
+        most = min(RESIDENTS, len(application.nodes[name].calls.first))  # rounds come one after the other
+        schedules = tuple(_schedule(asked.settings[name], degree, most) for degree in used)
+        models.append(StagedModel(name, asked.directories[name], schedules, replace(costs, degrees=used, outputs=None)))
+    return tuple(models)
+
+
+def _schedule(setting: Setting, degree: DegreeCosts, residents: int) -> Schedule:
+    """How a replica serves at most so many calls at once: as it is simulated, but that prompts are cut rather than
+    decoding stopped for them. Its cache is no larger than they can fill.
+    """
+    name = f"{degree.tp}x{setting.cluster.device.kind}"
+    part = replace(setting.cluster, name=name, nodes=1, devices_per_node=degree.tp)
+    most = residents * math.ceil(setting.model.context / BLOCK_SIZE)
+    blocks = min(degree.kv_tokens // BLOCK_SIZE, most)
+    variables = {"max_num_seqs": residents, "max_num_batched_tokens": BUDGET}
+    own = replace(setting, cluster=part)
+    schedule = engine_schedule(own, "chunked", degree.tp, blocks, BLOCK_SIZE, **variables)
+    return replace(schedule, admission="grow")

@@ -118,7 +118,7 @@ def test_each_call_reads_what_the_models_before_it_wrote(folder, tmp_path):
     assert "as predicted" in done.out and done.out.count("predicted") == 4
     results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
     application = plan_application(folder / "application.yaml", read_plan(folder), 5)
-    assert len(results) == Calls(read_plan(folder), application, False).total == 7 + 8 + 4
+    assert len(results) == Calls(application, False, read_plan(folder)).total == 7 + 8 + 4
     calls = application.calls()
     left = calls.begin()
     while left:

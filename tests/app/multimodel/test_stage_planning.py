@@ -55,6 +55,12 @@ def test_a_plan_is_written_shown_and_printed(file, tmp_path):
     assert done.json["plan"] == document.to_dict(plan)
     assert {node.name for stage in plan.stages for node in stage.nodes} == {"chain", "judge", "chat"}
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
+    residents = {model.name: {schedule.max_num_seqs for schedule in model.schedules} for model in plan.models}
+    assert residents == {"chain": {20}, "judge": {40}, "chat": {300}}, "as many calls as there can be at once"
+    for model in plan.models:
+        degrees = [degree.tp for degree in model.costs.degrees]
+        assert [schedule.stages[0].tp for schedule in model.schedules] == degrees
+        assert set(degrees) == {n.tp for stage in plan.stages for n in stage.nodes if n.name == model.name}
     shown = run_command("show", out, "--json")
     assert (shown.code, shown.json["kind"], shown.json["stages"]) == (0, "stages", document.to_dict(plan))
     report = tmp_path / "stages.html"

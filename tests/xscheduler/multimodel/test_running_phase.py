@@ -46,6 +46,9 @@ def test_planned_outputs_take_the_planned_time(name, method):
     assert executed.seconds == pytest.approx(makespan(stages), rel=1e-6)
     assert executed.moves == 0
     check(application, executed, host)
+    ran = [{node.name: Parallel(node.dp, node.tp) for node in stage.nodes} for stage in executed.stages]
+    again = [PlannedStage(0.0, 1.0, stage) for stage in ran]
+    assert execute(application, host, again) == executed, "what ran can be written down as the plan"
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method[0].__name__}-{method[1]}")

@@ -91,12 +91,12 @@ def draw(
             raise InputError(f"The cost table has no output lengths of model '{node.model}'.")
         drawn[node.name] = _draw_node(graph, node, model, known, drawn, (seed, shared_quantiles))
     models = [table.model(name) for name in dict.fromkeys(node.model for node in graph.nodes)]
-    replicas = {model.name: _replicas(model, padded) for model in models}
+    replicas = {model.name: model_replicas(model, padded) for model in models}
     load_s = {(m.name, d.tp): d.load_s for m in models for d in m.degrees if d.load_s is not None}
     return Application({name: of_one.calls for name, of_one in drawn.items()}, replicas, load_s)
 
 
-def _replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
+def model_replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
     """A model's replicas; work is that of its least degree, so that it is the same at all."""
     degrees = sorted((d for d in model.degrees if d.load_s is not None), key=lambda d: d.tp)
     if not degrees:

@@ -1,0 +1,90 @@
+"""`exegpt run --plan` with a plan of stages: an application whose models' engines come and go."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exegpt.app.multimodel.plan_run import ModelRun, PlanRunOptions
+    from exegpt.app.multimodel.stage_run import StageRun
+
+_COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned", "stopped", "done after", "predicted")
+
+
+def run_stages(asked: "PlanRunOptions", json: bool) -> None:
+    """Run and print."""
+    from exegpt.app.multimodel import stage_run
+    from exegpt.report import output
+
+    result = stage_run.run_stages(asked)
+    if json:
+        return output.emit({**_document(result), "provenance": output.provenance(seed=asked.seed)})
+    _print(result)
+
+
+def _document(result: "StageRun") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from exegpt.app.multimodel.plan_run import figures
+
+    predicted = result.predicted
+    models = [
+        {
+            "name": model.name,
+            "measured": figures(model.measured),
+            "predicted": {"seconds": predicted.ends[model.name]} if predicted else None,
+            "stopped": result.stops(model.name),
+        }
+        for model in result.models
+    ]
+    return {
+        "method": result.plan.method,
+        "seconds": result.seconds,
+        "predicted_seconds": predicted.seconds if predicted else None,
+        "planned_seconds": result.plan.seconds,
+        "resumed": result.resumed,
+        "models": models,
+        "stages": [asdict(stage) for stage in result.stages],
+        "predicted_stages": [asdict(stage) for stage in predicted.stages] if predicted else None,
+        "loadings": [asdict(loading) for loading in result.loadings],
+    }
+
+
+def _print(result: "StageRun") -> None:
+    from dataclasses import replace
+
+    from exegpt.cli.plan_stages import print_stages
+    from exegpt.duration import duration_text
+    from exegpt.quantity import counted
+    from exegpt.report import output
+
+    plan = result.plan
+    if result.stages:
+        print_stages(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
+    output.table(_COLUMNS, [_row(result, model) for model in result.models], "models")
+    predicted = result.predicted
+    beside = f", {duration_text(predicted.seconds)} as predicted for these outputs" if predicted else ""
+    count = sum(len(model.measured) for model in result.models)
+    planned = f"{duration_text(plan.seconds)} were planned"
+    print(f"{counted(count, 'call')} in {duration_text(result.seconds)}{beside}; {planned}.")
+    if result.resumed:
+        output.note(f"· {counted(result.resumed, 'call')} done before: nothing is predicted for the others alone")
+
+
+def _row(result: "StageRun", model: "ModelRun") -> list[str]:
+    from exegpt.app.multimodel.plan_run import figures
+    from exegpt.duration import duration_text
+    from exegpt.quantity import NOTHING, figure_text
+
+    facts, predicted = figures(model.measured), result.predicted
+    loads = [loading for loading in result.loadings if loading.name == model.name]
+    costs = next(planned.costs for planned in result.plan.models if planned.name == model.name)
+    expected = [costs.degree(loading.tp).load_s or 0.0 for loading in loads]
+    return [
+        model.name,
+        f"{facts['requests']:,}",
+        figure_text(facts["throughput_tok_s"]),
+        " + ".join(duration_text(loading.end_s - loading.start_s) for loading in loads) or NOTHING,
+        " + ".join(map(duration_text, expected)) or NOTHING,
+        f"{result.stops(model.name)}",
+        duration_text(facts["seconds"]),
+        duration_text(predicted.ends[model.name]) if predicted else NOTHING,
+    ]

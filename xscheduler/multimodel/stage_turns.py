@@ -1,0 +1,113 @@
+"""Which nodes of a planned application run now, and on which GPUs, whatever the outputs are (SamuLLM, section 4.3).
+
+When a leading node ends, the next stage's turn has come: what runs in both goes on; a node that no later stage has
+keeps running; then the next stage's other nodes are placed, and nodes that later stages have if GPUs remain. No stage
+begins while one before it has nodes that are neither placed nor finished. Simulated runs (`running_phase.py`) and real
+ones follow this rule alike.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from xscheduler.multimodel.gpu_choice import choose_gpus
+from xscheduler.multimodel.stages import Host, gpus
+from xsimulator.multimodel.stages.progress import Parallel, Placed
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What runs from now on."""
+
+    placed: dict[str, Parallel]
+    devices: dict[str, tuple[int, ...]]
+    stays: frozenset[str]
+    """Nodes that go on as and where they run: all others that run are stopped, and the rest of `placed` is loaded."""
+    moved: int
+    """Nodes that are loaded again only because others need their GPUs."""
+
+
+class StageTurns:
+    """A plan's stages while they run; `next` says what runs, until `end` says which nodes have no calls left.
+
+    `sources` has all nodes, each behind those that it takes outputs of, which it names; `load_s` the seconds for which
+    a node is loaded.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        stages: Sequence[Placed],
+        sources: Mapping[str, Collection[str]],
+        load_s: Callable[[str, Parallel], float],
+    ):
+        self._host, self._stages, self._at = host, stages, 0
+        self._sources, self._load_s = sources, load_s
+        self.unfinished = list(sources)
+        """Nodes with calls left, each behind its sources."""
+        self.running: dict[str, Parallel] = {}
+        self.devices: dict[str, tuple[int, ...]] = {}
+        """Of what runs."""
+
+    def next(self) -> Turn:
+        """What runs from now on; there are unfinished nodes."""
+        placed = self._placed()
+        goes_on = {name: self.devices[name] for name, way in placed.items() if self.running.get(name) == way}
+        reload_s = {name: self._load_s(name, placed[name]) for name in goes_on}
+        self.devices = choose_gpus(placed, goes_on, reload_s, self._host)
+        stays = frozenset(name for name, devices in goes_on.items() if self.devices[name] == devices)
+        self.running = dict(placed)
+        return Turn(dict(placed), dict(self.devices), stays, len(goes_on) - len(stays))
+
+    def end(self, names: Collection[str]) -> None:
+        """These nodes have no calls left."""
+        leading = [name for name in self.running if not any(source in self.running for source in self._sources[name])]
+        self.unfinished = [name for name in self.unfinished if name not in names]
+        self.running = {name: way for name, way in self.running.items() if name not in names}
+        self.devices = {name: devices for name, devices in self.devices.items() if name not in names}
+        if any(name in names for name in leading) and not self._pending():
+            self._at += 1
+
+    def _stage(self, at: int) -> dict[str, Parallel]:
+        """The unfinished nodes of a planned stage."""
+        stage = self._stages[at] if at < len(self._stages) else {}
+        return {name: way for name, way in stage.items() if name in self.unfinished}
+
+    def _pending(self) -> bool:
+        """Whether the stage whose turn it is has nodes that don't run as it says."""
+        return any(self.running.get(name) != way for name, way in self._stage(self._at).items())
+
+    def _placed(self) -> dict[str, Parallel]:
+        while self._at < len(self._stages) and not self._stage(self._at):
+            self._at += 1
+        stage, running = self._stage(self._at), self.running
+        later = {name for at in range(self._at + 1, len(self._stages)) for name in self._stage(at)}
+        placed = {name: way for name, way in running.items() if stage.get(name) == way}
+        placed.update({name: way for name, way in running.items() if name not in stage and name not in later})
+        for _ in range(2):  # again with the GPUs of what would only wait for sources that don't run
+            for name in self.unfinished:  # the stage's others, sources first
+                if name in stage and name not in placed:
+                    self._add(placed, name, stage[name])
+            for name in self.unfinished:  # then leftovers
+                if name in running and name not in placed and (name in later or name in stage):
+                    self._add(placed, name, running[name])
+            placed = self._with_sources(placed)
+        if not placed:
+            raise AssertionError("the first stage with unfinished nodes fits on a host with nothing else on it")
+        return placed
+
+    def _with_sources(self, placed: dict[str, Parallel]) -> dict[str, Parallel]:
+        """The nodes of which all sources are finished or run beside them."""
+        kept: dict[str, Parallel] = {}
+        for name in self.unfinished:
+            if name in placed and self._can_run(name, kept):
+                kept[name] = placed[name]
+        return kept
+
+    def _add(self, placed: dict[str, Parallel], name: str, way: Parallel) -> None:
+        """Place a node where GPUs and its sources allow it."""
+        if gpus(placed) + way.gpus <= self._host.devices and self._can_run(name, placed):
+            placed[name] = way
+
+    def _can_run(self, name: str, beside: Collection[str]) -> bool:
+        """Whether all sources of a node are finished, or run beside it."""
+        return all(source not in self.unfinished or source in beside for source in self._sources[name])
