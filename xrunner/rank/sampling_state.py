@@ -14,8 +14,8 @@ from exegpt.kernels.sampling import Sampling
 
 _SLOT = 6
 """Index of the slots among the arrays of a sampling."""
-_FREQUENCY, _PRESENCE, _EDITS_SLOT = 2, 3, 4
-"""Indices among the arrays of edits."""
+_UNCOUNTED = -2
+"""Index of the slots that begin to be counted among the arrays of edits."""
 
 
 class Slots:
@@ -68,8 +68,7 @@ class SamplingState:
     def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
         """A batch's edits, after its new tokens are counted."""
         *edits, cleared, added = tensors
-        if arrays[_FREQUENCY].any() or arrays[_PRESENCE].any():
-            self.counts = _reserved(self.counts, arrays[_EDITS_SLOT])
+        self.counts = _reserved(self.counts, arrays[_UNCOUNTED])
         if len(cleared):
             self.counts.index_fill_(0, cleared, 0)
         if added.shape[1]:

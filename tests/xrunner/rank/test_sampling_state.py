@@ -23,12 +23,13 @@ VOCAB = 300
 HOW = {"temperature": 0.8, "repetition_penalty": 1.3}
 
 
-def a_sequence(index, prompt, slots, penalty=1.3):
+def a_sequence(index, prompt, slots, penalty=1.3, **how):
     """One whose prompt has been computed but for its last token, with 90 blocks of its own."""
     (request,) = requests([(prompt, 90)], temperature=0.8, repetition_penalty=penalty, seed=index)
+    request = replace(request, **how)
     sequence = Sequence(index, prompt, 90, 0.0)
     sequence.blocks = list(range(8 * index, 8 * index + 8))
-    slot = slots.allocate() if penalty != 1 else None
+    slot = slots.allocate() if penalty != 1 or request.counted else None
     return Running(request, sequence, np.array(request.prompt_ids, dtype=np.int64), slot=slot)
 
 
@@ -67,6 +68,20 @@ def test_the_state_is_what_sequences_have(gpu, plan):
                     slots.free(receiver.slot)
                 del running[receiver.sequence.index]
     assert len(state.seen) <= 2 * max(1, len(plan))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_tokens_are_counted_that_change_no_logit(ended):
+    """Of a penalty that float32 rounds to nothing, and of a sequence that ended while it was computed."""
+    slots, state = Slots(), SamplingState(VOCAB, torch.device("cpu"))
+    biased = a_sequence(0, 4, slots, 1.0, logit_bias=((7, 1.0),))
+    counted = [a_sequence(i, 4, slots, 1.0, frequency_penalty=0.5 if ended else 1e-60) for i in (1, 2, 3)]
+    for each in counted:
+        each.ended, each.output = ended, [5, 5]
+    running = {each.sequence.index: each for each in (biased, *counted)}
+    batch, _ = Assembler(running, 16)(MicroBatch(0, tuple((each.sequence, 4) for each in running.values()), ()))
+    counts = sampled(batch, state).edits.counts
+    assert counts.sum(1)[:3].tolist() == [2, 2, 2] and counts[:3, 5].tolist() == [2, 2, 2]
 
 
 def test_only_new_tokens_are_sent():
