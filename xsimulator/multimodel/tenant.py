@@ -119,9 +119,11 @@ class Tenant:
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)
         row = self.ledger.repeats(step)
-        contexts = sum([s.cached + 1 for s in decode]) / len(decode) + _COUNT[:row]
+        # Rounded as iterations one by one: what ends together then does so in a row too.
+        contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
-        self.job = Job(self, step, "decode", self.limits.decode_share, now, now + slowdown * np.cumsum(seconds))
+        ends = np.cumsum(np.concatenate(([now], slowdown * seconds)))[1:]
+        self.job = Job(self, step, "decode", self.limits.decode_share, now, ends)
         return self.job
 
     def finish(self) -> None:

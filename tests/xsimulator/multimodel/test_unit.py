@@ -59,6 +59,16 @@ def index(served):
 @settings(deadline=None, max_examples=150)
 @given(MODELS, st.sampled_from(["space", "time"]), st.sampled_from([1.0, 1.3]))
 @example([([(1, 4, 1.875)], 0.3), ([(13, 1, 1.9375), (14, 20, 1.28125)], 0.3)], "space", 1.0)
+@example(  # two jobs end together
+    [
+        ([(14, 3, 1.125), (19, 6, 1.0625)], 0.3),
+        ([(1, 3, 1.125)], 0.9),
+        ([(1, 6, 1.0625)], 0.3),
+        ([(1, 1, 1.21875), (19, 13, 0.8205206899700064)], 0.5),
+    ],
+    "space",
+    1.0,
+)
 def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models, sharing, contention):
     rows = replay_unit(loads(models), sharing, contention)
     single = replay_unit(loads(models), sharing, contention, step_by_step=True)
