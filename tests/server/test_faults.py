@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -37,9 +38,16 @@ def under_load(server, disturb, count=12):
     """Answers to requests during which something happens."""
     with ThreadPoolExecutor(count) as pool:
         asked = [pool.submit(ask, server, prompt) for prompt in prompts(count)]
-        time.sleep(0.15)
+        until_some_run(server)
         disturb()
         return [answer.result() for answer in asked]
+
+
+def until_some_run(server):
+    """Wait until the engine has begun with requests that were sent."""
+    until = time.monotonic() + 20
+    while not re.search(rb"^vllm:num_requests_running\S* [1-9]", server.get("/metrics")[2], re.MULTILINE):
+        assert time.monotonic() < until, "no request was seen to run"
 
 
 def check_all(answers, want):

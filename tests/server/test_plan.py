@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from tests.server.conftest import schedule_for, started
 from tests.server.test_completions import expected
-from tests.server.test_faults import LONG, prompts
+from tests.server.test_faults import LONG, prompts, until_some_run
 
 NAMES = ["tiny", "wide", "deep"]
 """The first has a device of its own, the others share one."""
@@ -93,13 +94,20 @@ def test_models_preempt_in_the_memory_that_they_share(several, directories, want
 @pytest.mark.parametrize("busy, other", [("wide", "deep"), ("deep", "wide")])
 def test_a_busy_model_does_not_starve_the_other(several, busy, other):
     """However many of its requests wait for blocks of the memory: the other's come before those that arrive later."""
+    answered, enough = [], threading.Event()
+
+    def keep_busy(number):
+        while not enough.is_set() and len(answered) < 200:
+            answered.append(ask(several, busy, prompts(6)[number])[0])
+
     with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(ask, several, busy, prompts(6)[i % 6]) for i in range(30)]
-        time.sleep(0.2)
+        working = [pool.submit(keep_busy, number) for number in range(6)]
+        until_some_run(several)
         assert ask(several, other, prompts(6)[0])[0] == 200
-        left = sum(not answer.done() for answer in asked)
-    assert all(answer.result()[0] == 200 for answer in asked)
-    assert left >= 10
+        before = len(answered)
+        enough.set()
+    assert all(work.exception() is None for work in working)
+    assert set(answered) == {200} and before < 60
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +271,7 @@ def test_an_engine_is_replaced_while_others_go_on(several, want, lost):
     meanwhile = 0
     with ThreadPoolExecutor(12) as pool:
         asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in lost for i in range(6)]
-        time.sleep(0.15)
+        until_some_run(several)
         os.kill(killed, signal.SIGKILL)
         while several.get("/ready")[0] == 200:
             time.sleep(0.01)
@@ -312,7 +320,7 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
         for place in ({"tiny": 0, "deep": 0, "wide": 1}, {"tiny": 0, "wide": 1, "deep": 1}):
             every = [(name, i) for _ in range(3) for name in NAMES for i in range(6)]
             asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name, i in every]
-            time.sleep(0.3)
+            until_some_run(several)
             assert follow(several, moved(plan, directories, place))[0] == 202
             while several.get("/ready")[0] == 200:
                 time.sleep(0.01)
@@ -360,7 +368,7 @@ def test_sigterm_ends_the_server_when_all_models_requests_are_answered(several, 
     """Last in this file: the server ends."""
     with ThreadPoolExecutor(18) as pool:
         asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in NAMES for i in range(6)]
-        time.sleep(0.15)
+        until_some_run(several)
         several.process.send_signal(signal.SIGTERM)
         while (refused := ask(several, "deep", [1], max_tokens=1))[0] == 200:
             pass  # the signal hasn't arrived
