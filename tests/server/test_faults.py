@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -38,16 +37,20 @@ def under_load(server, disturb, count=12):
     """Answers to requests during which something happens."""
     with ThreadPoolExecutor(count) as pool:
         asked = [pool.submit(ask, server, prompt) for prompt in prompts(count)]
-        until_some_run(server)
+        until_accepted(server, asked)
         disturb()
         return [answer.result() for answer in asked]
 
 
-def until_some_run(server):
-    """Wait until the engine has begun with requests that were sent."""
+def until_accepted(server, asked, models=("",)):
+    """Wait until a server has all these requests, or has answered them."""
     until = time.monotonic() + 20
-    while not re.search(rb"^vllm:num_requests_running\S* [1-9]", server.get("/metrics")[2], re.MULTILINE):
-        assert time.monotonic() < until, "no request was seen to run"
+    while True:
+        done = sum(answer.done() for answer in asked)
+        pages = [json.loads(server.get(f"/status?model={name}" if name else "/status")[2]) for name in models]
+        if done + sum(page["active_requests"] for page in pages) >= len(asked):
+            return
+        assert time.monotonic() < until, f"{done} of {len(asked)} answered, others unknown"
 
 
 def check_all(answers, want):

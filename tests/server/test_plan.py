@@ -21,7 +21,7 @@ from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from tests.server.conftest import schedule_for, started
 from tests.server.test_completions import expected
-from tests.server.test_faults import LONG, prompts, until_some_run
+from tests.server.test_faults import LONG, prompts, until_accepted
 
 NAMES = ["tiny", "wide", "deep"]
 """The first has a device of its own, the others share one."""
@@ -102,7 +102,8 @@ def test_a_busy_model_does_not_starve_the_other(several, busy, other):
 
     with ThreadPoolExecutor(6) as pool:
         working = [pool.submit(keep_busy, number) for number in range(6)]
-        until_some_run(several)
+        while not answered:
+            time.sleep(0.01)
         assert ask(several, other, prompts(6)[0])[0] == 200
         before = len(answered)
         enough.set()
@@ -271,7 +272,7 @@ def test_an_engine_is_replaced_while_others_go_on(several, want, lost):
     meanwhile = 0
     with ThreadPoolExecutor(12) as pool:
         asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in lost for i in range(6)]
-        until_some_run(several)
+        until_accepted(several, [answer for *_, answer in asked], lost)
         os.kill(killed, signal.SIGKILL)
         while several.get("/ready")[0] == 200:
             time.sleep(0.01)
@@ -320,7 +321,7 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
         for place in ({"tiny": 0, "deep": 0, "wide": 1}, {"tiny": 0, "wide": 1, "deep": 1}):
             every = [(name, i) for _ in range(3) for name in NAMES for i in range(6)]
             asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name, i in every]
-            until_some_run(several)
+            until_accepted(several, [answer for *_, answer in asked], NAMES)
             assert follow(several, moved(plan, directories, place))[0] == 202
             while several.get("/ready")[0] == 200:
                 time.sleep(0.01)
@@ -368,7 +369,7 @@ def test_sigterm_ends_the_server_when_all_models_requests_are_answered(several, 
     """Last in this file: the server ends."""
     with ThreadPoolExecutor(18) as pool:
         asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in NAMES for i in range(6)]
-        until_some_run(several)
+        until_accepted(several, [answer for *_, answer in asked], NAMES)
         several.process.send_signal(signal.SIGTERM)
         while (refused := ask(several, "deep", [1], max_tokens=1))[0] == 200:
             pass  # the signal hasn't arrived
