@@ -17,7 +17,7 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_schedule_serves_every_request(model, tmp_path, monkeypatch, ranks):
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")

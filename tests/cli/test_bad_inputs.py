@@ -238,6 +238,7 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(exegpt("simulate", "-s", tmp_path / "s.json"), "not valid JSON")
 
 
+@pytest.mark.slow
 def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny, tiny_schedule, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
     for option in ("--policy rra", "--latency-bound 5s", "--encode-batch 2", "--max-num-batched-tokens 64"):

@@ -252,6 +252,7 @@ def test_slow_readers_hold_up_nobody(watched, count):
     check_freed(before, server, directory)
 
 
+@pytest.mark.slow
 def test_readers_that_stop_are_taken_for_gone(model, schedule, tmp_path):
     """Their connections end too, those of whole answers among them, though what was sent can't be delivered."""
     with serving(model, schedule, tmp_path, "--stall-timeout", "1s", "--pinned") as server:

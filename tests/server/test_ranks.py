@@ -85,6 +85,7 @@ def test_launched_ranks_serve_and_drain(model, two_stages, tmp_path, want):
         assert server.process.wait(30) == 0, server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_terminated_job_ends_its_responses(model, two_stages, tmp_path):
     with launched(model, two_stages, tmp_path) as server:

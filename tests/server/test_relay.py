@@ -123,7 +123,8 @@ def test_a_killed_rank_ends_the_engine(model, led_by_rank_1, tmp_path, rank):
             wait_until(lambda: server.get("/health")[0] != 200)
 
 
-@pytest.mark.parametrize("program", ["exegpt", pytest.param(RELAYED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["exegpt", RELAYED])
 def test_the_leader_moves_and_no_request_is_lost(model, led_by_rank_0, led_by_rank_1, tmp_path, want, program):
     token = tmp_path / "token"
     token.write_text("secret\n")

@@ -188,9 +188,8 @@ def test_no_text_leaves_and_the_resource_is_named(spans, collector):
         assert facts["service.name"] == "exegpt" and facts["deployment.environment.name"] == "test"
 
 
-@pytest.mark.parametrize(
-    "silent", [pytest.param(False, marks=pytest.mark.slow, id="refusing"), pytest.param(True, id="silent")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
 def test_a_dead_collector_changes_no_answer_and_does_not_keep_the_server(
     model, schedule, server, tmp_path, monkeypatch, silent
 ):

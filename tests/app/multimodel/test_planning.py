@@ -125,6 +125,7 @@ def test_a_model_that_fits_nowhere_is_named(tmp_path):
         make_plan(read_demands(write(tmp_path, big), "1xA100-80GB"), parse_cluster("1xA100-80GB"), "exegpt")
 
 
+@pytest.mark.slow
 def test_no_table_where_no_method_has_a_plan(tmp_path, capsys):
     file = write(tmp_path, CHAT | {"rate": "5000/s", "latency_bound": "1s"})
     assert main(["plan", str(file), "-c", "1xA100-80GB", "--method", "best"]) == 3

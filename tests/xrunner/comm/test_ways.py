@@ -44,7 +44,7 @@ def two_ranks(paths):
     return cells
 
 
-@pytest.mark.parametrize("way", ["staged", "direct"])
+@pytest.mark.parametrize("way", [pytest.param("staged", marks=pytest.mark.slow), "direct"])
 @pytest.mark.parametrize("some", ["llama-sides", pytest.param("", marks=pytest.mark.slow)])
 def test_tokens_are_those_of_one_rank(job, paths, tmp_path, way, some):
     lengths = [(1, 9), (17, 1), (40, 20), (5, 12), (64, 6), (33, 2), (2, 15)]

@@ -203,6 +203,7 @@ def changed(job, folder, directory, ranks, old, new, todo):
     return json.loads((folder / "done.json").read_text())
 
 
+@pytest.mark.slow
 def test_layers_move_between_ranks(job, tmp_path, directories, undisturbed):
     spec = ModelSpec.from_directory(directories["llama"])
     pipeline, split = schedule(spec, degrees=(1, 1)), disaggregated(spec, (1,), (1,))
@@ -229,6 +230,7 @@ def check_a_move(facts, expected, ranks):
     assert sorted(index for index, *_ in facts["served"]) == list(range(len(expected)))
 
 
+@pytest.mark.slow
 def test_replicas_change_together(job, tmp_path, directories, for_two):
     spec, (todo, expected) = ModelSpec.from_directory(directories["llama"]), for_two
     old, new = (schedule(spec, encode_batch=count, replicas=2) for count in (3, 5))

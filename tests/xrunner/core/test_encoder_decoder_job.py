@@ -39,6 +39,7 @@ def check_work(facts, plan):
             assert {s["phase"] for s in spans} == {stage.phase}
 
 
+@pytest.mark.slow
 def test_two_stages(job, tmp_path, encoder_decoder):
     paths, theirs = encoder_decoder
     cells = matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)])

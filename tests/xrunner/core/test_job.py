@@ -274,6 +274,7 @@ def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
     assert all(len(cell["results"]) == 4 for cell in facts.values())
 
 
+@pytest.mark.slow
 def test_batches_do_not_pile_up_before_a_slow_kv_transfer(job, tmp_path, directories):
     """Each has buffers on both sides; the cache would hold them all."""
     plan = disaggregated(ModelSpec.from_directory(directories["llama"]), (1,), (1,), encode_batch=1, kv_blocks=200)

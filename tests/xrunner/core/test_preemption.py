@@ -150,6 +150,7 @@ def check_preempted(found, cells, want):
         assert found[name]["preemptions"], name
 
 
+@pytest.mark.slow
 def test_every_policy_on_two_ranks(job, tmp_path, directories, theirs):
     """Two stages with tokens on their way when a sequence is preempted; prompts and caches on ranks of their own."""
     cells = matrix(directories, 2, ["llama"], layouts=[((1, 1), 1)]) | sides(directories, 2, ["llama"])
@@ -207,6 +208,7 @@ def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directo
         assert {result["id"]: result["output_ids"] for result in ran["results"]} == want, name
 
 
+@pytest.mark.slow
 def test_aborts_while_keys_and_values_are_on_their_way(job, tmp_path, directories, theirs):
     """Blocks of an aborted request are nobody's before they have arrived: the others' tokens stay what they are."""
     todo = requests() + [dataclasses.replace(request, id=f"again-{request.id}") for request in requests()]

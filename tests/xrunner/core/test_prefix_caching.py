@@ -149,6 +149,7 @@ def test_on_two_ranks(job, tmp_path, directories, theirs):
         check_tokens(ran, theirs)
 
 
+@pytest.mark.slow
 def test_stop_tokens_on_their_way(job, tmp_path, directories):
     model, todo = load_model(directories["llama"]), until_stopped()
     eos = late_tokens(model, todo)

@@ -98,6 +98,7 @@ def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(argume
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of, tmp_path):
     arguments_of("orca")
     other = [str(a).replace("schedule.json", "other.json") for a in arguments_of()]
@@ -110,6 +111,7 @@ def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of
 EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", EITHER)
 def test_a_rank_of_another_version_is_refused(job, arguments_of, rank):
     done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:version")
