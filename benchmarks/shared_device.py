@@ -145,37 +145,57 @@ def print_both(what: str, real: Mapping[str, Figures], expected: Mapping[str, Fi
         print(f"  {name}: {', '.join(pairs)}, preemptions {figures.preemptions} / {other.preemptions}")
 
 
+def one_round(
+    directories: Mapping[str, Path], asked: argparse.Namespace, rates: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Measure both models' layers, then run and replay them at an even and at a skewed load; each figure's measured
+    value over the predicted one, by what it is of.
+    """
+    profiles = {n: measured_profile(d, "fp32", Ranks(), CPU, "triton").profile for n, d in directories.items()}
+    todo = {name: requests(name, asked.requests, rate, 1) for name, rate in rates.items()}
+    ratios: dict[str, list[float]] = {}
+    for share in (Share("time"), Share("priority", pool="merged")):
+        models = planned(directories, share, dict.fromkeys(SIZES, 1000))
+        real, expected = measured(models, directories, todo), predicted(models, profiles, todo)
+        print_both(f"shared by {share.by}, measured / predicted", real, expected)
+        ratios |= {f"share, by {share.by}": [real[n].share / expected[n].share for n in SIZES]}
+        ratios |= {f"mean latency, by {share.by}": [real[n].latency_s / expected[n].latency_s for n in SIZES]}
+    skewed = {"wide": requests("wide", 4 * asked.requests // 3, 1e3, 2), "deep": requests("deep", 4, 0.5, 2)}
+    ends: dict[str, tuple[float, float]] = {}
+    for pool in ("quotas", "merged"):
+        models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
+        real, expected = measured(models, directories, skewed), predicted(models, profiles, skewed)
+        print_both(f"skewed load, {pool}, measured / predicted", real, expected)
+        ends[pool] = real["wide"].seconds, expected["wide"].seconds
+    gains = [split / merged for split, merged in zip(ends["quotas"], ends["merged"], strict=True)]
+    print(f"merged blocks are done {gains[0]:.3f} times as fast as split ones, predicted {gains[1]:.3f}")
+    return ratios | {"gain of merged blocks": [gains[0] / gains[1]]}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=150, help="of each model")
+    parser.add_argument("--rounds", type=int, default=5, help="each with layers measured anew")
+    parser.add_argument("--requests", type=int, default=60, help="of each model")
     parser.add_argument("--rates", default="2.5,1.2", help="requests/s of both at an even load")
     parser.add_argument("--blocks", type=int, default=40, help="KV blocks of each model under skewed load")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rates = dict(zip(SIZES, map(float, asked.rates.split(",")), strict=True))
+    began, rounds = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["EXEGPT_CACHE"] = folder  # measured now: a profile of a busy machine may lie in the usual one
         directories = {name: Path(folder) / name for name in SIZES}
         for number, (name, sizes) in enumerate(SIZES.items()):
             create_model(directories[name], "llama", **sizes, seed=number)
-        profiles = {n: measured_profile(d, "fp32", Ranks(), CPU, "triton").profile for n, d in directories.items()}
-        began = time.perf_counter()
-        todo = {name: requests(name, asked.requests, rate, 1) for name, rate in rates.items()}
-        for share in (Share("time"), Share("priority", pool="merged")):
-            models = planned(directories, share, dict.fromkeys(SIZES, 1000))
-            pair = measured(models, directories, todo), predicted(models, profiles, todo)
-            print_both(f"shared by {share.by}, measured / predicted", *pair)
-        skewed = {"wide": requests("wide", 4 * asked.requests // 3, 1e3, 2), "deep": requests("deep", 4, 0.5, 2)}
-        ends: dict[str, tuple[float, float]] = {}
-        for pool in ("quotas", "merged"):
-            models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
-            real, expected = measured(models, directories, skewed), predicted(models, profiles, skewed)
-            print_both(f"skewed load, {pool}, measured / predicted", real, expected)
-            ends[pool] = real["wide"].seconds, expected["wide"].seconds
-        gains = [split / merged for split, merged in zip(ends["quotas"], ends["merged"], strict=True)]
-        print(f"merged blocks are done {gains[0]:.3f} times as fast as split ones, predicted {gains[1]:.3f}")
-        print(f"{time.perf_counter() - began:.0f} s")
+        for number in range(asked.rounds):
+            os.environ["EXEGPT_CACHE"] = f"{folder}/{number}"  # measured now: the machine changes its speed in minutes
+            print(f"round {number + 1}")
+            rounds.append(one_round(directories, asked, rates))
+    print(f"median of {asked.rounds} rounds, measured over predicted, of {', '.join(SIZES)}:")
+    for what in rounds[0]:
+        each = zip(*(ratios[what] for ratios in rounds), strict=True)
+        print(f"  {what}: {', '.join(f'{statistics.median(one):.2f}' for one in each)}")
+    print(f"{time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":
