@@ -177,9 +177,9 @@ class MergedBlocks:
         self._pool.free(blocks)
 
 
-def block_of(spec: ModelSpec, block_size: int, kv_dtype: str) -> tuple[int, int]:
-    """Bytes of a model's KV block, and its pieces: the keys and the values of each layer."""
-    return block_size * spec.layers * spec.kv_bytes(1, kv_dtype), 2 * spec.layers
+def block_of(spec: ModelSpec, block_size: int, kv_dtype: str, tp: int = 1) -> tuple[int, int]:
+    """Bytes of a model's KV block on one of `tp` devices, and its pieces: the keys and the values of each layer."""
+    return block_size * spec.layers * spec.kv_bytes(tp, kv_dtype), 2 * spec.layers
 
 
 def merged_bytes(sizes: Iterable[tuple[int, int]]) -> int:
@@ -198,8 +198,10 @@ def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
 
 
 def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
-    """The memory that the KV blocks of these schedules come to together, and each one's pool of it."""
-    sizes = [block_of(schedule.model.spec, schedule.block_size, schedule.kv_dtype) for schedule in schedules]
+    """The memory that the KV blocks of these schedules, of one stage each, come to together on a device, and each one's
+    pool of it.
+    """
+    sizes = [block_of(s.model.spec, s.block_size, s.kv_dtype, s.stages[0].tp) for s in schedules]
     memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
     merged = MergedBlocks.within(memory_bytes, sizes)
     pairs = zip(schedules, sizes, strict=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def engine(
     socket: Annotated[Path, typer.Option("--socket", help="Where the frontend listens; of a plan's unit the folder.")],
     model: Annotated[str | None, typer.Option("--model", "-m")] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="With --unit: models that share a device.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="With --unit: models that share devices.")] = None,
     unit: Annotated[int, typer.Option("--unit", help="Its place among the plan's.")] = 0,
     schedule: Annotated[Path | None, typer.Option("--schedule", "-s")] = None,
     workload: options.WORKLOAD = None,
@@ -41,7 +41,8 @@ def engine(
     if plan is not None:
         from exegpt.app.multimodel import serving_unit
 
-        serving_unit.serve(options.build(serving_unit.UnitOptions, typed))
+        with job() as ranks:
+            serving_unit.serve(ranks.attempt(lambda: options.build(serving_unit.UnitOptions, typed)), ranks)
         return
     if model is None:
         raise InputError("The engine needs --model, or --plan and --unit.")

@@ -59,6 +59,10 @@ class Ranks:
         """Number of ranks."""
         return self.per_node * len(self.nodes)
 
+    def apart(self) -> "Ranks":
+        """The same ranks, whose messages don't mix with these: for another model's engine. All must call it."""
+        return Ranks(self.world.Dup(), self._node.Dup()) if self.world else self
+
     def threads(self, asked: int | None = None) -> int | None:
         """CPU threads of this rank: `asked`, else OMP_NUM_THREADS, else an equal share of the node's CPUs, as far as
         the rank may use them. For a single rank `asked`; None is torch's own choice.

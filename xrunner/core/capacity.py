@@ -1,5 +1,7 @@
 """Capacity: the KV blocks and bytes that a rank needs, checked against its memory before they are taken."""
 
+import torch
+
 from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
@@ -49,19 +51,20 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
     return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
 
 
-def check_memory(model: Model, ranks: Ranks, what: str, need: int) -> None:
+def check_memory(
+    device: torch.device, ranks: Ranks, what: str, need: int, instead: str = "use a schedule with fewer blocks"
+) -> None:
     """InputError, on all ranks, where the `need` bytes that each is about to take are more than their device has left;
-    `what` begins the sentence.
+    `what` begins the sentence, and `instead` is the way out.
     """
-    mine = ranks.host, identity(model.device)
+    mine = ranks.host, identity(device)
     everyone = ranks.all((mine, need))
 
     def check() -> dict[str, str]:
-        total, free = sum(size for device, size in everyone if device == mine), free_memory(model.device)
+        total, free = sum(size for device, size in everyone if device == mine), free_memory(device)
         if total > free:
             raise InputError(
-                f"{what} needs {total / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: use a schedule with "
-                "fewer blocks."
+                f"{what} needs {total / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: {instead}."
             )
         return {}
 

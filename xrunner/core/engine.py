@@ -35,7 +35,7 @@ from xrunner.core.report import RunReport
 from xrunner.core.requests import check_request
 from xrunner.core.shared_cache import SharedCache
 from xrunner.rank.warm_up import Extent, warm_up
-from xrunner.rank.worker import END, Worker
+from xrunner.rank.worker import END, Worker, serve
 
 DEFAULT = Options()
 Share = list[tuple[int, Request]]
@@ -90,7 +90,7 @@ class Engine:
     def _new_cache(self, model: Model) -> KVCache:
         blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for rows that only fill up
         what = f"A KV cache of {self.schedule.kv_blocks} blocks on each rank"
-        check_memory(model, self.ranks, what, cache_bytes(model, self.schedule, blocks))
+        check_memory(model.device, self.ranks, what, cache_bytes(model, self.schedule, blocks))
         return model.new_cache(blocks, self.schedule.block_size)
 
     @staticmethod
@@ -194,7 +194,7 @@ class Engine:
         requests that haven't begun are left to it (`changes.run_adapting`).
         """
         what = f"A buffer for {extent.tokens} tokens on each rank"
-        check_memory(self.model, self.ranks, what, buffer_bytes(self.model, self.place, extent))
+        check_memory(self.model.device, self.ranks, what, buffer_bytes(self.model, self.place, extent))
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         warm_up(self.model, self._unused_cache(), extent, compute.graphs, running, worker.gpu, compute.planning)
@@ -353,7 +353,7 @@ class Engine:
     def serve(self) -> None:
         """Do what the leader orders, until it drains; on all other ranks."""
         if self._driver is None:
-            self.worker.serve()
+            serve(self.worker)
             return
         driver, follower, over = self._driver, self._replicas, False
         assert isinstance(follower, Follower)

@@ -7,11 +7,13 @@ import torch
 
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import merged_pools
-from exegpt.errors import InputError
 from exegpt.models import KVCache
 from exegpt.models.cache import scattered_zeros
-from exegpt.models.device import CPU, free_memory
+from exegpt.models.device import CPU
+from exegpt.models.shard import Shard
 from exegpt.schedule import Schedule
+from xrunner.comm.ranks import Ranks
+from xrunner.core.capacity import check_memory
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,18 @@ class SharedCache:
     pool: KVPool
 
 
-def merged_caches(schedules: Sequence[Schedule], device: torch.device = CPU) -> list[SharedCache]:
-    """For each schedule its blocks of one memory, as large as their blocks come to together. InputError where the
-    device hasn't got it.
+def merged_caches(schedules: Sequence[Schedule], ranks: Ranks, device: torch.device = CPU) -> list[SharedCache]:
+    """For each schedule of one stage its blocks of one memory of this rank, as large as their blocks come to together.
+    All ranks call it; InputError, on all of them, where a device hasn't got it.
     """
     merged, pools = merged_pools(schedules)
-    need, free = merged.total * merged.bytes, free_memory(device)
-    if need > free:
-        raise InputError(
-            f"The KV blocks of {len(schedules)} models need {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are "
-            "available: plan with a smaller --memory-fraction."
-        )
+    need, what = merged.total * merged.bytes, f"The memory for the KV blocks of {len(schedules)} models"
+    check_memory(device, ranks, what, need, "plan with a smaller --memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)
     memory.zero_()  # so that the system maps it now and not during a run
     return [SharedCache(_view(memory, schedule), pool) for schedule, pool in zip(schedules, pools, strict=True)]
 
 
 def _view(memory: torch.Tensor, schedule: Schedule) -> KVCache:
-    spec = schedule.model.spec
+    spec = Shard(0, schedule.stages[0].tp, lambda x: x).share(schedule.model.spec)
     return KVCache.over(memory, spec, spec.layers, schedule.block_size, schedule.kv_dtype)

@@ -1,5 +1,6 @@
-"""Unit: one device that several models share, each with an engine of its own. What runs next is the rule of sharing
-(`exegpt/policies/sharing.py`), which the event simulator follows too (`xsimulator/multimodel/unit.py`).
+"""Unit: devices that several models share, each with an engine of its own and a part of all its layers on each of them.
+What runs next is the rule of sharing (`exegpt/policies/sharing.py`), which the event simulator follows too
+(`xsimulator/multimodel/unit.py`).
 """
 
 import time
@@ -25,6 +26,7 @@ from xrunner.core.engine import Engine
 from xrunner.core.events import Event
 from xrunner.core.shared_cache import SharedCache, merged_caches
 from xrunner.rank.warm_up import Extent
+from xrunner.rank.worker import serve
 
 _NAP_S = 2e-3
 """Between two looks of a unit that has nothing to run though it has requests."""
@@ -69,7 +71,9 @@ class Tenant:
 
 
 class Unit:
-    """Models on one device, after `open`: one job at a time, by a rule."""
+    """Models on the same devices, a rank for each: one job at a time, by a rule. The first rank leads: after `open` it
+    decides, and the others `serve`.
+    """
 
     def __init__(self, tenants: Sequence[Tenant], sharing: Sharing):
         self.tenants, self._sharing = tenants, sharing
@@ -81,34 +85,44 @@ class Unit:
     def load(
         models: Sequence[PlannedModel],
         directories: Mapping[str, Path],
+        ranks: Ranks | None = None,
         device: torch.device = CPU,
         attention: str = "triton",
     ) -> "Unit":
-        """The unit of models that share a device, with their weights, by the models' names. InputError for models that
-        need several devices each, or for what can't be loaded.
+        """This rank's part of the unit of models that share devices, with their weights, by the models' names; all
+        ranks call it alike. InputError for a model with several stages, or for what can't be loaded.
         """
         for model in models:
-            if len(model.devices) > 1:
+            stages = len(model.schedule.stages) * model.schedule.replicas
+            if stages > 1:
                 raise InputError(
-                    f"Model '{model.name}' shares {len(model.devices)} devices with others: exegpt runs models that "
-                    "share one device each; plan with smaller ones, or with devices of their own."
+                    f"Model '{model.name}' shares its devices with others and has {stages} stages on them: exegpt runs "
+                    "models that share devices with each layer on all of these; plan again."
                 )
+        ranks = ranks or Ranks()
         shared: list[SharedCache | None] = [None] * len(models)
         share = models[0].share
         assert share, "models of a unit share their devices"
         if share.pool == "merged":
-            shared = [*merged_caches([model.schedule for model in models], device)]
+            shared = [*merged_caches([model.schedule for model in models], ranks, device)]
         tenants = []
         for model, cache in zip(models, shared, strict=True):
             engine = Engine.load(
-                directories[model.name], model.schedule, Ranks(), device=device, attention=attention, shared=cache
+                directories[model.name],
+                model.schedule,
+                ranks.apart(),
+                device=device,
+                attention=attention,
+                shared=cache,
             )
             tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule)))
         in_order = TimeSharing(in_order=share.pool == "merged")
         return Unit(tenants, PrioritySharing(prompts_first=True) if share.by == "priority" else in_order)
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Options | None = None) -> None:
-        """Be ready for requests of each model within an extent; without one, for all that its schedule allows."""
+        """Be ready for requests of each model within an extent; without one, for all that its schedule allows. All
+        ranks call it alike.
+        """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
             within = extents or {tenant.name: Extent.within(schedule, schedule.model.spec.context - 1, 1)}
@@ -116,6 +130,16 @@ class Unit:
             tenant.engine.open(within[tenant.name], how)
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank gets the requests and decides what runs."""
+        return all(tenant.engine.leads for tenant in self.tenants)
+
+    def serve(self) -> None:
+        """Do what the first rank decides, until it closes the unit; on all others."""
+        serve(*(tenant.engine.worker for tenant in self.tenants))
+        self._close()
 
     @property
     def now(self) -> float:
@@ -174,7 +198,11 @@ class Unit:
             tenant.busy_s += tenant.idle_since_s - began
 
     def close(self) -> None:
-        """End all requests' runs and give the memory back."""
+        """End all requests' runs, let the other ranks go, and give the memory back; on the first."""
         for tenant in self.tenants:
             tenant.engine.drain()
+        self._close()
+
+    def _close(self) -> None:
+        for tenant in self.tenants:  # in one order on all ranks, which wait for each other
             tenant.engine.close()

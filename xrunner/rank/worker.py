@@ -125,37 +125,42 @@ class Worker:
             assert self.transport
             self.transport.send(x[: batch.prompts], rank, CACHE)
 
-    def serve(self) -> None:
-        """Run the driver's orders until END."""
-        transport, place = self.transport, self.place
-        assert transport, "a single rank has no driver to serve"
+    def follow(self) -> None:
+        """Begin to take the driver's orders (`serve`)."""
         self.between = self._report_arrived
+
+    def next_order(self) -> DeviceBatch | Arrival | str | None:
+        """The driver's next order, where one has come."""
+        self.between()
+        assert self.transport, "a single rank has no driver to serve"
+        order: DeviceBatch | Arrival | str | None = self.transport.poll(self.place.driver)
+        return order
+
+    def obey(self, order: DeviceBatch | Arrival | str) -> bool:
+        """Do what the driver orders; whether there is more to come."""
+        if isinstance(order, str):
+            self.between = lambda: None
+            self.drain()
+            return False
+        if isinstance(order, Arrival):
+            assert self.receiving
+            self.receiving.expect(order)
+            return True
+        transport, place, result = self.transport, self.place, self.run(order)
+        assert transport
         encodes = place.line[0].phase == "encode"
-        while (order := self.wait(self._next)) != END:
-            if isinstance(order, Arrival):
-                assert self.receiving
-                self.receiving.expect(order)
-                continue
-            result = self.run(order)
-            if result is not None and (order.result_size > 1 or encodes):
-                transport.send(result, place.driver, TOKENS)
-            if encodes and place.first and place.part == 0:
-                transport.post(FREE, place.driver, tag=NOTICE)  # ordered while this batch is in transfer
-            if self.sending and order.transferred is not None:
-                self.sending.send(order.transferred)
-        self.between = lambda: None
-        self.drain()
+        if result is not None and (order.result_size > 1 or encodes):
+            transport.send(result, place.driver, TOKENS)
+        if encodes and place.first and place.part == 0:
+            transport.post(FREE, place.driver, tag=NOTICE)  # ordered while this batch is in transfer
+        if self.sending and order.transferred is not None:
+            self.sending.send(order.transferred)
+        return True
 
     def drain(self) -> None:
         """Receive what is still on its way here, at a run's end."""
         if self.encoded:
             self.encoded.drain()
-
-    def _next(self) -> DeviceBatch | Arrival | str | None:
-        self.between()
-        assert self.transport
-        order: DeviceBatch | Arrival | str | None = self.transport.poll(self.place.driver)
-        return order
 
     def _between_layers(self) -> None:
         with torch.inference_mode(False):  # what is received may be copied when no layer is computed
@@ -206,6 +211,30 @@ class Worker:
         kind = torch_dtype(self.model.dtype)
         x = torch.empty(len(batch.tokens), self.model.spec.hidden, dtype=kind, device=self.model.device)
         return self.transport.receive(x, before, STATES, self.between)
+
+
+def serve(*workers: Worker) -> None:
+    """Run the orders of these workers' drivers on this rank, one at a time as they come, until each has had END."""
+    serving = list(workers)
+    for worker in serving:
+        worker.follow()
+
+    def next_order() -> tuple[Worker, DeviceBatch | Arrival | str] | None:
+        for worker in serving:
+            order = worker.next_order()
+            if order is not None:
+                return worker, order
+        return None
+
+    def progress() -> None:
+        for worker in serving:
+            assert worker.transport
+            worker.transport.progress()
+
+    while serving:
+        worker, order = wait(next_order, progress)
+        if not worker.obey(order):
+            serving.remove(worker)
 
 
 def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:

@@ -1,4 +1,4 @@
-"""The engines of models that share a device, under one server: a process that connects to the frontend for each."""
+"""The engines of models that share devices, under one server: a job whose rank 0 connects to the frontend for each."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,21 +43,21 @@ class UnitOptions:
     threads: int | None
 
 
-def serve(options: UnitOptions) -> None:
-    """Load the models of a unit and serve until the frontend has drained all of them, or has gone."""
-    plan = document.read(Plan, options.plan)
-    if not 0 <= options.unit < len(plan.units):
-        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
-    unit = plan.units[options.unit]
-    set_threads(Ranks().threads(options.threads))
-    device = find_device(options.device)
-    directories = {model.name: directory_of(model) for model in unit}
+def serve(options: UnitOptions, ranks: Ranks) -> None:
+    """Load a unit's models and serve until the frontend has drained all of them, or has gone; all ranks call it."""
+    plan, unit = ranks.attempt(lambda: read_unit(options))
+    set_threads(ranks.threads(options.threads))
+    device = find_device(options.device, ranks.local)
+    directories = ranks.attempt(lambda: {model.name: directory_of(model) for model in unit})
     attention = attention_for(unit, options.attention, device)
-    profiles = measured_profiles(unit, directories, device, attention)
-    if unit[0].share and unit[0].share.by == "space":
+    profiles = measured_profiles(unit, directories, ranks, device, attention)
+    if unit[0].share and unit[0].share.by == "space" and not ranks.rank:
         output.note("models that share by space take turns here: shares of multiprocessors are simulated alone")
-    engines = Unit.load(unit, directories, device, attention)
+    engines = Unit.load(unit, directories, ranks, device, attention)
     engines.open(options=Options(spans=True))
+    if not engines.leads:
+        engines.serve()
+        return
     opened = {}
     for tenant in engines.tenants:
         tenant.engine.prepare_grammars()
@@ -72,6 +72,14 @@ def serve(options: UnitOptions) -> None:
             serving.serve(engines, inboxes, opened)
         except inbox.Gone:
             raise InputError("The server's frontend has gone: its engines end.") from None
+
+
+def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
+    """The plan and the unit of it that is asked for; InputError where it has none."""
+    plan = document.read(Plan, options.plan)
+    if not 0 <= options.unit < len(plan.units):
+        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
+    return plan, plan.units[options.unit]
 
 
 def directory_of(model: PlannedModel) -> Path:
@@ -92,12 +100,16 @@ def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "to
 
 
 def measured_profiles(
-    unit: tuple[PlannedModel, ...], directories: dict[str, Path], device: "torch.device", attention: str
+    unit: tuple[PlannedModel, ...],
+    directories: dict[str, Path],
+    ranks: Ranks,
+    device: "torch.device",
+    attention: str,
 ) -> dict[str, Profile]:
     """What this machine was measured to be for each model, or is measured to be now."""
     profiles = {}
     for model in unit:
-        job = measured_profile(directories[model.name], model.schedule.dtype, Ranks(), device, attention)
+        job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
         profiles[model.name] = job.profile
     return profiles
 

@@ -93,6 +93,25 @@ def tokens_of(path):
     return {result.id: list(result.output_ids) for result in results}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_models_share_two_devices(folder, tmp_path):
+    """Each layer of both on both: a rank for each device, started under mpirun."""
+    pytest.importorskip("mpi4py")
+    plan = read_plan(folder)
+    models = []
+    for model in plan.models[1:]:
+        stages = (replace(model.schedule.stages[0], devices=(0, 1), tp=2),)
+        schedule = replace(model.schedule, stages=stages, cluster=plan.cluster)
+        models.append(replace(model, devices=(0, 1), schedule=schedule))
+    document.write(tmp_path / "plan.json", replace(plan, models=tuple(models)))
+    rows = [row for row in requests_of(24) if row["model"] != "tiny"]
+    done = run(tmp_path, "--requests", written(tmp_path / "r.jsonl", rows), "--out", tmp_path / "out.jsonl", "--json")
+    assert done.code == 0, done.err
+    want = {row["id"]: expected(folder / row["model"], row["prompt_ids"], row["max_tokens"]) for row in rows}
+    assert tokens_of(tmp_path / "out.jsonl") == want
+
+
 def test_requests_reach_the_models_that_they_name(folder, tmp_path):
     rows = requests_of(15)
     rows[3] |= {"temperature": 0.8}  # its seed is a hash of its id, wherever it runs

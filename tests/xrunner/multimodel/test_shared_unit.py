@@ -1,17 +1,19 @@
 """Several models on one device: their tokens, the memory that they share, and whose turn it is."""
 
 import dataclasses
+import json
 
 import pytest
 
+from exegpt import document
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.plan import PlannedModel, Share
+from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request, Result
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths
-from tests.xrunner.cells import requests, schedule
+from tests.xrunner.cells import requests, schedule, stages
 from tests.xrunner.core.conftest import tokens_of_transformers
 from xprofiler.roofline import roofline_profile
 from xrunner.core.events import Token
@@ -121,9 +123,38 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profi
     assert preempted == {name: one.preemptions for name, one in replays.items()}
 
 
-def test_one_device_each_is_what_models_can_share(directories):
-    models = [dataclasses.replace(m, devices=(0, 1)) for m in planned(directories, SHARES[0])]
-    with pytest.raises(InputError, match="shares 2 devices with others"):
+def split(model, degrees):
+    """A planned model on two devices, on stages of these degrees."""
+    spec = model.schedule.model.spec
+    plan = dataclasses.replace(
+        model.schedule,
+        stages=stages(degrees, spec),
+        cluster=dataclasses.replace(model.schedule.cluster, devices_per_node=2),
+    )
+    return dataclasses.replace(model, devices=(0, 1), schedule=plan)
+
+
+def test_models_share_two_devices(job, tmp_path, directories, theirs):
+    """Each layer of both models is on both; their tokens are transformers', though they preempt each other."""
+    for share in SHARES[:2]:
+        models = tuple(
+            dataclasses.replace(split(model, (2,)), directory=str(directories[model.name]))
+            for model in planned(directories, share)
+        )
+        plan = Plan(Plan.VERSION, "exegpt", models[0].schedule.cluster, models)
+        document.write(tmp_path / f"plan-{share.pool}.json", plan)
+    done = job(2, "-m", "tests.xrunner.shared_unit", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for share in SHARES[:2]:
+        ran = json.loads((tmp_path / f"ran-plan-{share.pool}.json").read_text())
+        for name, want in theirs.items():
+            assert ran["tokens"][name] == {i: list(out) for i, (out, _) in want.items()}, share
+        assert sum(ran["preempted"].values()) > 0
+
+
+def test_models_that_share_devices_have_no_stages(directories):
+    models = [split(model, (1, 1)) for model in planned(directories, SHARES[0])]
+    with pytest.raises(InputError, match="has 2 stages on them"):
         Unit.load(models, directories)
 
 
