@@ -96,6 +96,20 @@ def application_of(folder, seed):
     )
 
 
+def check_results(application, results):
+    """Every call has transformers' tokens, and read what those before it wrote."""
+    assert len(results) == ApplicationCalls(application, False).total
+    calls = application.calls()
+    left = calls.begin()
+    while left:
+        call = left.pop()
+        prompt, result = calls.prompt(call), results[call.name]
+        want = expected(application.models[call.node.name].directory, list(prompt), len(result.output_ids))
+        assert list(result.output_ids) == want and result.prompt_tokens == len(prompt)
+        assert application.request(call, prompt).max_tokens == len(want)
+        left += calls.end(call, result.output_ids)
+
+
 def engine_of(directory):
     """The process of the engine that runs this model."""
     me = os.getpid()
@@ -136,17 +150,8 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     assert done.err.count("is started again") == 1
     found = read_results(tmp_path / "out.jsonl")
     results = {result.id: result for result in found}
-    application = application_of(folder, 5)
-    assert len(found) == len(results) == ApplicationCalls(application, False).total == 7 + 6 + 8
-    calls = application.calls()
-    left = calls.begin()
-    while left:
-        chain = left.pop()
-        prompt, result = calls.prompt(chain), results[chain.name]
-        want = expected(application.models[chain.node.name].directory, list(prompt), len(result.output_ids))
-        assert list(result.output_ids) == want and result.prompt_tokens == len(prompt)
-        assert application.request(chain, prompt).max_tokens == len(want)
-        left += calls.end(chain, result.output_ids)
+    assert len(found) == len(results) == 7 + 6 + 8
+    check_results(application_of(folder, 5), results)
     first, second, third = done.json["stages"]
     names = [{node["name"]: node["dp"] for node in stage["nodes"]} for stage in (first, second, third)]
     assert names == [{"chain": 1, "deep": 1}, {"wide": 2}, {"deep": 1}]
@@ -282,3 +287,27 @@ def test_what_a_run_in_stages_refuses(folder, tmp_path, monkeypatch, case):
 def test_other_commands_take_no_stages(folder, command):
     done = run_command(command, "--plan", folder / "stages.json")
     assert done.code == 2 and "is a plan of stages, for `exegpt run --plan" in done.err
+
+
+def in_both_degrees(model):
+    """A model of a plan of stages, on two devices too."""
+    (one,) = model.schedules
+    (stage,), (costs,) = one.stages, model.costs.degrees
+    two = replace(one, stages=(replace(stage, devices=(0, 1), tp=2),))
+    return replace(model, schedules=(one, two), costs=replace(model.costs, degrees=(costs, replace(costs, tp=2))))
+
+
+@WITH_RANKS
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_nodes_layers_are_split_over_two_devices(folder, tmp_path):
+    """By an engine of two ranks, which gives its devices to two engines of one."""
+    plan = document.read(StagePlan, folder / "stages.json")
+    stages = written_stages({"chain": (1, (0, 1))}, {"wide": (1, (1,)), "deep": (1, (0,))})
+    models = tuple(in_both_degrees(model) for model in plan.models)
+    document.write(tmp_path / "stages.json", replace(plan, stages=stages, models=models))
+    options = ("--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
+    done = run_command("run", "--plan", tmp_path / "stages.json", *options, "--threads", 1, "--json")
+    assert done.code == 0, done.err
+    check_results(application_of(folder, 5), {r.id: r for r in read_results(tmp_path / "out.jsonl")})
+    assert [(each["name"], each["tp"]) for each in done.json["loadings"]] == [("chain", 2), ("deep", 1), ("wide", 1)]
