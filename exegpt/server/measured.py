@@ -7,23 +7,15 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exegpt.server.monitor import Answering, Arrival
+from exegpt.server.monitor import Arrival, Exchange
 from exegpt.server.tracing import PARENT
 
 
 class Counts(Protocol):
     """What requests are reported to when they have ended."""
 
-    def answered(
-        self,
-        request_id: str,
-        path: str,
-        arrival: Arrival,
-        status: int | None,
-        code: str | None,
-        answering: Answering | None,
-    ) -> None:
-        """A request has ended; `status` None: its client had gone before the last byte was sent."""
+    def ended(self, exchange: Exchange) -> None:
+        """A request and its answer are over."""
 
 
 class Measured:
@@ -63,11 +55,13 @@ class Measured:
             await self._app(scope, receive_timed, send_timed)
         finally:
             counts: Counts = state.get("monitor", self._unrouted)
-            counts.answered(
-                state["request_id"],
-                scope["path"],
-                state["arrival"],
-                status if sent else None,
-                state.get("code"),
-                state.get("answering"),
+            counts.ended(
+                Exchange(
+                    state["request_id"],
+                    scope["path"],
+                    state["arrival"],
+                    status if sent else None,
+                    state.get("code"),
+                    state.get("answering"),
+                )
             )

@@ -40,6 +40,21 @@ class Answering:
     """Of all the model's sequences, until then."""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its answer, once they are over."""
+
+    request_id: str
+    path: str
+    arrival: Arrival
+    status: int | None
+    """Of the answer; None: the client had gone before its last byte was sent."""
+    code: str | None
+    """Of an error."""
+    answering: Answering | None
+    """None: it could not be answered."""
+
+
 class Monitor:
     """Of one model."""
 
@@ -89,19 +104,12 @@ class Monitor:
         if self._link.opened:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
-    def answered(
-        self,
-        request_id: str,
-        path: str,
-        arrival: Arrival,
-        status: int | None,
-        code: str | None,
-        answering: Answering | None,
-    ) -> None:
-        """A request has ended; `status` None: its client had gone before the last byte was sent."""
+    def ended(self, exchange: Exchange) -> None:
+        """A request and its answer are over."""
+        arrival, answering = exchange.arrival, exchange.answering
         now_s = time.monotonic()
         choices = answering.choices if answering else ()
-        outcome = outcome_of(status, choices)
+        outcome = outcome_of(exchange.status, choices)
         promise = answering.promise if answering else None
         opened = self._link.opened
         bound_s = opened.schedule.latency_bound_s if opened and promise and not promise.long else None
@@ -112,13 +120,13 @@ class Monitor:
         told = promise if promise and undisturbed and math.isfinite(promise.start_s) else None
         missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
         answered = Answered(
-            request_id,
+            exchange.request_id,
             self._model,
-            path,
-            status or 499,
+            exchange.path,
+            exchange.status or 499,
             outcome,
             kind_of(promise, outcome == "answered"),
-            code,
+            exchange.code,
             now_s,
             latency_s,
             ttft_s=first_s - arrival.at_s if first_s is not None else None,

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from exegpt.server.answered import Answered, outcome_of
 from exegpt.server.metrics import REQUESTS
-from exegpt.server.monitor import Answering, Arrival
+from exegpt.server.monitor import Exchange
 from exegpt.server.reports import Reports
 
 
@@ -19,17 +19,19 @@ class Unrouted:
         name, about, labels = REQUESTS
         self._requests = Counter(f"exegpt_{name}", about, labels, registry=self.registry)
 
-    def answered(
-        self,
-        request_id: str,
-        path: str,
-        arrival: Arrival,
-        status: int | None,
-        code: str | None,
-        answering: Answering | None,
-    ) -> None:
-        """A request has ended; `status` None: its client had gone before the last byte was sent."""
-        now_s, outcome = time.monotonic(), outcome_of(status, ())
-        answered = Answered(request_id, None, path, status or 499, outcome, "none", code, now_s, now_s - arrival.at_s)
+    def ended(self, exchange: Exchange) -> None:
+        """A request and its answer are over."""
+        now_s, outcome = time.monotonic(), outcome_of(exchange.status, ())
+        answered = Answered(
+            exchange.request_id,
+            None,
+            exchange.path,
+            exchange.status or 499,
+            outcome,
+            "none",
+            exchange.code,
+            now_s,
+            now_s - exchange.arrival.at_s,
+        )
         self._requests.labels(outcome, "none").inc()
-        self._reports.answered(answered, arrival.parent)
+        self._reports.answered(answered, exchange.arrival.parent)
