@@ -2,9 +2,10 @@
 
 1. Each model's arrivals are tested against its rate (`rate_drift.py`). A day of Poisson arrivals at the planned rates
    raises a false alarm with a probability of at most `FALSE_ALARMS`, all models together.
-2. An alarm has to last: from it on all models' requests are counted, for `lasts_s` and until there are `ENOUGH`. Only
-   if the model's rate in most parts of this time is beyond what is tolerated still, popularity has drifted. A burst,
-   which isn't Poisson and raises an alarm, is in few of them. The rates of this time are those to plan for.
+2. An alarm has to last: from it on all models' requests are counted, for `lasts_s`, or as long as it takes that twice
+   `ENOUGH` are planned to come. Fewer than `ENOUGH` show no popularity: the test begins again. Else popularity has
+   drifted if the model's rate is still beyond what is tolerated in most parts of this time: a burst, which isn't
+   Poisson and raises an alarm, is in few of them. The rates of this time are those to plan for.
 """
 
 import itertools
@@ -16,10 +17,8 @@ from exegpt.server.rate_drift import TOLERATED, RateDrift
 FALSE_ALARMS = 0.01
 """Probability that a day at the planned rates brings one: a search of some CPU minutes in vain."""
 DAY_S = 86400.0
-ENOUGH = 100
-"""Requests to all models together: their number then has a standard deviation of a tenth."""
-LONGEST = 10
-"""Times `lasts_s`: for so long more requests are waited for."""
+ENOUGH = 50
+"""Requests to all models together: their number then has a standard deviation of a seventh."""
 PARTS = 5
 """Of the time that an alarm lasts; the median of their rates counts."""
 
@@ -74,11 +73,10 @@ class Popularity:
             self._counts[name] += count
         self._looks.append((counts[self._alarm[0]], seconds))
         lasted_s = now_s - self._since_s
-        few = sum(self._counts.values()) < ENOUGH and lasted_s < LONGEST * self._lasts_s
-        if lasted_s < self._lasts_s or few:
+        if lasted_s < max(self._lasts_s, 2 * ENOUGH / sum(self.planned.values())):
             return None
         rates = {name: (count + 0.5) / lasted_s for name, count in self._counts.items()}  # of none, not quite 0
-        drifted = self._lasts()
+        drifted = sum(self._counts.values()) >= ENOUGH and self._lasts()
         self.restart(self.planned, now_s)
         return rates if drifted else None
 

@@ -5,7 +5,7 @@ then.
 import numpy as np
 import pytest
 
-from exegpt.server.popularity import DAY_S, FALSE_ALARMS, Popularity
+from exegpt.server.popularity import DAY_S, ENOUGH, FALSE_ALARMS, Popularity
 
 PLANNED = {"chat": 4.0, "code": 0.5}
 LASTS_S = 60.0
@@ -61,9 +61,18 @@ def test_nothing_is_counted_before_it_begins_nor_while_the_server_is_not_ready()
         popularity.pause(begin_s + 50.0)
 
 
-def test_models_that_nobody_asks_have_a_rate_all_the_same():
-    """Over a longer time, as hardly anything comes: ten times as long as other rates have to last."""
+def test_models_that_nobody_asks_are_not_planned_for():
+    """What comes then is found as ever; at most one time that an alarm lasts has some of both."""
     popularity = Popularity(PLANNED, LASTS_S, 0.0)
-    at_s, rates = fed(popularity, {"chat": 0.0, "code": 0.0}, 2000)
-    assert 10 * LASTS_S <= at_s <= 10 * LASTS_S + 60
-    assert rates == {name: pytest.approx(0.5 / (10 * LASTS_S)) for name in PLANNED}
+    assert fed(popularity, {"chat": 0.02, "code": 0.02}, 5000) is None
+    at_s, rates = fed(popularity, {"chat": 0.0, "code": 4.0}, 1000, start_s=5000)
+    assert at_s <= 5000 + 120 + 2 * LASTS_S
+    assert ENOUGH / LASTS_S <= rates["code"] <= 5.0 and 0 < rates["chat"] < 0.05
+
+
+def test_models_that_are_rarely_asked_have_the_time_that_their_requests_take():
+    """A hundred requests at the planned rates are an hour's."""
+    rarely = {"long": 0.02, "longer": 0.01}
+    popularity = Popularity(rarely, LASTS_S, 0.0)
+    at_s, rates = fed(popularity, {"long": 0.01, "longer": 0.04}, 40_000)
+    assert rates["longer"] == pytest.approx(0.04, rel=0.3) and at_s < 20_000

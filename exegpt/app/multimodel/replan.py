@@ -25,6 +25,10 @@ WORTH = 0.25
 """By how much the rates that all models could have must grow: for another plan engines start anew, and replays are off
 by a tenth or so.
 """
+ROOM = 2.0
+"""Times their rates: a plan under which all models could have so much, and no less than when it was made, stays. At
+night there is nothing to mend, and in the morning there would be.
+"""
 _SOLO_REQUESTS = 200
 """Whose mean time alone is taken."""
 _PROCESS = process_text("exegpt.app.multimodel.replan")
@@ -121,8 +125,9 @@ def main() -> None:
 
 
 def replan(replan_input: ReplanInput) -> Replanned:
-    """The best plan of the same method for the rates that came, where every model could then have clearly more of its
-    rate than under the plan so far. One that doesn't have all rates is taken too, if it comes so much nearer to them.
+    """The best plan of the same method for the rates that came, where the plan so far has less room for these than it
+    had for its own, and the new one clearly more. One that doesn't sustain the rates is taken too, if it comes so much
+    nearer to them.
     """
     from exegpt.app.multimodel.planning import propose
 
@@ -131,12 +136,16 @@ def replan(replan_input: ReplanInput) -> Replanned:
     watched = [by_name[model.name] for model in plan.models]
     demands = tuple(_demand(model, plan, seen) for model, seen in zip(plan.models, watched, strict=True))
     error = promise_error(plan, demands, watched)
+    held = at_rates_of(plan, demands)
+    planned = [replace(demand, rate_seq_s=model.rate_seq_s) for demand, model in zip(demands, plan.models, strict=True)]
+    was, now = at_rates_of(plan, planned).headroom or 0.0, held.headroom or 0.0
+    if now >= max(was, ROOM):
+        return Replanned(None, f"all models can have {figure_text(now)} times their rates", error=error)
     (proposal,) = propose(demands, plan.cluster, (plan.method,))
     found = proposal.plan or proposal.near
     if found is None:
         return Replanned(None, proposal.why_not, True, error)
-    held = at_rates_of(plan, demands)
-    now, then = held.headroom or 0.0, found.headroom or 0.0
+    then = found.headroom or 0.0
     texts = [f"{figure_text(headroom)} times" for headroom in (now, then)]
     if then <= (1 + WORTH) * now:
         return Replanned(None, f"all models can have {texts[0]} their rates, with another {texts[1]}", error=error)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from exegpt.app.multimodel import planning
 from exegpt.app.multimodel import replan as replanning
 from exegpt.app.multimodel.models_file import Demand
 from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.replan import (
+    ROOM,
     WORTH,
     ReplanInput,
     Watched,
@@ -26,6 +28,7 @@ from exegpt.app.multimodel.solo import solo_seconds
 from exegpt.app.settings import find_setting
 from exegpt.cluster import parse_cluster
 from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.quantity import figure_text
 from tests.exegpt import nouns
 from xscheduler.multimodel.replacement import BETA, FIRST_S, LONGEST_S, next_interval
 
@@ -77,9 +80,18 @@ def test_devices_follow_popularity(plan, setting, swapped):
 
 
 def test_a_plan_that_is_nearly_as_good_stays(plan, setting):
-    """Both have half as many: whatever is found has no more of it than the plan so far."""
-    found = replan(asked(plan, setting, {"chat": 4.5, "code": 1.5}))
+    """Half as many more come to both: no other plan shares the devices out better."""
+    found = replan(asked(plan, setting, {"chat": 13.5, "code": 4.5}))
     assert found.plan is None and not found.failed and "with another" in found.why
+
+
+def test_a_plan_that_has_room_enough_stays(plan, setting, monkeypatch):
+    """Hardly anything comes to either, in other shares than planned: nothing is searched."""
+    monkeypatch.setattr(planning, "propose", None)
+    found = replan(asked(plan, setting, {"chat": 0.1, "code": 0.3}))
+    assert found.plan is None and not found.failed
+    times = at_rates_of(plan, demands_at(setting, {"chat": 0.1, "code": 0.3})).headroom
+    assert times > ROOM and found.why == f"all models can have {figure_text(times)} times their rates"
 
 
 def test_rates_that_no_plan_sustains_still_get_the_one_that_is_nearest(plan, setting):
