@@ -19,6 +19,8 @@ from exegpt.estimate import Estimate
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.server import replanning
+from exegpt.server.answered import Answered
+from exegpt.server.observed import Observed
 from exegpt.server.replanning import Replanning, ReplanOptions
 from exegpt.workload import Workload
 from tests.exegpt import nouns
@@ -167,6 +169,21 @@ def test_what_is_pinned_or_can_not_be_planned_again_stays(monkeypatch, capsys):
     assert "the plan stays, however popular its models become" in " ".join(capsys.readouterr().err.split())
 
 
+def test_what_was_answered_under_a_plan_is_what_its_promise_is_compared_with():
+    """Neither what had come before it was followed, nor what wasn't answered by an engine."""
+    observed = Observed(0.0)
+    for ended_s, latency_s, outcome, kind in (
+        (9.0, 2.0, "answered", "usual"),
+        (12.0, 1.5, "answered", "usual"),
+        (12.0, 4.0, "answered", "usual"),
+        (13.0, 2.5, "answered", "long"),
+        (13.0, 0.5, "answered", "joined"),
+        (14.0, 0.1, "rejected", "none"),
+    ):
+        observed.answered(Answered("1", "chat", "/v1/completions", 200, outcome, kind, None, ended_s, latency_s))
+    assert observed.latencies_s(10.0) == (1.5, 2.5)
+
+
 @pytest.mark.parametrize("without", [{"admission": None}, {"draining": True}])
 def test_a_server_that_takes_no_requests_plans_nothing(monkeypatch, without):
     watching = Watching(monkeypatch)
@@ -178,9 +195,9 @@ def test_a_server_that_takes_no_requests_plans_nothing(monkeypatch, without):
 HOT, COLD = 8.0, 0.5
 """Requests per second."""
 NAMES = ["tiny", "wide", "deep"]
-LENGTHS = Workload.fixed(16, 64)
-PROMPTS = [[(31 * i + 7 * j) % 250 for j in range(16)] for i in range(8)]
-OUTPUT = 64
+LENGTHS = Workload.fixed(16, 96)
+PROMPTS = [[(31 * i + 7 * j) % 250 for j in range(16)] for i in range(12)]
+OUTPUT = 96
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +231,8 @@ class Traffic:
     def __init__(self, server, want, rates):
         self._server, self._want, self._over = server, want, threading.Event()
         self._pool, self._asked, self.rates = ThreadPoolExecutor(100), [], rates
+        self.accepted = []
+        """When each request was sent that was accepted at once, and when its answer was there."""
         self._arriving = threading.Thread(target=self._arrive)
 
     def __enter__(self):
@@ -233,11 +252,15 @@ class Traffic:
 
     def _answered(self, name, number):
         """What is wrong with an answer, or nothing."""
+        begin_s, again = time.monotonic(), False
         while True:
             status, answer = ask(self._server, name, PROMPTS[number], max_tokens=OUTPUT)
             if status not in (429, 503):
+                if not again:
+                    self.accepted.append((begin_s, time.monotonic()))
                 right = status == 200 and tokens(answer) == self._want[name][number]
                 return None if right else (name, number, status, answer)
+            again = True
             time.sleep(0.2)
 
     @property
@@ -265,11 +288,13 @@ def test_a_server_plans_again_when_two_models_swap_their_popularity(directories,
             while server.get("/ready")[0] == 200:
                 assert time.monotonic() < until, server.log.read_text()
                 time.sleep(0.02)
+            moved_s = time.monotonic()
             while server.get("/ready")[0] == 503:
                 time.sleep(0.1)
             time.sleep(3)
         answers = traffic.answers
         assert len(answers) > 300 and [wrong for wrong in answers if wrong] == []
+        assert any(begin_s < moved_s < end_s for begin_s, end_s in traffic.accepted), "some ran as the plan changed"
         shown, log = json.loads(server.get("/plan")[2]), " ".join(server.log.read_text().split())
         assert shown["last"].startswith("another plan is followed: all models can have ") and shown["last"] in log
         watched = shown["watched_seq_s"]
