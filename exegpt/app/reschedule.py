@@ -1,13 +1,12 @@
 """Searching again while a run goes on, for the lengths that its requests turn out to have."""
 
-import os
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exegpt import document
+from exegpt.app.searching import process_text, read_question, write_answer
 from exegpt.app.settings import Setting
 from exegpt.errors import Infeasible, InputError
 from exegpt.policies import TRAITS, traits_of
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 WORTH = 0.1
 """The share of the throughput that other layers or a larger cache must bring: for them all requests wait."""
-_PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from exegpt.app.reschedule import main; main()"
-"""The process that searches finds its modules where the run does."""
+_PROCESS = process_text("exegpt.app.reschedule")
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,7 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
 
 def main() -> None:
     """The process that searches."""
-    question = "the search's question"
-    search_input = document.from_dict(SearchInput, document.parse_json(sys.stdin.readline(), question), question)
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
-    os.nice(19)  # where there are no CPUs to spare, the run goes first
+    search_input = read_question(SearchInput)
     try:
         if search_input.arrivals and search_input.held.latency_bound_s is not None:
             result = best_for_arrivals(search_input.setting, search_input.held)
@@ -93,13 +88,7 @@ def main() -> None:
             result = best(search_input.setting, search_input.held, search_input.most)
     except (InputError, Infeasible) as error:
         result = NewSchedule(None, str(error))
-    print(document.dumps(document.to_dict(result), indent=None), flush=True)
-
-
-def _end_with_the_run() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)
+    write_answer(result)
 
 
 def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedule:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from exegpt.app.engines.unit_options import UnitOptions
     from exegpt.app.serving_engine import EngineOptions
     from exegpt.plan import Plan
+    from exegpt.server.replanning import ReplanOptions
 
 _ENGINES = "schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
 """Options that the engine gets."""
@@ -22,6 +23,9 @@ _FLAGS = "pinned best_effort starvation_guard".split()
 """The same, without values."""
 _PLANNED = "device attention dtype".split()
 """Options that each engine of a plan gets."""
+_REPLAN_AFTER = "1m"
+"""A burst is over by then, and an engine that starts anew costs some seconds."""
+_NO_PLAN = {"plan": None, "replan": None, "replanning": None}
 _OF_ONE = (
     "schedule latency_bound workload ranks served_model_name chat_template policy admission order starvation_guard "
     "ranker best_effort"
@@ -83,8 +87,15 @@ def serve(
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     pinned: Annotated[
-        bool, typer.Option("--pinned", help="Keep the schedule, though lengths become others than it is for.")
+        bool,
+        typer.Option("--pinned", help="Keep schedules and the plan, though lengths or rates become others."),
     ] = False,
+    replan_after: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan again when models were asked at other rates than planned for so long; inf: never. Default: 1m."
+        ),
+    ] = None,
     best_effort: Annotated[
         bool,
         typer.Option("--best-effort", help="Serve under a bound that 99 of 100 can't meet, too: who can, is accepted."),
@@ -113,7 +124,7 @@ def _serve(typed: dict[str, Any]) -> int:
     from exegpt.server import supervisor
 
     read = {
-        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1, "replan": None}),
+        **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1, **_NO_PLAN}),
         "api_keys": _keys(typed["api_key_file"], "EXEGPT_API_KEY"),
         "admin_token": next(iter(_keys(typed["admin_token_file"], "EXEGPT_ADMIN_TOKEN")), None),
         "hosts": tuple(typed["allowed_host"] or ()),
@@ -127,6 +138,8 @@ def _serve(typed: dict[str, Any]) -> int:
 
 def _unit(typed: dict[str, Any]) -> "UnitOptions":
     """The engine of one model."""
+    if typed["replan_after"] is not None:
+        raise InputError("--replan-after is for a plan: pass --plan, or leave it out.")
     from exegpt.app.choices import admission_rule
     from exegpt.app.engines.unit_options import UnitModel, UnitOptions
     from exegpt.app.files import model_directory, read_schedule
@@ -168,7 +181,17 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
 
     units = planned_units(plan, flags, typed["threads"])
     # engines that are new to a machine measure it: on the cores of one, each would measure the others
-    return {"units": units, "starts": 1 if plan.cluster.is_cpu else len(units), "replan": units_of}
+    starts = 1 if plan.cluster.is_cpu else len(units)
+    return {"units": units, "starts": starts, "plan": plan, "replan": units_of, "replanning": _replanning(typed)}
+
+
+def _replanning(typed: dict[str, Any]) -> "ReplanOptions | None":
+    """How another plan is searched, if it may be."""
+    from exegpt.duration import parse_duration
+    from exegpt.server.replanning import ReplanOptions
+
+    after_s = parse_duration(typed["replan_after"] or _REPLAN_AFTER)
+    return None if typed["pinned"] or after_s is None else ReplanOptions(after_s)
 
 
 def _words(typed: dict[str, Any], names: list[str]) -> list[str]:

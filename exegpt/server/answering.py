@@ -167,6 +167,7 @@ def _admit(work: Answer, frontend: Frontend, arrived_s: float) -> None:
     """Accept a request, or raise ApiError."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
+    frontend.arrived += len(work.choices)
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
     work.promise = frontend.admission.admit(lengths, arrived_s)
 

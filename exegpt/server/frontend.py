@@ -42,6 +42,8 @@ class Frontend:
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
+    arrived: int = 0
+    """Sequences that an engine could have taken, accepted or not."""
     reports: Reports = field(default_factory=Reports)
     shares: tuple[str, ...] = ()
     """Models on the same devices. With any, no bound is promised: the pace depends on the others."""

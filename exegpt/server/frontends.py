@@ -1,7 +1,9 @@
 """Frontends: the models of one server, and which of them a request is for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from exegpt.plan import Plan
@@ -26,17 +28,28 @@ class Frontends:
         """Ends the server when all is answered."""
         self.follow_plan: Callable[[Plan], None] | None = None
         """Lets the models follow another plan; None where they follow none."""
+        self.followed: Callable[[], dict[str, Any]] | None = None
+        """What `GET /plan` answers; None where they follow none."""
         self._by_name = {frontend.model.name: frontend for frontend in frontends}
         self.unrouted: Counts
         """What counts requests that reach no model."""
         self.counted: Collector
         """All metrics."""
+        self.registry: CollectorRegistry
+        """Of what concerns no model alone."""
         if self.only:
-            self.unrouted, self.counted = self.only.monitor, self.only.monitor.metrics.registry
+            self.unrouted, self.registry = self.only.monitor, self.only.monitor.metrics.registry
+            self.counted = self.registry
         else:
             self.unrouted = unrouted = Unrouted(reports or Reports())
+            self.registry = unrouted.registry
             registries = {name: frontend.monitor.metrics.registry for name, frontend in self._by_name.items()}
-            self.counted = ByModel(registries | {"": unrouted.registry})
+            self.counted = ByModel(registries | {"": self.registry})
+
+    @property
+    def by_name(self) -> Mapping[str, Frontend]:
+        """Each model's."""
+        return self._by_name
 
     @property
     def names(self) -> list[str]:

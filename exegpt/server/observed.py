@@ -91,6 +91,11 @@ class Observed:
             "batch_size": self.sizes(now_s, MINUTE_S),
         }
 
+    def latencies_s(self, since_s: float) -> tuple[float, ...]:
+        """Of requests that came since then and were answered; of the last minutes alone."""
+        whole = (a for a in self._answers if a.outcome == "answered" and a.kind in ("usual", "long"))
+        return tuple(a.latency_s for a in whole if a.ended_s - a.latency_s >= since_s)
+
     def series(self, now_s: float) -> dict[str, list[list[Any]]]:
         """For charts: (seconds ago, output tokens) by second, and (seconds ago, latency, class, whether the bound was
         missed, whether it was rejected) of the latest requests.

@@ -20,7 +20,7 @@ from exegpt.server.frontends import Frontends
 from exegpt.server.metrics_page import render
 from exegpt.server.openapi import Description
 from exegpt.server.predicted import targets
-from exegpt.server.responses import EnforcedSchedule
+from exegpt.server.responses import EnforcedSchedule, FollowedPlan
 from exegpt.timeline import Span
 
 _PAGE = Path(__file__).parent / "status.html"
@@ -42,6 +42,12 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
     @api.get("/schedule", summary="A model's schedule that is enforced.", **described.route(EnforcedSchedule))
     async def schedule(model: str | None = None) -> Response:
         return JSONResponse(schedule_document(frontends.of(model)))
+
+    if followed := frontends.followed:
+
+        @api.get("/plan", summary="The plan that the models follow.", **described.route(FollowedPlan))
+        async def plan() -> Response:
+            return JSONResponse(followed())
 
     @api.get("/status", include_in_schema=False, summary="What the status page shows.")
     async def status(model: str | None = None) -> Response:

@@ -212,3 +212,14 @@ class EnforcedSchedule(Returned):
     assumptions: list[str]
     predicted: PredictedState
     observed: dict[str, Any] = Field(description="What the last minute came to.")
+
+
+class FollowedPlan(Returned):
+    """The answer of `GET /plan`."""
+
+    plan: dict[str, Any] = Field(description="What is followed.")
+    watched_seq_s: dict[str, float] | None = Field(
+        description="Rates by model, from which popularity may drift; null where the plan stays, whatever comes."
+    )
+    replans: dict[str, int] = Field(description="Searches for another plan, by what came of them.")
+    last: str | None = Field(description="What came of the last one.")

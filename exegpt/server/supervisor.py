@@ -23,6 +23,7 @@ from exegpt.server.gate import Gate, hashed
 from exegpt.server.journal import Journal
 from exegpt.server.library_log import log_libraries
 from exegpt.server.measured import Measured
+from exegpt.server.replanning import Replanning, ReplanOptions
 from exegpt.server.reports import Reports
 from exegpt.server.served_model import ServedModel
 from exegpt.server.tracing import tracing
@@ -39,8 +40,12 @@ class ServerOptions:
     """Its engines, and their models."""
     starts: int
     """Engines that may start at once."""
+    plan: Plan | None
+    """Of its models; None: the server has no plan."""
     replan: Callable[[Plan], tuple[UnitOptions, ...]] | None
     """The engines of another plan for the same models; None: the server has no plan."""
+    replanning: ReplanOptions | None
+    """None: no plan is searched in its place."""
     host: str
     port: int
     api_keys: tuple[str, ...]
@@ -84,6 +89,11 @@ class Supervisor:
         self.code = 0
         frontends.drain = self.interrupt
         frontends.follow_plan = self.follow if options.replan else None
+        self._replanning: Replanning | None = None
+        if options.plan:
+            watching = frontends.by_name, options.plan, options.replanning, self.follow, frontends.registry
+            self._replanning = replanning = Replanning(*watching)
+            frontends.followed = lambda: replanning.state
 
     def _unit(self, options: UnitOptions) -> Unit:
         frontends = self._frontends
@@ -104,10 +114,14 @@ class Supervisor:
             self._start(unit)
         self._preparing = asyncio.ensure_future(self._prepare())
         ended = asyncio.ensure_future(self._ended.wait())
+        replanning = asyncio.ensure_future(self._replanning.run()) if self._replanning else None
         try:
             await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             server.should_exit = True
+            if replanning:
+                replanning.cancel()
+                await asyncio.wait({replanning})  # with the search
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))
@@ -129,6 +143,8 @@ class Supervisor:
         """Follow another plan for the same models from now on; InputError for one that can't be."""
         assert self._options.replan, "a server of a plan"
         self._following = asyncio.ensure_future(self._replace(self._options.replan(plan)))
+        if self._replanning:
+            self._replanning.follows(plan)
 
     async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
         """Units that follow what they did stay; the others' engines end, and new ones go on with their requests."""

@@ -246,8 +246,8 @@ def statuses_of(operation, checks):
 def test_answers_are_as_described(several):
     openapi = pytest.importorskip("tests.server.test_openapi")
     described = openapi.schemathesis.openapi.from_url(several.url + "/openapi.json")
-    assert openapi.operations(described) == {*openapi.OPERATIONS, *openapi.ADMINISTERED, "POST /plan"}
-    for operation in openapi.OPERATIONS:
+    assert openapi.operations(described) == {*openapi.OPERATIONS, *openapi.ADMINISTERED, "GET /plan", "POST /plan"}
+    for operation in [*openapi.OPERATIONS, "GET /plan"]:
         method, path = operation.split()
         statuses = statuses_of(described[path][method], openapi.CHECKS)
         assert statuses <= {200, 400, 404}
@@ -333,6 +333,14 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
     assert not set(first) & set(engines(several))
     assert float(counted(several)['exegpt_engine_restarts_total{model_name="tiny"}']) == lost, "none has failed"
     assert several.log.read_text().count("another plan: ") == 2
+
+
+def test_the_plan_that_is_followed_is_shown(several, plan, directories):
+    """The one that was posted last, which stays, as it is pinned."""
+    shown = json.loads(several.get("/plan")[2])
+    assert shown["plan"] == to_dict(moved(plan, directories, {"tiny": 0, "wide": 1, "deep": 1}))
+    assert (shown["watched_seq_s"], shown["last"]) == (None, None)
+    assert shown["replans"] == {"followed": 0, "kept": 0, "failed": 0}
 
 
 def test_an_engine_that_another_plan_does_not_change_goes_on(several, plan, directories):

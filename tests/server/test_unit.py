@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from exegpt.app.engines.engine_link import EngineLink
@@ -132,6 +133,16 @@ def test_a_request_without_a_name_is_for_the_only_model(model):
         with pytest.raises(ApiError, match="'a', 'b'") as raised:
             several.of(name)
         assert raised.value.status == status
+
+
+def test_what_concerns_no_model_alone_is_counted_on_the_page_of_all(model):
+    for links in ([EngineLink()], [EngineLink(), EngineLink()]):
+        every = Frontends(frontends(model, *links))
+        Counter("exegpt_concerns_all", "A count.", registry=every.registry).inc(3)
+        text, _ = render(every.counted, "")
+        (family,) = [f for f in text_string_to_metric_families(text.decode()) if f.name == "exegpt_concerns_all"]
+        (value,) = [sample.value for sample in family.samples if sample.name.endswith("_total")]
+        assert value == 3
 
 
 def test_models_that_share_leave_the_bound_out_and_say_so_once(model):

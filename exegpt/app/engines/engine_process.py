@@ -62,7 +62,7 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _signal(process.pid, number):
+            if not signal_session(process.pid, number):
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
@@ -72,12 +72,12 @@ class EngineProcess:
         """End it and its ranks at once, stopped ones too."""
         if self._process:
             for _ in range(_KILLS):
-                if not _signal(self._process.pid, signal.SIGKILL):
+                if not signal_session(self._process.pid, signal.SIGKILL):
                     break
                 await asyncio.sleep(0.01)  # other engines' requests go on
 
 
-def _signal(session: int, number: int) -> bool:
+def signal_session(session: int, number: int) -> bool:
     """Send a signal to all living processes of a session; whether there was one."""
     sent = False
     for entry in Path("/proc").glob("[0-9]*"):

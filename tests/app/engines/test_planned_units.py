@@ -133,3 +133,16 @@ def test_options_that_do_not_fit_a_plan_are_refused(folder, monkeypatch, words, 
 def test_a_server_of_one_model_needs_one_directory():
     assert "has one model, and --model is given 0 times" in refused()
     assert "has one model, and --model is given 2 times" in refused("-m", "a", "-m", "b")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("-m one --replan-after 1m", "--replan-after is for a plan"),
+        ("--plan plan.json --replan-after 5", "'5' is not a"),
+    ],
+)
+def test_how_long_popularity_must_have_drifted(folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(folder)
+    written(folder, planned(folder, "a", (0,)), planned(folder, "b", (1,)))
+    assert sentence in refused(*words.split())

@@ -1,0 +1,165 @@
+"""Replanning: a server of a plan finds another one by itself when its models' popularity has drifted."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter
+
+from exegpt.app.multimodel.replan import ReplanInput, Replanned, Watched, in_a_process, next_interval_s, why_not_watched
+from exegpt.document import to_dict
+from exegpt.errors import InputError
+from exegpt.plan import Plan
+from exegpt.quantity import figure_text
+from exegpt.report import output
+from exegpt.server.frontend import Frontend
+from exegpt.server.popularity import Popularity
+
+LOOK_S = 1.0
+"""Between two looks at what has come."""
+_READY_S = 0.1
+
+Outcome = Literal["followed", "kept", "failed"]
+
+
+@dataclass(frozen=True)
+class ReplanOptions:
+    """How a plan is followed as popularity drifts."""
+
+    after_s: float
+    """For how long other rates have to last."""
+
+
+class Replanning:
+    """Of the models of a plan, by name. `options` None: it stays, whatever comes. `follow` lets the models follow
+    another plan; InputError for one that this machine can't.
+    """
+
+    def __init__(
+        self,
+        frontends: Mapping[str, Frontend],
+        plan: Plan,
+        options: ReplanOptions | None,
+        follow: Callable[[Plan], None],
+        registry: CollectorRegistry,
+    ):
+        self._frontends, self._options, self._follow = frontends, options, follow
+        self.plan = plan
+        """That is followed."""
+        self._interval_s: float | None = None
+        """How long the plan stays after a search, whatever comes; None before the first."""
+        self._popularity: Popularity | None = None
+        self._seen: dict[str, int] = {}
+        self._since_s = time.monotonic()
+        """Since when the plan is followed."""
+        self._last: str | None = None
+        self._counted: dict[str, int] = dict.fromkeys(get_args(Outcome), 0)
+        self._counter = Counter(
+            "exegpt_replans", "Searches for another plan, as popularity had drifted.", ["outcome"], registry=registry
+        )
+        for outcome in self._counted:
+            self._counter.labels(outcome)
+
+    def follows(self, plan: Plan) -> None:
+        """The models follow another plan from now on."""
+        self.plan, self._since_s = plan, time.monotonic()
+        self._watch({model.name: model.rate_seq_s for model in plan.models}, self._since_s)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `GET /plan` answers."""
+        watched = self._popularity
+        return {
+            "plan": to_dict(self.plan),
+            "watched_seq_s": dict(watched.planned) if watched else None,
+            "replans": dict(self._counted),
+            "last": self._last,
+        }
+
+    async def run(self) -> None:
+        """Watch, for good."""
+        if self._options is None:
+            return
+        self.follows(self.plan)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            rates = self._look(time.monotonic())
+            if rates:
+                await self._replan(rates)
+
+    def _watch(self, rates: dict[str, float | None], begin_s: float) -> None:
+        """Look out for rates other than these, where another plan can be searched."""
+        if self._options is None:
+            return
+        if why := why_not_watched(self.plan):
+            self._popularity = None
+            output.note(f"the plan stays, however popular its models become: {why}", event="plan")
+            return
+        known = {name: rate for name, rate in rates.items() if rate}
+        self._popularity = Popularity(known, self._options.after_s, begin_s)
+
+    @property
+    def _ready(self) -> bool:
+        return all(frontend.admission and not frontend.draining for frontend in self._frontends.values())
+
+    def _look(self, now_s: float) -> dict[str, float] | None:
+        """The rates at which requests come, if they have drifted."""
+        arrived = {name: frontend.arrived for name, frontend in self._frontends.items()}
+        counts = {name: count - self._seen.get(name, 0) for name, count in arrived.items()}
+        self._seen = arrived
+        if self._popularity is None:
+            return None
+        if not self._ready:
+            self._popularity.pause(now_s)  # requests are refused before they are counted
+            return None
+        return self._popularity.come(counts, now_s)
+
+    async def _replan(self, rates: dict[str, float]) -> None:
+        """Search a plan for these rates, and follow it if it is better."""
+        before = self.plan
+        asked = ", ".join(f"{name} {figure_text(rate)}/s" for name, rate in rates.items())
+        output.note(f"popularity has drifted, to {asked}: another plan is searched", event="replan")
+        found = await self._search(rates)
+        while not self._ready:
+            await asyncio.sleep(_READY_S)
+        if self.plan is not before:  # an administrator has sent another one meanwhile
+            return
+        self._interval_s = next_interval_s(self._interval_s, found.error)
+        begin_s = time.monotonic() + self._interval_s
+        if found.plan and not (refused := self._refused(found.plan)):
+            self._watch({model.name: model.rate_seq_s for model in found.plan.models}, begin_s)
+            self._count("followed", f"another plan is followed: {found.why}")
+            return
+        self._watch(dict(rates), begin_s)  # these rates have had their search
+        failed = found.failed or found.plan is not None
+        why = refused if found.plan else found.why
+        self._count("failed" if failed else "kept", f"the models keep their plan: {why}")
+
+    def _refused(self, plan: Plan) -> str:
+        """Follow a plan; why it can't be, or nothing."""
+        try:
+            self._follow(plan)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def _count(self, outcome: Outcome, text: str) -> None:
+        self._last = text
+        self._counted[outcome] += 1
+        self._counter.labels(outcome).inc()
+        output.note(text, event="replan", outcome=outcome)
+
+    async def _search(self, rates: dict[str, float]) -> Replanned:
+        watched = []
+        for name, frontend in self._frontends.items():
+            opened = frontend.link.opened
+            if opened is None:
+                return Replanned(None, f"the engine of {name} was lost before the search", failed=True)
+            latencies_s = frontend.monitor.observed.latencies_s(self._since_s)
+            watched.append(Watched(name, rates[name], opened.profile, opened.schedule.workload, latencies_s))
+        try:
+            return await in_a_process(ReplanInput(self.plan, tuple(watched)))
+        except (OSError, InputError) as error:
+            return Replanned(None, str(error), failed=True)
