@@ -98,6 +98,12 @@ class Plan(Noun):
         return tuple(map(tuple, units.values()))
 
     @property
+    def wide_unit(self) -> tuple[PlannedModel, ...]:
+        """The first models that share several devices, which is simulated alone; empty where none do."""
+        wide = (unit for unit in self.units if len(unit) > 1 and len(unit[0].devices) > 1)
+        return next(wide, ())
+
+    @property
     def headroom(self) -> float | None:
         """The least of all models with a rate; None without one."""
         return min((model.headroom for model in self.models if model.headroom is not None), default=None)

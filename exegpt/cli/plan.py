@@ -89,13 +89,13 @@ def plan(
     replay = expected.replayed(best, demands) if best and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
+    assumptions += simulated_alone(best)
     if best and out:
         document.write(out, best)
     if report:
         write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
     if json:
-        unnamed = [text for demand in demands for text in demand.setting.assumptions]
-        output.emit(_document(proposals, gained, prices, unnamed, replay))
+        output.emit(_document(proposals, gained, prices, assumptions, replay))
         return 0 if best else INFEASIBLE
     output.notes(assumptions)
     _print(proposals, prices)
@@ -108,6 +108,18 @@ def plan(
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE
+
+
+def simulated_alone(best: "Plan | None") -> list[str]:
+    """That the best plan can't be run, where models of it share several devices."""
+    wide = best.wide_unit if best else ()
+    if not wide:
+        return []
+    names = ", ".join(model.name for model in wide)
+    return [
+        f"sharing of several devices ({names}) is simulated only: `exegpt run` and `exegpt serve` take plans whose "
+        "models share one device each, or none (--method spatial)"
+    ]
 
 
 def _document(

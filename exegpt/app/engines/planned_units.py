@@ -47,6 +47,12 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
         )
     if plan.cluster.nodes > 1:
         raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
+    if plan.wide_unit:
+        wide = ", ".join(model.name for model in plan.wide_unit)
+        raise InputError(
+            f"In {what} the models {wide} share {len(plan.wide_unit[0].devices)} devices: engines share one device "
+            "each; plan with --method spatial, which gives every model devices of its own, or for fewer devices."
+        )
     check_names(directories, names, what)
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
