@@ -39,12 +39,7 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
     """A plan with the directory of each model: the one given by its name, else the plan's. `what` the plan is called in
     the InputError for one that this machine can't run, or for models whose directories are missing or aren't theirs.
     """
-    names = [model.name for model in plan.models]
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            f"{what} has the models {', '.join(names) or 'none'}: a server needs some, each with a name of its own; "
-            "plan again."
-        )
+    names = check_models(plan, what)
     if plan.cluster.nodes > 1:
         raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
     if plan.wide_unit:
@@ -57,6 +52,17 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
+
+
+def check_models(plan: Plan, what: str) -> list[str]:
+    """The names of a plan's models; InputError where there are none, or two of one name."""
+    names = [model.name for model in plan.models]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            f"{what} has the models {', '.join(names) or 'none'}: a plan needs some, each with a name of its own; "
+            "plan again."
+        )
+    return names
 
 
 def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:

@@ -102,7 +102,7 @@ def test_what_is_no_plan_is_refused(folder):
     assert "is for 2 nodes: a server runs a plan for one node." in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
     assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
-    assert "has the models a, a: a server needs some, each with a name of its own" in refused("--plan", twice)
+    assert "has the models a, a: a plan needs some, each with a name of its own" in refused("--plan", twice)
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "the models a, b share 2 devices: engines share one device each" in refused("--plan", wide)
