@@ -277,4 +277,4 @@ def _print_results(facts: dict[str, Any]) -> None:
     )
     times = {"ttft": facts["ttft_s"], "latency": facts["latency_s"]}
     output.table(("", *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")
-    print("Time to first token counts from arrival, latency from the start of encoding.")
+    print("Time to first token counts from arrival, latency from the start of the prefill.")

@@ -13,6 +13,7 @@ from exegpt.model import ModelSpec
 from exegpt.noun import Noun
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
+from exegpt.quantity import counted
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -89,7 +90,7 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
     ranks = sum(stage.tp for stage in model.schedule.stages) * model.schedule.replicas
     if ranks != len(model.devices):
         raise InputError(
-            f"Model '{model.name}' has {len(model.devices)} devices, and a schedule for {ranks}: plan again."
+            f"Model '{model.name}' has {counted(len(model.devices), 'device')}, and a schedule for {ranks}: plan again."
         )
     return replace(model, directory=given)
 

@@ -110,7 +110,7 @@ def test_what_is_no_plan_is_refused(folder):
     (note,) = simulated_alone(document.read(Plan, wide))
     assert note.startswith("sharing of several devices (a, b) is simulated only")
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
-    assert "'a' has 1 devices, and a schedule for 2: plan again" in refused("--plan", fewer)
+    assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
 
 
 @pytest.mark.parametrize(
