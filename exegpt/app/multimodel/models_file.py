@@ -7,6 +7,7 @@ from typing import Any
 
 from exegpt import document
 from exegpt.app.settings import Setting, find_setting
+from exegpt.cluster import parse_cluster
 from exegpt.duration import parse_duration
 from exegpt.errors import InputError
 from exegpt.noun import Noun
@@ -117,6 +118,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     """
     from exegpt.app.multimodel.expected_calls import expected_calls  # it reads models files, too
 
+    if cluster != "local":
+        parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
     file = read_models(path)
     expected = expected_calls(path, file)
     lengths = expected.lengths() if expected else {}

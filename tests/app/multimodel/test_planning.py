@@ -169,6 +169,16 @@ def test_a_bad_file_is_refused_in_one_sentence(models, sentence, tmp_path, capsy
     assert sentence in said and "\n" not in said
 
 
+def test_a_bad_cluster_is_no_models_fault(tmp_path, capsys):
+    file = str(write(tmp_path, CHAT))
+    for words, sentence in (
+        (["4xZ80"], "exegpt: There is no device kind 'Z80'"),
+        (["1xA40", "--gpu-memory-fraction", "nan"], "exegpt: The memory fraction nan is not usable"),
+    ):
+        assert main(["plan", file, "--cluster", *words]) == 2
+        assert capsys.readouterr().err.startswith(sentence)
+
+
 def test_an_application_file_is_known(tmp_path, capsys):
     (tmp_path / "application.yaml").write_text("nodes: []\nedges: []\n")
     assert main(["plan", str(tmp_path / "application.yaml"), "--cluster", "4xA100-80GB"]) == 2
