@@ -124,14 +124,19 @@ def write(path: str | Path, noun: Any) -> None:
     write_text(path, dumps(to_dict(noun)) + "\n")
 
 
+def article(noun: str) -> str:
+    """The indefinite article of a noun."""
+    return "an" if noun[0] in "aeio" else "a"
+
+
 def check_file(path: Path, what: str = "file") -> None:
     """InputError unless the path is a plain file: reading a pipe or a device could block for ever."""
     if path.is_dir():
-        raise InputError(f"'{path}' is a folder: name a {what} in it.")
+        raise InputError(f"'{path}' is a folder: name {article(what)} {what} in it.")
     if not path.exists():
         raise InputError(f"There is no {what} '{path}'.")
     if not path.is_file():
-        raise InputError(f"'{path}' is not a plain file but a pipe or a device: name a {what}.")
+        raise InputError(f"'{path}' is not a plain file but a pipe or a device: name {article(what)} {what}.")
 
 
 def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:

@@ -57,6 +57,16 @@ class PlannedModel(Noun):
     normalised_latency: float | None = None
     """Mean latency of the replayed requests over their mean time alone, on the fewest devices that hold the model."""
 
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise InputError(f"Model '{self.name}' of the plan has no devices: plan again.")
+        if self.rate_seq_s is not None and self.rate_seq_s <= 0:
+            raise InputError(
+                f"Model '{self.name}' of the plan has a rate of {self.rate_seq_s:g}/s: it must be above 0."
+            )
+        if self.requests is not None and self.requests < 1:
+            raise InputError(f"Model '{self.name}' of the plan has {self.requests} requests: at least 1.")
+
     @property
     def headroom(self) -> float | None:
         """Goodput over rate; None without a rate."""

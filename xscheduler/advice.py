@@ -179,7 +179,7 @@ def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: C
             f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
         )
     gain = loose.estimate.throughput_tok_s / answer.estimate.throughput_tok_s - 1
-    if gain < 0.001:
+    if gain < 0.005:  # less is printed as 0%
         return f"{asked} would give no more"
     return f"{asked} would give {more_text(gain + 1)} throughput, with {loose.schedule.policy}"
 

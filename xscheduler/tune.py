@@ -15,7 +15,7 @@ from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec
 from exegpt.policies import TRAITS
 from exegpt.profile import Profile
-from exegpt.quantity import figure_text, percent_text
+from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.schedule import Bound
 from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
@@ -307,7 +307,8 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
         return "it needs two devices at least: some encode, the others decode"
     if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
-        return f"no allocation of its {question.cost_model.cluster.devices} devices has what was asked for ({asked})"
+        devices = counted(question.cost_model.cluster.devices, "device")
+        return f"no allocation of its {devices} has what was asked for ({asked})"
     if not members:
         return _too_large(policy, question)
     closest = min(members, key=lambda member: member.quickest_s)
@@ -349,7 +350,7 @@ def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternat
             "p99-queries": "99% of all queries meet the bound",
         }
         also = ", and one of the 99.9th too" if limits.tail else ""
-        assumptions.append(f"bound: {meaning[question.bound]}{also}, counted from the start of its encoding")
+        assumptions.append(f"bound: {meaning[question.bound]}{also}, counted from the start of its prefill")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(

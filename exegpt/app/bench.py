@@ -11,7 +11,7 @@ from exegpt.app.compare import compare_policies
 from exegpt.app.files import check_distinct, check_output, model_directory, read_schedule
 from exegpt.app.profiles import find_profile
 from exegpt.app.request_lists import draw, read_for_model
-from exegpt.app.search import search_schedule
+from exegpt.app.search import reasons, search_schedule
 from exegpt.app.settings import Setting, find_setting, fit_context, set_threads
 from exegpt.columns import parse_columns
 from exegpt.errors import InputError
@@ -105,12 +105,13 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
     requests, notes = _requests(options, given, directory)
     attention, why = planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
     setting = _setting(options, given, ranks, device.type, attention)
-    schedules = (given, *other_schedules(setting, given, options.policy))
+    others, missing = other_schedules(setting, given, options.policy)
+    schedules = (given, *others)
     return BenchPlan(
         schedules,
         setting,
         tuple(requests),
-        (*notes, *why),
+        (*notes, *why, *missing),
         peers,
         attention,
         planning.described(attention, device),
@@ -157,15 +158,18 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     return random_requests(lengths, spec.vocab, seed), [which, *notes, *scaling]
 
 
-def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> list[Schedule]:
-    """The best schedules of the asked policies (`all`: of every other one) under the given schedule's bound."""
+def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tuple[list[Schedule], list[str]]:
+    """The best schedules of the asked policies (`all`: of every other one) under the given schedule's bound, and why
+    some have none.
+    """
     if policy is None:
-        return []
+        return [], []
     names = tuple(name for name in policy_names(None if policy == "all" else policy) if name != given.policy)
     if not names:
-        return []
+        return [], []
     answer = search_schedule(setting, given.latency_bound_s, bound=given.bound, policies=names)
-    return [a.schedule for a in answer.alternatives if a.schedule]
+    missing = reasons(a for a in answer.alternatives if a.schedule is None)
+    return [a.schedule for a in answer.alternatives if a.schedule], [f"not run: {reason}" for reason in missing]
 
 
 def peer_names(text: str | None) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
 
 
 def _found(options: EngineOptions, given: Schedule | None, measured: "Job", attention: str) -> EnginePlan:
-    setting = _setting(options, measured)
+    setting = engine_setting(options, measured, given)
     if given:
         return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
     try:
@@ -197,12 +197,17 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "Job", atte
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
 
 
-def _setting(options: EngineOptions, measured: "Job") -> Setting:
-    assumptions = []
-    if options.workload is None:
-        assumptions.append("workload: task S (summarization), the default")
+def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | None) -> Setting:
+    """What the engine serves, for the lengths of --workload, else of its `given` schedule, else of task S."""
+    assumptions: list[str] = []
+    scaling: list[str] = []
     spec = find_model(options.model)
-    workload, scaling = fit_context(parse_workload(options.workload or "S", None, None, assumptions.append), spec)
+    if given and options.workload is None:
+        workload = given.workload
+    else:
+        if options.workload is None:
+            assumptions.append("workload: task S (summarization), the default")
+        workload, scaling = fit_context(parse_workload(options.workload or "S", None, None, assumptions.append), spec)
     profile = measured.profile
     assumptions += [*scaling, profile_text(profile)]
     for assumption in assumptions:

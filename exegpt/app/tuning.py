@@ -201,6 +201,6 @@ def headroom(rated: "Rated") -> list[str]:
     sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
     times = figure_text(goodput.low / rated.rate_seq_s)
     return [
-        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure}, is {times} times the rate",
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure and f'{sure},'} is {times} times the rate",
         use_of((schedule, estimate)),
     ]

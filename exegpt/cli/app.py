@@ -36,7 +36,7 @@ for command, about in (  # a line of `exegpt --help` each; their own --help says
     (run.run, "Run requests offline, beside what was predicted."),
     (serve.serve, "Serve a model over HTTP, as OpenAI's API does."),
     (plan.plan, "Several models on one cluster: devices and schedules."),
-    (simulate.simulate, "What a schedule, or an engine's settings, will give."),
+    (simulate.simulate, "Predict the performance of a schedule or of engine settings."),
     (show.show, "What a schedule, plan, profile or result file says."),
 ):
     app.command(short_help=about)(command)

@@ -84,7 +84,8 @@ def bench(
         )
     output.notes(assumptions)
     _print(comparisons, peer_rows)
-    print(f"{len(plan.requests)} requests, the median of {repeats} runs each.")
+    each = f"the median of {repeats} runs each" if repeats > 1 else "one run each"
+    print(f"{len(plan.requests)} requests, {each}.")
 
 
 def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, Any]]") -> None:

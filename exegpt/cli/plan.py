@@ -89,13 +89,13 @@ def plan(
     replay = expected.replayed(best, demands) if best and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
+    assumptions += simulated_alone(best)
     if best and out:
         document.write(out, best)
     if report:
         write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
     if json:
-        unnamed = [text for demand in demands for text in demand.setting.assumptions]
-        output.emit(_document(proposals, gained, prices, unnamed, replay))
+        output.emit(_document(proposals, gained, prices, assumptions, replay))
         return 0 if best else INFEASIBLE
     output.notes(assumptions)
     _print(proposals, prices)
@@ -108,6 +108,17 @@ def plan(
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE
+
+
+def simulated_alone(best: "Plan | None") -> list[str]:
+    """What of the best plan is never run as it is simulated."""
+    names = [model.name for model in best.models if model.share and model.share.by == "space"] if best else []
+    if not names:
+        return []
+    return [
+        f"shares of multiprocessors ({', '.join(names)}) are simulated only: under `exegpt run` and `exegpt serve` "
+        "these models take turns (--method temporal plans for turns)"
+    ]
 
 
 def _document(

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from exegpt.app.multimodel.plan_run import ModelRun, PlanRunOptions
     from exegpt.app.multimodel.stage_run import StageRun
 
-_COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned", "stopped", "done after", "predicted")
+_COLUMNS = ("model", "calls", "output tokens/s", "loading", "loading planned", "stopped", "done after", "predicted")
 
 
 def run_stages(asked: "PlanRunOptions", json: bool) -> None:

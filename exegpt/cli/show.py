@@ -272,7 +272,9 @@ def _print_results(facts: dict[str, Any]) -> None:
 
     tokens, seconds = facts["output_tokens"], facts["seconds"]
     rate = f", {figure_text(tokens / seconds)} output tokens/s" if seconds else ""
-    title = f"{facts['requests']:,} requests ({_text(facts['finish_reasons'])}), {tokens:,} output tokens"
+    title = (
+        f"{facts['requests']:,} requests (finish reasons: {_text(facts['finish_reasons'])}), {tokens:,} output tokens"
+    )
     times = {"ttft": facts["ttft_s"], "latency": facts["latency_s"]}
     output.table(("", *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")
-    print("Time to first token counts from arrival, latency from the start of encoding.")
+    print("Time to first token counts from arrival, latency from the start of the prefill.")

@@ -53,7 +53,7 @@ def simulate(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """What a schedule, or a running engine's settings, will give: throughput, latencies, memory, what happens when.
+    """Predict the performance of a schedule or of engine settings: throughput, latencies, memory, what happens when.
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
     """
@@ -88,7 +88,7 @@ def simulate(
 
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
-    """Print what a plan's models will give; InputError for options that a plan says itself."""
+    """Print the predicted performance of a plan's models; InputError for options that a plan says itself."""
     from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
     from exegpt.errors import InputError
     from exegpt.report import output

@@ -121,8 +121,8 @@ def read_requests(
     ]
 
 
-def check_request(request: Request, model: ModelSpec) -> None:
-    """InputError, naming the id, unless `model` can run this request."""
+def check_request(request: Request, model: ModelSpec, skippable: bool = True) -> None:
+    """InputError, naming the id, unless `model` can run this request. `skippable`: its command has --skip-invalid."""
     name = f"Request '{request.id}'"
     if not request.prompt_ids:
         raise InputError(f"{name} has an empty prompt: it needs at least one token.")
@@ -141,9 +141,10 @@ def check_request(request: Request, model: ModelSpec) -> None:
     tokens = len(request.prompt_ids) + request.max_tokens
     if tokens > model.context:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
+        skipped = ", or run the others with --skip-invalid" if skippable else ""
         raise InputError(
-            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: shorten it, or "
-            "run the others with --skip-invalid."
+            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: "
+            f"shorten it{skipped}."
         )
 
 

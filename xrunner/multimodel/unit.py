@@ -12,7 +12,6 @@ import torch
 
 from exegpt.batching import Ledger
 from exegpt.batching import Sequence as LedgerSequence
-from exegpt.errors import InputError
 from exegpt.models.device import CPU
 from exegpt.plan import PlannedModel
 from exegpt.policies.one_phase import OnePhasePolicy
@@ -90,15 +89,9 @@ class Unit:
         attention: str = "triton",
     ) -> "Unit":
         """This rank's part of the unit of models that share devices, with their weights, by the models' names; all
-        ranks call it alike. InputError for a model with several stages, or for what can't be loaded.
+        ranks call it alike. Each has one stage. InputError for what can't be loaded.
         """
-        for model in models:
-            stages = len(model.schedule.stages) * model.schedule.replicas
-            if stages > 1:
-                raise InputError(
-                    f"Model '{model.name}' shares its devices with others and has {stages} stages on them: exegpt runs "
-                    "models that share devices with each layer on all of these; plan again."
-                )
+        assert all(len(m.schedule.stages) * m.schedule.replicas == 1 for m in models), "all devices are one stage"
         ranks = ranks or Ranks()
         shared: list[SharedCache | None] = [None] * len(models)
         share = models[0].share

@@ -13,6 +13,7 @@ from exegpt.model import ModelSpec
 from exegpt.noun import Noun
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
+from exegpt.quantity import counted
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -39,18 +40,24 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
     """A plan with the directory of each model: the one given by its name, else the plan's. `what` the plan is called in
     the InputError for one that this machine can't run, or for models whose directories are missing or aren't theirs.
     """
-    names = [model.name for model in plan.models]
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            f"{what} has the models {', '.join(names) or 'none'}: a server needs some, each with a name of its own; "
-            "plan again."
-        )
+    names = check_models(plan, what)
     if plan.cluster.nodes > 1:
         raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
     check_names(directories, names, what)
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
+
+
+def check_models(plan: Plan, what: str) -> list[str]:
+    """The names of a plan's models; InputError where there are none, or two of one name."""
+    names = [model.name for model in plan.models]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            f"{what} has the models {', '.join(names) or 'none'}: a plan needs some, each with a name of its own; "
+            "plan again."
+        )
+    return names
 
 
 def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:
@@ -77,7 +84,12 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
     ranks = sum(stage.tp for stage in model.schedule.stages) * model.schedule.replicas
     if ranks != len(model.devices):
         raise InputError(
-            f"Model '{model.name}' has {len(model.devices)} devices, and a schedule for {ranks}: plan again."
+            f"Model '{model.name}' has {counted(len(model.devices), 'device')}, and a schedule for {ranks}: plan again."
+        )
+    if model.share and len(model.schedule.stages) * model.schedule.replicas > 1:
+        raise InputError(
+            f"Model '{model.name}' shares its devices with others and has a schedule of several stages: engines that "
+            "share devices have a part of every layer on each; plan again."
         )
     return replace(model, directory=given)
 

@@ -38,6 +38,7 @@ class ApplicationCalls:
             check_request(
                 self.application.request(chain, calls.prompt(chain)),
                 self.application.models[chain.node.name].schedule.model.spec,
+                skippable=False,
             )
 
     def ended(self, results: Mapping[str, Result]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from exegpt import document
-from exegpt.app.multimodel.models_file import ModelsFile, workload_beside
+from exegpt.app.multimodel.models_file import ModelsFile, check_requests, workload_beside
 from exegpt.app.settings import Setting, find_setting
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import ClusterSpec
@@ -47,10 +47,12 @@ class ApplicationNode(Noun):
     def __post_init__(self) -> None:
         if self.prompts is not None and (self.requests is not None or self.rounds is not None):
             raise InputError(f"Node '{self.name}' has prompts in '{self.prompts}': leave requests and rounds out.")
-        if self.requests is not None and self.requests < 1:
-            raise InputError(f"Node '{self.name}' has {self.requests} requests: at least 1.")
+        check_requests(f"Node '{self.name}'", self.requests)
         if self.rounds is not None and self.requests is None:
             raise InputError(f"Node '{self.name}' has rounds: it needs requests of its own.")
+        fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
+        if fewest is not None and fewest < 1:
+            raise InputError(f"Node '{self.name}' has rounds of {fewest}: at least 1.")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class ApplicationFile(Noun):
     edges: tuple[GraphEdge, ...] = ()
     linked: int | None = None
     """GPUs that are linked directly, the most of a tensor-parallel group; None: all of the node."""
+
+    def __post_init__(self) -> None:
+        if self.linked is not None and self.linked < 1:
+            raise InputError(f"An application has {self.linked} linked GPUs: at least 1.")
 
 
 def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
@@ -172,7 +178,8 @@ def _without_edges(file: ModelsFile, path: Path) -> ApplicationFile:
     for entry in file.models:
         if entry.requests is None or entry.latency_bound is not None:
             raise InputError(
-                f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone."
+                f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone; write "
+                "requests in their place, or choose another --method."
             )
     return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload or "", e.requests) for e in file.models))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from exegpt import document
 from exegpt.app.settings import Setting, find_setting
+from exegpt.cluster import parse_cluster
 from exegpt.duration import parse_duration
 from exegpt.errors import InputError
 from exegpt.noun import Noun
@@ -14,7 +15,8 @@ from exegpt.trace import parse_rate
 from exegpt.workload import Workload
 
 MOST_MODELS = 100
-
+MOST_REQUESTS = 1_000_000
+"""Of one model: each is drawn."""
 
 _EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, and not both."
 
@@ -35,8 +37,17 @@ class ModelEntry(Noun):
     def __post_init__(self) -> None:
         if self.rate is not None and self.requests is not None:
             raise InputError(_EITHER.format(self.name))
-        if self.requests is not None and self.requests < 1:
-            raise InputError(f"Model '{self.name}' has {self.requests} requests: at least 1.")
+        if not self.name or not self.name.isprintable() or set(self.name) & set("=,"):
+            raise InputError(
+                f"A model has the name {self.name!r}: --model NAME=DIR needs a text without '=', ',' and line ends."
+            )
+        check_requests(f"Model '{self.name}'", self.requests)
+
+
+def check_requests(what: str, requests: int | None) -> None:
+    """InputError for too few or too many; `what` has them."""
+    if requests is not None and not 1 <= requests <= MOST_REQUESTS:
+        raise InputError(f"{what} has {requests:,} requests: at least 1, at most {MOST_REQUESTS:,}.")
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     """
     from exegpt.app.multimodel.expected_calls import expected_calls  # it reads models files, too
 
+    if cluster != "local":
+        parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
     file = read_models(path)
     expected = expected_calls(path, file)
     lengths = expected.lengths() if expected else {}
@@ -134,7 +147,23 @@ def read_models(path: Path) -> ModelsFile:
     data = document.read_yaml(path, "models")
     if isinstance(data, dict) and "nodes" in data and "models" not in data:
         raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
+    _check_units(data, path)
     return document.from_dict(ModelsFile, data, f"'{path}'")
+
+
+_UNITS = {"rate": "/s", "latency_bound": "s"}
+
+
+def _check_units(data: Any, path: Path) -> None:
+    """InputError for a bare number where one with a unit is needed."""
+    entries = data.get("models") if isinstance(data, dict) else None
+    for place, entry in enumerate(entries if isinstance(entries, list) else ()):
+        for key, unit in _UNITS.items() if isinstance(entry, dict) else ():
+            value = entry.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                raise InputError(
+                    f"'{path}': models.{place}.{key} is {value}, without a unit: write 5{unit}, for example."
+                )
 
 
 def workload_beside(text: str, directory: Path) -> str:

@@ -40,8 +40,11 @@ def read_plan_requests(source: str, plan: Plan, seed: int) -> dict[str, list[Req
 
 
 def _made_up(model: PlannedModel, rows: Any, seed: int) -> list[Request]:
-    drawn = random_requests(rows, model.schedule.model.spec.vocab, seed)
-    return [replace(request, id=f"{model.name}/{request.id}") for request in drawn]
+    spec = model.schedule.model.spec
+    drawn = [replace(r, id=f"{model.name}/{r.id}") for r in random_requests(rows, spec.vocab, seed)]
+    for request in drawn:
+        check_request(request, spec, skippable=False)
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,6 @@ class _Reader:
 
     def read(self, entry: dict[str, Any], where: str) -> Request:
         request = request_of(entry, where, self.encode)
-        check_request(request, self.model.schedule.model.spec)
+        check_request(request, self.model.schedule.model.spec, skippable=False)
         self.check(request)
         return request

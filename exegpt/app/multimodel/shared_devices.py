@@ -9,6 +9,7 @@ from exegpt.app.multimodel.models_file import Demand
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import PlannedModel, Share
+from exegpt.quantity import figure_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from exegpt.served import summarise
 
@@ -48,9 +49,9 @@ def place_together(
 
 def no_room_together(popular: "Sequence[Popular]", cluster: ClusterSpec) -> Infeasible:
     """That no placement has room for all models."""
-    needed = sum(model.weight_bytes for model in popular) / 1e9
+    needed = figure_text(sum(model.weight_bytes for model in popular) / 1e9)
     return Infeasible(
-        f"The models don't fit {cluster.name} together: their weights alone have {needed:,.0f} GB; "
+        f"The models don't fit {cluster.name} together: their weights alone have {needed} GB; "
         "name more devices, or fewer models.",
         None,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from exegpt import document
 from exegpt.app import rooflines
-from exegpt.app.engines.planned_units import read_plan_file
+from exegpt.app.engines.planned_units import check_models, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
@@ -27,6 +27,9 @@ from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_pl
 REQUESTS = 1000
 """Of each model, where neither a trace nor the plan says how many."""
 MOST_REQUESTS = 1_000_000
+MOST_SECONDS = 1e9
+"""Of an arrival."""
+_TRACE = "model, input, output and arrival"
 COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
 
 
@@ -47,6 +50,7 @@ def simulate_plan(
     `given`: files of profiles, of layers or of iterations, by model.
     """
     plan = read_plan_file(path)
+    check_models(plan, f"'{path}'")
     unknown = sorted(given.keys() - {model.name for model in plan.models})
     if unknown:
         known = ", ".join(model.name for model in plan.models)
@@ -74,9 +78,14 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
     """
     names = {model.name for model in plan.models}
     requests: dict[str, list[RequestLengths]] = {}
+    document.check_file(path, "trace file")
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            missing = sorted({"model", "input", "output"} - set(rows.fieldnames or ()))
+            if missing and rows.fieldnames:
+                raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}.")
+            for number, row in enumerate(rows, 2):
                 if number > MOST_REQUESTS:
                     raise InputError(f"'{path}' has over {MOST_REQUESTS:,} requests: take a part of it.")
                 if row.get("model") not in names:
@@ -88,7 +97,7 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"The trace '{path}' can't be read: {error}.") from None
     if not requests:
-        raise InputError(f"The trace '{path}' has no requests: write lines of model, input, output and arrival.")
+        raise InputError(f"The trace '{path}' has no requests: write lines of {_TRACE}.")
     first = min(request.arrival_s for of_model in requests.values() for request in of_model)
     return {
         name: [replace(request, arrival_s=request.arrival_s - first) for request in of_model]
@@ -97,11 +106,14 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
 
 
 def _request(row: dict[str, str], where: str) -> RequestLengths:
+    arrival = row.get("arrival") or "0"
     try:
-        request = RequestLengths(int(row["input"]), int(row["output"]), float(row.get("arrival") or 0.0))
+        request = RequestLengths(int(row["input"]), int(row["output"]), float(arrival))
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{where} has no whole numbers of input and output, and seconds of arrival.") from None
-    if not (1 <= request.input <= MAX_TOKENS and 1 <= request.output <= MAX_TOKENS and abs(request.arrival_s) < 1e9):
+    if not abs(request.arrival_s) < MOST_SECONDS:  # nan isn't either
+        raise InputError(f"{where} arrives at {arrival}: write seconds, below {MOST_SECONDS:,.0f}.")
+    if not (1 <= request.input <= MAX_TOKENS and 1 <= request.output <= MAX_TOKENS):
         raise InputError(f"{where} asks for {request.input} and {request.output} tokens: from 1 to {MAX_TOKENS:,}.")
     return request
 

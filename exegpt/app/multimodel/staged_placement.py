@@ -16,7 +16,9 @@ from exegpt.app.multimodel.plan_evaluation import Trial, drawn
 from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of
 from exegpt.batching.shared_pool import block_of, least_memory
 from exegpt.cluster import ClusterSpec
+from exegpt.errors import Infeasible
 from exegpt.plan import PlannedModel, Share
+from exegpt.quantity import counted
 from exegpt.schedule import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -35,9 +37,15 @@ def place_in_groups(
     """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. InputError for a model
     without a rate, or one that can't share; Infeasible where no placement has room for all.
     """
-    from xscheduler.multimodel.two_stage import Service, place_in_stages
+    from xscheduler.multimodel.two_stage import MOST, Service, place_in_stages
 
     groups = Groups(demands, cluster, by)
+    if len(demands) > MOST * cluster.devices:
+        raise Infeasible(
+            f"{len(demands)} models don't fit {cluster.name}: at most {MOST} share a group of devices, and it has "
+            f"{counted(cluster.devices, 'device')}; name more devices, fewer models, or --method temporal.",
+            None,
+        )
     requests = drawn(groups.demands)
     services = [Service(d.name, d.rate_seq_s or 0.0, requests[d.name].count(1.0)) for d in demands]
     nodes = (cluster.nodes, cluster.devices_per_node)

@@ -7,6 +7,7 @@ import pytest
 
 from exegpt import document
 from exegpt.app.engines.planned_units import planned_units, read_plan
+from exegpt.cli.plan import simulated_alone
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
@@ -100,9 +101,15 @@ def test_what_is_no_plan_is_refused(folder):
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes: a server runs a plan for one node." in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
-    assert "has the models a, a: a server needs some, each with a name of its own" in refused("--plan", twice)
+    assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
+    assert "has the models a, a: a plan needs some, each with a name of its own" in refused("--plan", twice)
+    share = Share("space")
+    wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
+    assert "'a' shares its devices with others and has a schedule of several stages" in refused("--plan", wide)
+    (note,) = simulated_alone(document.read(Plan, wide))
+    assert note.startswith("shares of multiprocessors (a, b) are simulated only")
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
-    assert "'a' has 1 devices, and a schedule for 2: plan again" in refused("--plan", fewer)
+    assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
 
 
 @pytest.mark.parametrize(

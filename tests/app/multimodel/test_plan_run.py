@@ -17,6 +17,7 @@ from exegpt import document
 from exegpt.app.multimodel.plan_requests import read_plan_requests
 from exegpt.app.multimodel.plan_run import Calls
 from exegpt.app.multimodel.planned_application import plan_application
+from exegpt.errors import InputError
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request
@@ -263,6 +264,9 @@ def test_a_trace_names_the_models(folder, tmp_path):
     assert lengths == {"wide": [("wide/0", 9, 4, True), ("wide/1", 3, 2, True)], "tiny": [("tiny/0", 5, 7, True)]}
     again = read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
     assert again == found != read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 1)
+    (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,999,4\n")
+    with pytest.raises(InputError, match=r"Request 'wide/0' needs 1,003 tokens .*: shorten it\.$"):  # before any engine
+        read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
 
 
 REFUSED = {

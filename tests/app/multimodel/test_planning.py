@@ -155,12 +155,29 @@ def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkey
         ([CHAT | {"model": "opt-14b"}], "Model 'chat' of"),
         ([CHAT | {"rate": "often"}], "often"),
         ([BATCH | {"requests": 0}], "has 0 requests"),
+        ([BATCH | {"requests": 10**20}], "has 100,000,000,000,000,000,000 requests: at least 1, at most 1,000,000"),
+        ([BATCH | {"requests": 10**9}], "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
+        ([CHAT | {"name": ""}], "A model has the name ''"),
+        ([CHAT | {"name": "a=b"}], "A model has the name 'a=b': --model NAME=DIR needs a text without '='"),
+        ([CHAT | {"name": "a\nb"}], r"A model has the name 'a\nb'"),
+        ([CHAT | {"rate": 5}], "models.0.rate is 5, without a unit: write 5/s"),
+        ([CHAT | {"latency_bound": 2.5}], "models.0.latency_bound is 2.5, without a unit: write 5s"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence(models, sentence, tmp_path, capsys):
     assert main(["plan", str(write(tmp_path, *models)), "--cluster", "4xA100-80GB"]) == 2
     said = capsys.readouterr().err.strip()
     assert sentence in said and "\n" not in said
+
+
+def test_a_bad_cluster_is_no_models_fault(tmp_path, capsys):
+    file = str(write(tmp_path, CHAT))
+    for words, sentence in (
+        (["4xZ80"], "exegpt: There is no device kind 'Z80'"),
+        (["1xA40", "--gpu-memory-fraction", "nan"], "exegpt: The memory fraction nan is not usable"),
+    ):
+        assert main(["plan", file, "--cluster", *words]) == 2
+        assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_an_application_file_is_known(tmp_path, capsys):

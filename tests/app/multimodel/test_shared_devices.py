@@ -143,6 +143,11 @@ def test_what_cant_share_is_named(tmp_path, demands):
     for method in ("muxserve", "seallm", "alpaserve"):
         with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
             make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, method)
+    three = demands_of(tmp_path, *(IDLE | {"name": name} for name in "abc"), cluster="1xA100-80GB")
+    with pytest.raises(
+        Infeasible, match=r"3 models don't fit 1xA100-80GB: at most 2 share a group .* it has 1 device;"
+    ):
+        make_plan(three, one, "seallm")
     with pytest.raises(Infeasible, match="model 'busy', which is furthest from its own, reaches"):
         make_plan(demands_of(tmp_path, BUSY | {"rate": "5000/s"}, IDLE), CLUSTER, "muxserve")
 

@@ -44,7 +44,8 @@ def test_a_traces_requests_are_replayed(path, tmp_path):
         ("model,input,output\nother,1,1\n", "Line 2 of .* is for model 'other': write one of busy, idle, rare"),
         ("model,input,output\nbusy,1,few\n", "Line 2 of .* has no whole numbers of input and output"),
         ("model,input,output\nbusy,0,1\n", "asks for 0 and 1 tokens: from 1 to"),
-        ("model,input,output,arrival\nbusy,1,1,nan\n", "asks for 1 and 1 tokens"),
+        ("model,input,output,arrival\nbusy,1,1,nan\n", "arrives at nan: write seconds"),
+        ("input,output\n1,1\n", "has no column model: its columns must be model, input, output and arrival"),
         ("model,input,output\n", "has no requests"),
     ],
 )
@@ -61,4 +62,26 @@ def test_options_that_a_plan_says_itself_are_refused(path, capsys):
     assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
     assert "A plan says what --model does" in capsys.readouterr().err
     assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
-    assert "can't be read" in capsys.readouterr().err
+    assert "There is no trace file 'missing.csv'" in capsys.readouterr().err
+    assert main(["simulate", "--plan", str(path), "--replay", str(path.parent)]) == 2
+    assert "is a folder: name a trace file in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rate_seq_s": -1}, "Model 'busy' of the plan has a rate of -1/s: it must be above 0"),
+        ({"rate_seq_s": 0}, "a rate of 0/s"),
+        ({"requests": -5}, "has -5 requests: at least 1"),
+        ({"devices": []}, "has no devices"),
+        ({"name": "idle"}, "each with a name of its own"),
+    ],
+)
+def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):
+    plan = document.read_json(path)
+    place = next(place for place, model in enumerate(plan["models"]) if model["name"] == "busy")
+    plan["models"][place] |= change
+    (tmp_path / "odd.json").write_text(document.dumps(plan))
+    assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1 and not printed.out

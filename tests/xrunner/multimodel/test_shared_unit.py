@@ -123,12 +123,12 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profi
     assert preempted == {name: one.preemptions for name, one in replays.items()}
 
 
-def split(model, degrees):
-    """A planned model on two devices, on stages of these degrees."""
+def split(model):
+    """A planned model with each layer on two devices."""
     spec = model.schedule.model.spec
     plan = dataclasses.replace(
         model.schedule,
-        stages=stages(degrees, spec),
+        stages=stages((2,), spec),
         cluster=dataclasses.replace(model.schedule.cluster, devices_per_node=2),
     )
     return dataclasses.replace(model, devices=(0, 1), schedule=plan)
@@ -138,7 +138,7 @@ def test_models_share_two_devices(job, tmp_path, directories, theirs):
     """Each layer of both models is on both; their tokens are transformers', though they preempt each other."""
     for share in SHARES[:2]:
         models = tuple(
-            dataclasses.replace(split(model, (2,)), directory=str(directories[model.name]))
+            dataclasses.replace(split(model), directory=str(directories[model.name]))
             for model in planned(directories, share)
         )
         plan = Plan(Plan.VERSION, "exegpt", models[0].schedule.cluster, models)
@@ -150,12 +150,6 @@ def test_models_share_two_devices(job, tmp_path, directories, theirs):
         for name, want in theirs.items():
             assert ran["tokens"][name] == {i: list(out) for i, (out, _) in want.items()}, share
         assert sum(ran["preempted"].values()) > 0
-
-
-def test_models_that_share_devices_have_no_stages(directories):
-    models = [split(model, (1, 1)) for model in planned(directories, SHARES[0])]
-    with pytest.raises(InputError, match="has 2 stages on them"):
-        Unit.load(models, directories)
 
 
 def test_a_request_that_the_memory_cannot_hold_is_refused(directories):
