@@ -36,7 +36,9 @@ TESTS = {
     "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
     "xscheduler": " ".join(
         f"xscheduler/test_{name}.py"
-        for name in "ties allocation policy_spaces cache advice search ceilings tune open_tune admission families".split()
+        for name in (
+            "ties allocation policy_spaces cache advice search ceilings tune open_tune admission families".split()
+        )
     ),
     "xscheduler/multimodel": "xscheduler/multimodel",
     **dict.fromkeys(
