@@ -19,6 +19,7 @@ from tests.xscheduler.test_search import line
 from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
 from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.question import Limits
 from xscheduler.ties import TIE
 from xscheduler.tune import (
     POLICIES,
@@ -27,6 +28,7 @@ from xscheduler.tune import (
     _compared,
     _leanest,
     _plainest,
+    check_asked,
     lowest_latency_of,
     tune,
     uncollected,
@@ -344,3 +346,43 @@ def test_why_nothing_is_feasible_is_said():
         assert re.fullmatch(rf"its lowest {name} is [\d.]+ ms, over 0.1 ms", orca.reason)
     (full,) = tune(MODEL, ONE, SHORT, profile(), policies=("orca",), kv_blocks=1).alternatives
     assert full.reason == "not even one sequence fits into memory beside the weights"
+
+
+def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypatch):
+    """Latencies allow for variation, a bound holds for the tail, partial tensor parallelism is tried; no more is."""
+    asked = []
+    monkeypatch.setattr(tuning, "_answer", lambda *how: asked.append(how))
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0)
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound="p99-queries")
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False, tail=False)
+    (question, policies, method, tolerance, lowest, runnable, _), (queries, *_), (paper, *_) = asked
+    assert (policies, method, tolerance, lowest, runnable) == (POLICIES, "bnb", 0.0, False, ())
+    assert question.variation and question.partial and not question.open_system
+    assert question.admission == ("reserve",) and question.encode_micro_batches == (1, 2, 4)
+    assert question.limits == Limits(2.0, tail=True)
+    assert queries.limits == Limits(2.0, tail=False) and queries.bound == "p99-queries"
+    assert paper.limits == Limits(2.0, tail=False) and not paper.variation and not paper.partial
+    assert not question.cost_model.watched, "no list of what was extrapolated for each of thousands of points"
+
+
+def test_what_is_fixed_is_at_least_one():
+    check_asked(("rra",), {"encode_batch": 1})
+    with pytest.raises(InputError, match="fixed to 0"):
+        check_asked(("rra",), {"encode_batch": 0})
+    check_asked(("orca", "rra"), {}, ("grow",))
+    with pytest.raises(InputError, match="known for static, rra: use --admission reserve, or orca, chunked"):
+        check_asked(("static", "rra"), {}, ("grow",))
+
+
+@pytest.mark.parametrize("bound", ["p99-length", "p99-queries"])
+def test_what_was_assumed_is_said(bound):
+    found = tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=bound, policies=("orca",)).assumptions
+    said = {
+        "p99-length": "a sequence of the 99th-percentile output length meets the bound, and one of the 99.9th too",
+        "p99-queries": "99% of all queries meet the bound",
+    }[bound]
+    assert found[0] == f"bound: {said}, counted from the start of its encoding"
+    free = tune(
+        MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
+    ).assumptions
+    assert not any("bound:" in text or "isn't searched" in text for text in free)
