@@ -42,6 +42,10 @@ TESTS = {
     ),
     "xscheduler/multimodel": "xscheduler/multimodel",
     **dict.fromkeys(
+        ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
+        " ".join(f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "quota_adaptation")),
+    ),
+    **dict.fromkeys(
         ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
         "xscheduler/test_rates.py xscheduler/test_goodput.py",
     ),
