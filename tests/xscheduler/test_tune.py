@@ -20,7 +20,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.question import Limits
-from xscheduler.ties import TIE
+from xscheduler.ties import TIE, preferred
 from xscheduler.tune import (
     POLICIES,
     SLACK,
@@ -386,3 +386,11 @@ def test_what_was_assumed_is_said(bound):
         MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
     ).assumptions
     assert not any("bound:" in text or "isn't searched" in text for text in free)
+
+
+def test_what_may_be_the_answer_by_a_tie_is_told_to_be_as_good():
+    """To the last bit: `preferred` takes it where it is simpler."""
+    best, other = alternative("rra", 200.0, "full"), alternative("orca", 199.0, "late")
+    assert preferred([best, other], lambda a: a.estimate.throughput_tok_s, lambda a: a.policy) is other
+    ahead, behind = _compared((best, other), best)
+    assert ahead.reason == "the best, with orca as good; full" and behind.reason == "as good as rra; late"
