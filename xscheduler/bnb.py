@@ -49,9 +49,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
     while queue:
         bound, _, space, box = heapq.heappop(queue)
         if -bound * (1 + tolerance) <= incumbent.throughput:
-            if tolerance == 0:
-                return  # best bound first: no box that is left can be better
-            continue
+            return  # best bound first: no box that is left can be better
         if isinstance(space, Family):
             put(space.spaces)
         elif box is None:

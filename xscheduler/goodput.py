@@ -226,8 +226,8 @@ def _crossing(seen: dict[float, Excess]) -> float:
     (rate, nearest), (other, second) = sorted(seen.items(), key=lambda item: abs(item[1].certain))[:2]
     if second.certain == nearest.certain:
         return max(rate, other)
-    share = nearest.certain / (nearest.certain - second.certain)
-    return rate * math.exp(math.log(other / rate) * min(max(share, -2.0), 3.0))
+    share = nearest.certain / (nearest.certain - second.certain)  # half at most: the nearest is nearer to 0
+    return rate * math.exp(math.log(other / rate) * max(share, -2.0))
 
 
 def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:

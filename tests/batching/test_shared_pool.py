@@ -127,3 +127,26 @@ def test_a_block_that_comes_back_twice_is_noticed():
     quota = QuotaPool(Store(10), 1, 16, 10)
     with pytest.raises(ValueError, match="only 0 were held"):
         quota.free([1])
+
+
+def test_a_quota_moves_as_far_as_its_blocks_and_the_store_allow():
+    """Blocks of three parts in a store of 20."""
+    store = Store(20)
+    pool = QuotaPool(store, 3, 16, 6)
+    assert (pool.total, pool.available) == (2, 2)
+    pool.resize(3)
+    assert (pool.total, pool.available, pool.quota) == (1, 1, 3)
+    with pytest.raises(ValueError, match="a quota of 2 parts for 0 blocks of 3"):
+        pool.resize(2)
+    pool.resize(11)
+    blocks = pool.allocate(3)
+    assert (pool.total, pool.available, store.used) == (3, 0, 9)
+    with pytest.raises(ValueError, match="a quota of 8 parts for 3 blocks of 3"):
+        pool.resize(8)
+    pool.resize(9)
+    pool.resize(60)
+    assert (pool.total, pool.available) == (6, 3)
+    store.used += 7  # another pool's
+    assert pool.available == 1
+    pool.free(blocks)
+    assert (store.used, store.free, pool.available) == (7, 13, 4)

@@ -36,7 +36,14 @@ TESTS = {
     "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
     "xscheduler": " ".join(
         f"xscheduler/test_{name}.py"
-        for name in "ties allocation policy_spaces cache advice search ceilings tune admission families".split()
+        for name in (
+            "ties allocation policy_spaces cache advice search ceilings tune open_tune admission families".split()
+        )
+    ),
+    "xscheduler/multimodel": "xscheduler/multimodel",
+    **dict.fromkeys(
+        ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
+        " ".join(f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "quota_adaptation", "cluster")),
     ),
     **dict.fromkeys(
         ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
@@ -49,7 +56,9 @@ FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
 def tests_of(path: str) -> tuple[list[str], list[str]]:
     """Arguments of pytest for the mutants of a module: the tests of its own name, and those listed."""
     listed = TESTS[max((start for start in TESTS if path.startswith(start)), key=len)]
-    files = sorted((ROOT / "tests").glob(f"{Path(path).parent.name}/test_{Path(path).stem}.py"))
+    folder = Path(path).parent  # tests/ mirrors the packages, but that exegpt's are at its top
+    mirrored = folder.relative_to("exegpt") if folder.is_relative_to("exegpt") else folder
+    files = sorted((ROOT / "tests" / mirrored).glob(f"test_{Path(path).stem}.py"))
     return [str(file.relative_to(ROOT)) for file in files], [f"tests/{name}" for name in listed.split()]
 
 

@@ -13,7 +13,8 @@ from parso.tree import NodeOrLeaf
 
 # Near misses only: `a >> b` for `a + b`, or a dataclass without its decorator, fails any test and would flatter them.
 # A cached function without its decorator only takes longer, and annotations (`int | None`) aren't run. Arguments of
-# decorators (`frozen`, `slots`) and `strict` of `zip` guard against mistakes in other code, so they are left alone.
+# decorators (`frozen`, `slots`), `strict` of `zip` and the `*` before keywords guard against mistakes in other code, so
+# they are left alone.
 NEAR = re.compile(
     "core/("
     "ReplaceComparisonOperator_((Lt|LtE|Gt|GtE)_(Lt|LtE|Gt|GtE)|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is)"
@@ -50,7 +51,8 @@ def _is_guard(node: NodeOrLeaf | None) -> bool:
     if node is None:
         return False
     strict = node.type == "argument" and node.children[0].get_code().strip() == "strict"
-    return strict or node.type == "decorator" or _is_guard(node.parent)
+    keywords = node.type == "operator" and node.parent is not None and node.parent.type in ("parameters", "param")
+    return strict or keywords or node.type == "decorator" or _is_guard(node.parent)
 
 
 def _places(root: Path, path: str) -> dict[tuple[str, tuple[int, int]], list[tuple[str, int]]]:

@@ -22,10 +22,11 @@ def test_a_seed_gives_its_own_mutants_at_different_places(tmp_path):
 
     (tmp_path / "some").mkdir()
     code = "@dataclass(frozen=True)\nclass Box:\n" + "".join(f"    x{i}: int = 1{i}\n" for i in range(9))
+    code += "    def open(self, *, lid):\n        return lid\n"
     (tmp_path / "some/module.py").write_text(code)
     first, again, other = (sample(tmp_path, "some", 5, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert len({mutant.line for mutant in first}) == 5
     numbers = [[int(text.split("=")[1]) for text in (mutant.before, mutant.after)] for mutant in first]
     assert all(abs(before - after) == 1 for before, after in numbers)
-    assert len(sample(tmp_path, "some", 99, 1)) == 9, "the decorator's arguments are left alone"
+    assert len(sample(tmp_path, "some", 99, 1)) == 9, "the decorator's arguments and `*` are left alone"

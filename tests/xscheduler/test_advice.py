@@ -16,8 +16,10 @@ from exegpt.workload import Workload, task
 from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.advice import decoding, looser_bound, next_step, other_cluster, twice, use_of, why_behind
+from xscheduler.search import Search
 from xscheduler.space import Constraint, Evaluation, Space, Variable
 from xscheduler.tune import tune
+from xscheduler.tuned import Tuned
 from xsimulator import estimate as simulate
 from xsimulator.replay.event_simulator import replay
 
@@ -77,6 +79,23 @@ def test_only_differences_that_cost_something_are_named(best, other):
     assert ("idle" in said) == (best.utilisation[0] - other.utilisation[0] > 0.02)
 
 
+def test_the_greatest_difference_is_named_first():
+    """Twice the seconds a token, a third fewer sequences at a time, a tenth more idle."""
+    best, other = estimate(tokens=1000.0, sequences=100.0), estimate(310.0, 10.0, tpot=0.04, busy=0.8)
+    assert why_behind((schedule("orca"), best), (schedule("orca"), other)) == [
+        "a token takes 40 ms, in the best 20 ms (2 times as much)",
+        "about 12 sequences are decoded at a time, 18 in the best (33% fewer)",
+        "devices idle 20% of the time, in the best 10%",
+    ]
+
+
+def test_without_utilisation_nothing_is_said_of_idle_devices():
+    busy, unknown = estimate(busy=0.5), replace(estimate(), utilisation=())
+    for best, other in ((busy, unknown), (unknown, busy), (unknown, unknown)):
+        assert why_behind((schedule("orca"), best), (schedule("orca"), other)) == []
+    assert "busy" not in use_of((schedule("orca"), unknown))
+
+
 WAA = (Stage((0,), 1, "encode", None, (0, 12)), Stage((1,), 1, "decode", None, (0, 12)))
 
 
@@ -89,10 +108,15 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
 
     assert "in the best together" in said("chunked", "rra")
     assert "in the best together" not in said("rra", "static")
+    assert all("in the best together" not in said("chunked", other) for other in ("orca", "waa-c"))
     assert "held twice" in said("rra", "waa-c") and "held twice" not in said("waa-m", "waa-c")
     assert "a batch is kept to its longest output, 45.6 tokens where the mean is 32" in said("rra", "static")
     assert "kept to its longest" not in said("static", "hybrid")
     alike = {"workload": Workload.fixed(9, 9)}
+    t5 = builtin_model("t5-3b")  # two stacks: an encoder's weights aren't a decoder's
+    for other in ("rra", "waa-c"):
+        stages = {"stages": WAA} if other == "waa-c" else {}
+        assert why_behind((schedule("orca", t5), estimate()), (schedule(other, t5, **stages), estimate())) == []
     assert why_behind((schedule("rra"), estimate()), (schedule("static", **alike), estimate())) == []
 
 
@@ -170,6 +194,7 @@ def test_what_ends_a_batch_is_named():
     ("place", "said"),
     [
         (3, ("memory", "encode_batch=5 would need 125% of the memory")),  # one more than the space has
+        (2, (None, "")),  # all of the memory is no more than there is
         (1, (None, "encode_batch=3 would give no more")),
         (0, (None, "")),
     ],
@@ -181,6 +206,119 @@ def test_the_next_step_is_the_next_value_or_one_more_than_the_last(place, said):
     batches = (Variable("encode_batch", (1, 2, 3, 4)),)
     space = Space("few", batches, constraints, lambda at: Evaluation(rates[at[0]], (at[0] / 4,)))
     assert next_step(space, (place,), ("measured", None)) == said
+
+
+BOUNDED = (Constraint("memory", 1.0, (True, True)), Constraint("latency", 12.0, (True, True)))
+
+
+def two_variables(evaluations, batches=(1, 2), other=("decode_iterations", (8, 4))):
+    """A space of two variables by what each point's values give: throughput, memory and latency."""
+    variables = (Variable("encode_batch", batches), Variable(*other))
+    return Space("two", variables, BOUNDED, lambda at: Evaluation(evaluations[at][0], evaluations[at][1:]))
+
+
+def test_of_several_constraints_that_would_break_the_latency_is_named_with_the_first_step_that_breaks_it():
+    late = {(1, 8): (1.0, 0.5, 9.0), (2, 8): (2.0, 1.25, 11.0), (1, 4): (1.5, 0.5, 12.5)}
+    said = "decode_iterations=4 instead of 8 (encoding more often) would bring the bounded latency to 12.5 s, over 12 s"
+    assert next_step(two_variables(late), (0, 0), ("resident", None)) == ("latency", said)
+    both = late | {(2, 8): (2.0, 1.25, 13.0)}
+    said = "encode_batch=2 would bring the bounded latency to 13 s, over 12 s"
+    assert next_step(two_variables(both), (0, 0), ("resident", None)) == ("latency", said)
+
+
+def test_a_step_that_hardly_breaks_the_memory_is_told_from_one_that_fills_it():
+    full = {(1, 8): (1.0, 0.99, 9.0), (2, 8): (2.0, 1.00437, 9.0), (1, 4): (1.5, 1.0, 12.0)}
+    told = next_step(two_variables(full), (0, 0), ("resident", None))
+    assert told == ("memory", "encode_batch=2 would need 100.4% of the memory")
+
+
+def test_of_steps_that_give_nothing_the_first_is_named():
+    """Half a thousandth is nothing."""
+    idle = {(1, 8): (1.0, 0.5, 9.0), (2, 8): (1.0005, 0.5, 9.0), (1, 4): (0.9, 0.5, 9.0)}
+    assert next_step(two_variables(idle), (0, 0), ("resident", None)) == (None, "encode_batch=2 would give no more")
+    assert next_step(two_variables(idle | {(2, 8): (1.001, 0.5, 9.0)}), (0, 0), ("resident", None)) == (
+        None,
+        "decode_iterations=4 instead of 8 (encoding more often) would give no more",
+    )
+
+
+def test_only_the_batch_is_looked_at_beyond_its_values_and_only_where_it_is_searched():
+    """Other variables end where they mean nothing more; one value was fixed by hand."""
+    beyond = {(2, 4): (1.0, 0.9, 9.0), (3, 4): (1.1, 1.2, 9.0)}
+    told = next_step(two_variables(beyond), (1, 1), ("resident", None))
+    assert told == ("memory", "encode_batch=3 would need 120% of the memory")
+    assert next_step(two_variables(beyond, batches=(2,)), (0, 1), ("resident", None)) == (None, "")
+
+
+def test_another_variable_that_falls_says_why():
+    falls = {(2, 8): (1.0, 0.9, 9.0), (2, 4): (1.1, 0.9, 13.0)}
+    space = two_variables(falls, batches=(2,), other=("prefills_per_step", (8, 4)))
+    why = "prefills_per_step=4 instead of 8 (more throughput lies below)"
+    told = next_step(space, (0, 0), ("resident", None))
+    assert told == ("latency", f"{why} would bring the bounded latency to 13 s, over 12 s")
+
+
+def tuned(tokens, policy="orca", cluster=A40):
+    """The answer of a search with so many tokens a second; none where that is None."""
+    cost = Search("bnb", 1, 1, 0.0)
+    if tokens is None:
+        return Tuned(None, None, (), cost, None, ())
+    return Tuned(schedule(policy, cluster=cluster), estimate(tokens), (), cost, None, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (100.0, 150.0, "would give 50% more throughput, with rra"),
+        (100.0, 100.05, "would give no more"),
+        (100.0, 99.0, "would give no more"),
+        (100.0, None, "would not be enough"),
+        (None, 150.0, "would give 150 tokens/s with rra"),
+        (None, None, "would not be enough"),
+    ],
+)
+def test_what_a_looser_bound_gives_is_said(before, after, said):
+    def again(bound_s, cluster):
+        assert (bound_s, cluster) == (3.0, A40)
+        return tuned(after, "rra")
+
+    assert looser_bound(again, tuned(before), 2.0, A40) == f"a bound of 3s instead of 2s {said}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cluster", "said"),
+    [
+        (100.0, 300.0, "8xA40", "would give 3.00 times the throughput, 1.50 times per device: 300 tokens/s with rra"),
+        (100.0, 300.0, "4xA100-80GB", "would give 3.00 times the throughput: 300 tokens/s with rra"),
+        (100.0, None, "8xA40", "would not be enough"),
+        (None, 300.0, "8xA40", "would give 300 tokens/s with rra"),
+    ],
+)
+def test_what_another_cluster_gives_is_said(before, after, cluster, said):
+    there = parse_cluster(cluster)
+
+    def again(bound_s, cluster):
+        assert (bound_s, cluster) == (2.0, there)
+        return tuned(after, "rra", there)
+
+    assert other_cluster(again, tuned(before), 2.0, there, "asked") == f"{cluster} (asked) {said}"
+
+
+@pytest.mark.parametrize(
+    ("once", "doubled"),
+    [
+        ("1xA40", "2xA40"),
+        ("4xA40", "8xA40"),
+        ("5xA40", "2x5xA40"),
+        ("8xA40", "2x8xA40"),
+        ("2x2xA40", "4x2xA40"),
+        ("3x8xA40", "6x8xA40"),
+    ],
+)
+def test_twice_the_devices_are_in_the_node_as_far_as_eight(once, doubled):
+    larger = twice(parse_cluster(once))
+    assert larger.name == doubled
+    assert larger.devices == 2 * parse_cluster(once).devices == parse_cluster(doubled).devices
 
 
 def test_looser_bounds_and_larger_clusters_are_searched_anew():
@@ -206,6 +344,9 @@ def test_use_tells_the_figures():
     a = answer()
     said = use_of((a.schedule, a.estimate))
     assert f"busy {sum(a.estimate.utilisation) / 4:.0%}" in said
+    filled = max(a.estimate.memory_bytes) / (A40.device.memory_bytes * A40.memory_fraction)
+    assert f"{filled:.0%} of the usable memory" in said and filled <= 1.0
+    assert f"about {decoding(a.estimate):.3g} sequences" in said
 
 
 def test_outputs_of_one_token_are_explained_too():

@@ -25,6 +25,7 @@ from xscheduler.allocation import (
     uniform_layouts,
     uniform_stages,
 )
+from xsimulator.steady.residents import length_biased_context
 
 A40 = parse_cluster("1xA40")
 MODELS = ["gpt2", "t5-3b", "opt-13b", "llama-3.1-8b", "gpt3-175b"]
@@ -88,6 +89,12 @@ def test_the_slowest_stage_is_as_quick_as_any_split_makes_it(data):
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(InputError, match="2 layers can't be split into 3 stages"):
         minimax_split(2, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
+
+
+def test_replicas_are_parts_of_a_node_or_whole_nodes():
+    assert replica_sizes(cluster_of(6, 8)) == (1, 2, 4, 8, 16, 24, 48)
+    assert replica_sizes(cluster_of(2, 6)) == (1, 2, 3, 6, 12)
+    assert replica_sizes(cluster_of(1, 5)) == (1, 5)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -166,6 +173,49 @@ def test_the_ends_of_a_pipeline_hold_fewer_layers_where_embedding_and_head_take_
     assert max(2 * n + end for n, end in zip(sizes, (4, 0, 0, 6), strict=True)) == 24
 
 
+UNLIKE = {1: LayerSpeed(5.0, 2.0, 3.0, 4.0), 2: LayerSpeed(2.0, 1.5, 1.0, 2.5)}
+"""Encoding and decoding, the groups' gain, and the two ends all differ."""
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5-3b"])
+@pytest.mark.parametrize("phase", ["encode", "decode", "both"])
+def test_the_slowest_stage_of_a_phase_is_as_quick_as_any_split_makes_it(name, phase):
+    """By the work that the phase does: the embedding and the head belong to decoding alone."""
+    model = builtin_model(name)
+    model = replace(model, layers=11, encoder_layers=9 if model.encoder_layers else 0)
+    for layout in partial_layouts(model, 4, 4, (1, 2)):
+        stages = side_stages(model, UNLIKE, layout, phase)
+        speeds = [UNLIKE[s.tp] for s in stages]
+        none, ends = [0.0] * len(stages), [0.0] * len(stages)
+        ends[0], ends[-1] = speeds[0].embedding, ends[-1] + speeds[-1].head
+        if len(stages) == 1:
+            ends = [speeds[0].embedding + speeds[0].head]
+        encode, decode = [s.encode for s in speeds], [s.decode for s in speeds]
+        parts = []
+        if name == "t5-3b":
+            parts += [(9, encode, none, [s.encoder_layers for s in stages])] if phase != "decode" else []
+            parts += [(11, decode, ends, [s.decoder_layers for s in stages])] if phase != "encode" else []
+        else:
+            both = [e + d for e, d in zip(encode, decode, strict=True)]
+            each = {"encode": encode, "decode": decode, "both": both}[phase]
+            parts = [(11, each, none if phase == "encode" else ends, [s.decoder_layers for s in stages])]
+        for layers, each, other, ranges in parts:
+            check_layers(ranges, layers)
+            cuts = itertools.combinations(range(1, layers), len(stages) - 1)
+            splits = [[b - a for a, b in itertools.pairwise((0, *cut, layers))] for cut in cuts]
+            slowest = [max(n * s + end for n, s, end in zip(split, each, other, strict=True)) for split in splits]
+            split = [b - a for a, b in ranges]
+            assert slowest[splits.index(split)] == pytest.approx(min(slowest)), (layout, phase)
+
+
+def test_uniform_stages_have_the_encoders_layers_too():
+    model, cluster = builtin_model("t5-3b"), cluster_of(1, 4)
+    stages = uniform_stages(model, cluster, 2)
+    check_layers([s.encoder_layers for s in stages], model.encoder_layers)
+    assert [s.devices for s in stages] == [(0, 1), (2, 3)] and {s.tp for s in stages} == {2}
+    assert all(s.encoder_layers is None for s in uniform_stages(builtin_model("gpt2"), cluster, 2))
+
+
 def test_a_stage_may_have_a_single_layer():
     """As many stages as layers, and no more."""
     model = replace(builtin_model("gpt2"), layers=4)
@@ -184,6 +234,17 @@ def test_a_layers_time_is_all_of_its_parts():
         without = layer_speeds(workload, replace(profile, degrees=(degree,)))[1]
         assert (without.encode < speed.encode) == (part != "decode_attention")
         assert (without.decode < speed.decode) == (part != "encode_attention")
+
+
+def test_a_layers_time_is_a_querys_share_of_a_batch():
+    """Of a prompt among eight, and of a sequence among 64 in each of its output's iterations."""
+    workload, profile = task("S"), nouns.profile()
+    speed, tables = layer_speeds(workload, profile)[1], profile.degree(1).decoder
+    prompt, output, context = workload.input.mean, workload.output.mean, length_biased_context(workload)
+    prefill_s = tables.rest.at(8 * prompt) + tables.encode_attention.at(8, prompt)
+    decode_s = tables.rest.at(64) + tables.decode_attention.at(64, context)
+    assert speed.encode == pytest.approx(prefill_s / 8)
+    assert speed.decode == pytest.approx(output * decode_s / 64)
 
 
 @pytest.mark.parametrize(("end", "other"), [("embedding", "head"), ("head", "embedding")])

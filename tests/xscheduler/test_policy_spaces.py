@@ -14,8 +14,18 @@ from exegpt.policies import TRAITS, Traits
 from exegpt.profile import Table
 from exegpt.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
+from xscheduler import ceilings
 from xscheduler.monotonicity import violations
-from xscheduler.policy_spaces import _gpu_splits, _micro_batches, iteration_counts, spaces
+from xscheduler.policy_spaces import (
+    FINE_PREFILLS,
+    FINE_TOKEN_BUDGETS,
+    PREFILLS,
+    TOKEN_BUDGETS,
+    _gpu_splits,
+    _micro_batches,
+    iteration_counts,
+    spaces,
+)
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xsimulator.cost.replica import CostModel
@@ -139,6 +149,98 @@ def test_waa_splits_the_devices_around_the_share_of_encoding(policy, share, clus
     near = max(1, devices // 8)
     middle = min(max(1, round(exact)), devices - 1)
     assert list(found) == [n for n in range(middle - near, middle + near + 1) if 1 <= n < devices]
+
+
+@pytest.mark.parametrize("share", ["time", "memory"])
+def test_waa_splits_memory_by_what_may_be_used_of_it(share):
+    """Of half the memory the weights take twice the share; computing time doesn't depend on it."""
+    asked = question("8xA40")
+    cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
+    less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
+    middles = [sum(found) / len(found) for found in (_gpu_splits(share == "memory", one, 8) for one in (asked, less))]
+    weights = OPT.layers * OPT.layer_bytes(1, "fp16")
+    exact = round(weights / (cluster.device.memory_bytes * 0.2))
+    assert exact > 1 and (middles[1] == exact if share == "memory" else middles[0] == middles[1])
+
+
+def test_prompts_an_iteration_double_and_for_an_open_system_rise_by_halves():
+    assert tuple(2**i for i in range(4)) == PREFILLS
+    assert set(PREFILLS) < set(FINE_PREFILLS) and FINE_PREFILLS[-1] == 16
+    assert all(n & (n - 1) == 0 or (n % 3 == 0 and (n // 3) & (n // 3 - 1) == 0) for n in FINE_PREFILLS)
+    assert all(a < b <= (2 if a == 1 else 1.5 * a) for a, b in itertools.pairwise(FINE_PREFILLS))
+    found = spaces("orca", question("1xA40"))
+    assert [space.name for space in found] == ["orca-0", "orca-1", "orca-2", "orca-3"]
+    assert [space.constants["prefills_per_step"] for space in found] == list(PREFILLS)
+    (space,) = spaces("orca", question("1xA40", open_system=True))
+    assert space.variables[1].values == FINE_PREFILLS and space.variables[0] == found[0].variables[0]
+    (space,) = spaces("orca", question("1xA40", fixed={"prefills_per_step": 3, "max_num_seqs": 5}))
+    assert space.constants["prefills_per_step"] == 3 and space.variables[0].values == (5,)
+
+
+def test_token_budgets_double_and_rise_by_halves_where_prompts_are_long():
+    """From 64 to 384 thousand; for an open system by an eighth of a power of two."""
+    assert (TOKEN_BUDGETS[0], TOKEN_BUDGETS[-1]) == (64, 3 * 2**17) and len(TOKEN_BUDGETS) == 18
+    assert all(b == 2 * a if b <= 2**14 else 1.3 < b / a <= 1.5 for a, b in itertools.pairwise(TOKEN_BUDGETS))
+    assert (FINE_TOKEN_BUDGETS[0], FINE_TOKEN_BUDGETS[-1]) == (64, 2**18 - 2**14)
+    assert all(16 * a <= 15 * b and 8 * b <= 9 * a for a, b in itertools.pairwise(FINE_TOKEN_BUDGETS))
+
+
+@pytest.mark.parametrize("open_system", [False, True])
+def test_token_budgets_leave_room_for_a_sequence_and_batches_stay_below_them(open_system):
+    asked = question("1xA40", open_system=open_system)
+    found = spaces("chunked", asked)
+    budgets = [space.constants["max_num_batched_tokens"] for space in found if not open_system]
+    budgets = budgets or list(found[0].variables[1].values)
+    known = FINE_TOKEN_BUDGETS if open_system else TOKEN_BUDGETS
+    assert 5 < len(budgets) < len(known) and budgets == list(known[: len(budgets)])
+    where, (most,) = found[0].where, {len(space.variables[0].values) for space in spaces("orca", question("1xA40"))}
+    need = where.load.resident_blocks("reserve").mean
+    assert where.replica.room(float(budgets[-1])) >= need > where.replica.room(float(known[len(budgets)]))
+    for space in found:
+        budget = max(budgets) if open_system else space.constants["max_num_batched_tokens"]
+        assert space.variables[0].values == range(1, min(most, budget) + 1)
+    (fixed, *_) = spaces("chunked", question("1xA40", fixed={"max_num_batched_tokens": 10**7}))
+    assert fixed.constants["max_num_batched_tokens"] == 10**7, "what is fixed is tried, and said not to fit"
+
+
+@pytest.mark.parametrize("admission", ["reserve", "grow"])
+def test_no_batch_that_memory_might_hold_is_left_out(admission):
+    """Of sequences of mean length: the last value is one that it does not."""
+    asked = question("1xA40", admission=(admission,))
+    space = spaces("orca", asked)[0]
+    fit = ceilings.residents_that_fit(space.where.replica, asked.load, admission)
+    assert fit < space.variables[0].values[-1] <= 1.05 * fit + 2 and fit > 10
+
+
+def test_hybrids_micro_batches_are_one_half_the_stages_and_as_many_as_stages():
+    """Of encoding one, two or four times as many as stages; one where nothing overlaps."""
+    found = {}
+    for space in spaces("hybrid", question("3xA40")):
+        stages = len(space.where.replica.stages)
+        found.setdefault(stages, []).append((space.constants["encode_micro_batches"], space.constants["micro_batches"]))
+    assert found == {1: [(1, 1)], 3: list(itertools.product((3, 6, 12), (1, 2, 3)))}
+    (space, *_) = spaces("hybrid", question("1xA40", fixed={"encode_micro_batches": 7, "micro_batches": 5}))
+    assert space.constants == {"encode_micro_batches": 7, "micro_batches": 5}
+
+
+@pytest.mark.parametrize(("source", "rises"), [("roofline", True), ("measured", False)])
+def test_measured_times_are_not_trusted_along_n_d(source, rises):
+    asked = question("1xA40")
+    profile = replace(asked.cost_model.profile, source=source)
+    asked = replace(asked, cost_model=CostModel(OPT, asked.cost_model.cluster, profile, "fp16"))
+    (space,) = spaces("rra", asked)
+    assert [v.throughput_rises for v in space.variables] == [True, rises]
+
+
+def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypatch):
+    variables = {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"}
+    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    found = spaces("own", question("1xA40", workload=Workload.fixed(100, 20)))
+    points = [space.controls(space.values((0,))) for space in found]
+    assert {point["prefills_per_step"] for point in points} == set(PREFILLS)
+    assert {point["micro_batches"] for point in points} == {1}
+    budgets = {point["max_num_batched_tokens"] for point in points}
+    assert {64, 1024, 8192} <= budgets <= set(TOKEN_BUDGETS) and len(points) == 4 * len(budgets)
 
 
 @pytest.mark.parametrize(

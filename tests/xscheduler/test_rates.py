@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exegpt.estimate import Estimate
 from exegpt.workload import RequestLengths, Workload
 from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
@@ -72,10 +74,35 @@ def test_goodput_lies_between_what_is_likely_and_what_is_certain(true, doubt, st
     assert meter.asked <= 30
 
 
+def test_a_goodput_takes_eight_or_nine_replays_on_average():
+    """Each of 200,000 requests; from the steady throughput, from anywhere, and from within 5 % of the goodput."""
+    rng, replays = random.Random(0), []
+    for _ in range(300):
+        meter = known(rng.uniform(0.1, 0.99), rng.uniform(0.0, 0.03))
+        start = rng.choice([None, rng.uniform(0.01, 3.0), meter.true * rng.uniform(0.95, 1.05)])
+        meter.goodput(MADE, 1.0, start=start)
+        replays.append(meter.asked)
+    assert sum(replays) / len(replays) < 8.6
+
+
 @given(st.floats(0.1, 10.0), st.floats(1.001, 1.1), st.floats(1.001, 1.1), st.floats(1.2, 2.0))
 def test_misses_are_certain_where_the_line_through_the_closest_rates_crosses_none(true, below, above, far):
     rates = (true / far, true / below, true * above, true * far)
     assert _crossing({rate: Excess(9.0, 20 * math.log(rate / true)) for rate in rates}) == pytest.approx(true)
+
+
+@pytest.mark.parametrize(
+    ("certain", "crossing"),
+    [
+        ((-0.2, -0.1), 1.1**2),  # beyond both, on the line
+        ((0.1, 0.2), 1.0 / 1.1),  # below both
+        ((-1.0, -0.99), 1.1**3),  # a line that hardly rises is followed for twice the distance
+        ((-0.5, -0.5), 1.1),  # one that doesn't, not at all
+    ],
+)
+def test_misses_that_are_not_seen_to_be_certain_are_guessed_from_the_line(certain, crossing):
+    seen = {rate: Excess(9.0, excess) for rate, excess in zip((1.0, 1.1), certain, strict=True)}
+    assert _crossing(seen) == pytest.approx(crossing)
 
 
 def test_goodput_ends_at_the_limit_and_where_even_an_idle_schedule_misses():
@@ -103,6 +130,51 @@ def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
     assert (found.likely, found.certain) == pytest.approx(expected)
     sure = Meter(profile(), replace(arrivals, random=False), Bounds(limit)).excess(made, rate, 4000)
     assert sure.likely == sure.certain == pytest.approx(math.log((late.sum() + 0.5) / (allowed + 0.5)))
+
+
+def test_a_bound_that_is_just_met_is_not_missed():
+    """Of 900 requests that count 8 may miss it. Where few do, that they are too many isn't certain of any number."""
+    arrivals = Arrivals.poisson(FIXED, None, seed=3, count=1000)
+    made = schedule("orca", workload=FIXED, bound="p99-queries", max_num_seqs=1)
+    sample, (times,) = Meter(profile(), arrivals, Bounds(None))._whole(made, 100.0, 1000)
+    (requests,) = sample.replicas
+    latest, next_latest = np.sort((times.finished - requests.arrivals / 100.0)[100:])[[-1, -2]]
+    none = math.log(0.5 / (8 + 0.5))
+    met = Meter(profile(), arrivals, Bounds(float(latest))).excess(made, 100.0, 1000)
+    assert (met.likely, met.certain) == pytest.approx((none, none))
+    missed = Meter(profile(), arrivals, Bounds(float(next_latest))).excess(made, 100.0, 1000)
+    error = SIGMAS * math.sqrt(BATCHES) * np.std([1.0] + [0.0] * (BATCHES - 1), ddof=1)
+    assert error > 1
+    assert (missed.likely, missed.certain) == pytest.approx((math.log((1 + error + 0.5) / (8 + 0.5)), none))
+
+
+def test_replays_and_their_requests_are_counted():
+    """Whether they come to their end or not."""
+    arrivals = Arrivals.poisson(FIXED, None, seed=3, count=100)
+    meter = Meter(profile(), arrivals, Bounds(1e-9))
+    assert not meter.holds(MADE, 10.0, 50)
+    meter.excess(MADE, 10.0, 20)
+    meter.served_at(MADE, 10.0, 10)
+    assert (meter.replays, meter.requests) == (3, 50 + 20 + 10)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (Bounds(2.0, 0.5, 0.1), ""),
+        (Bounds(None), ""),
+        (Bounds(1.9, 0.4), "its latency is 2 s, over 1.9 s"),
+        (Bounds(2.0, 0.4), "its time to first token is 500 ms, over 400 ms"),
+        (Bounds(2.0, 0.5, 0.09), "its time per output token is 100 ms, over 90 ms"),
+    ],
+)
+def test_the_first_bound_that_is_broken_is_named(bounds, said):
+    estimate = Estimate(10.0, 100.0, 2.0, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
+    assert bounds.broken(estimate) == said
+    assert bounds.end_queues == (bounds.latency_s is not None)
+    assert Bounds(None, ttft_s=1.0).end_queues
+    nobody_decodes = replace(estimate, tpot_p99_s=None)
+    assert Bounds(None, tpot_s=1e-9).broken(nobody_decodes) == ""
 
 
 @pytest.mark.parametrize("bound", ["ttft_s", "tpot_s"])

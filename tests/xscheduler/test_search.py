@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.spaces import LARGE, SMALL, random_space
 from exegpt.errors import InputError
 from xscheduler.black_box import black_box
+from xscheduler.bnb import _split
 from xscheduler.monotonicity import violations
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Incumbent, Space, Variable
@@ -79,6 +80,36 @@ def test_exact_where_throughput_does_not_rise_along_a_variable_that_says_so(seed
 
     found, oracle = best(make)
     assert found.throughput == oracle.throughput
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "limit", "rises", "axis"),
+    [
+        (5.0, 4.0, 9, True, 0),
+        (4.0, 5.0, 9, True, 1),
+        (5.0, 4.0, 7, True, 1),  # the better one takes 8 s
+        (5.0, 4.0, 3, True, 1),  # neither is feasible: the longest side
+        (5.0, 4.0, 9, False, 1),  # whose throughput isn't trusted
+    ],
+)
+def test_a_box_is_cut_where_the_better_feasible_neighbour_of_its_best_corner_lies(first, second, limit, rises, axis):
+    """Boxes of nine by eleven values; a neighbour has one variable at its lowest, the other at its highest."""
+    variables = Variable("x", range(9)), Variable("y", range(11), rises)
+    rates, times = {(0, 10): first, (8, 0): second}, {(0, 10): 8.0, (8, 0): 6.0}
+    space = Space(
+        "box",
+        variables,
+        (Constraint("latency", limit, (True, True)),),
+        lambda at: Evaluation(rates.get(at, 1.0), (times.get(at, 1.0),)),
+    )
+    incumbent = Incumbent()
+    lower, upper = _split(space, ((0, 0), (8, 10)), incumbent)
+    cut = (4, 10) if axis == 0 else (8, 5)
+    assert lower == ((0, 0), cut)
+    assert upper == (((5, 0) if axis == 0 else (0, 6)), (8, 10))
+    if rises:  # what was looked at counts
+        feasible = [rate for at, rate in rates.items() if times[at] <= limit]
+        assert incumbent.throughput == max(feasible, default=0.0)
 
 
 def test_a_single_point_is_an_answer_where_it_is_feasible():

@@ -1,7 +1,9 @@
 """Tuning: the bound is kept, the oracle agrees, every policy is answered for, and the answer can be run."""
 
 import functools
+import gc
 import math
+import re
 
 import pytest
 
@@ -9,14 +11,29 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.document import from_dict, to_dict
 from exegpt.errors import InputError
+from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
 from exegpt.workload import Workload, task
-from tests.exegpt.nouns import MODEL, profile
+from tests.exegpt.nouns import MODEL, profile, schedule
 from tests.xscheduler.test_search import line
 from xprofiler.roofline import roofline_profile
-from xscheduler.candidates import Candidates
-from xscheduler.ties import TIE
-from xscheduler.tune import POLICIES, SLACK, _leanest, _plainest, tune
+from xscheduler import tune as tuning
+from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.question import Limits
+from xscheduler.ties import TIE, preferred
+from xscheduler.tune import (
+    POLICIES,
+    SLACK,
+    _binding,
+    _compared,
+    _leanest,
+    _plainest,
+    check_asked,
+    lowest_latency_of,
+    tune,
+    uncollected,
+)
+from xscheduler.tuned import Alternative
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -255,3 +272,125 @@ def test_of_as_good_spaces_the_one_that_reserves_with_the_smallest_budget_is_tak
     found, point = _plainest([best, *(space(*rival) for rival in rivals)], best, (2,))
     assert (found.constants["admission"], found.constants["max_num_batched_tokens"]) == taken
     assert point == (2,)
+
+
+def alternative(policy, tokens, reason):
+    """A policy's answer with so many tokens a second."""
+    if tokens is None:
+        return Alternative(policy, None, None, reason)
+    figures = Estimate(tokens / 10, tokens, 1.0, 1.0, 1.0, 0.1, 0.02, 0.1, 0.02, utilisation=(0.5,))
+    return Alternative(policy, schedule(policy), figures, reason)
+
+
+def test_every_policy_is_told_apart_from_the_best_by_its_share():
+    best, good = alternative("orca", 100.0, "full"), alternative("chunked", 99.6, "late")
+    slow, none = alternative("rra", 75.0, "wide"), alternative("static", None, "too large")
+    told = {a.policy: (a.reason, a.clause) for a in _compared((none, slow, best, good), best)}
+    assert told["orca"] == ("the best, with chunked as good; full", "full")
+    assert told["chunked"] == ("as good as orca; late", "as good as orca")
+    assert told["static"] == ("too large", "")
+    fewer = "about 1.35 sequences are decoded at a time, 1.8 in the best (25% fewer)"
+    together = "prompts and decoding read the weights one after the other, in the best together"
+    assert told["rra"] == (
+        f"75% of orca's throughput: {fewer}; {together}; wide",
+        f"75% of orca's throughput: {fewer}",
+    )
+    (behind, ahead) = _compared((slow, best), best)
+    assert ahead.reason == "the best; the next, rra, reaches 75% of its throughput; full"
+    assert behind.clause == told["rra"][1]
+    assert _compared((none, best), best)[1].reason == "the best; full"
+
+
+@pytest.mark.parametrize(
+    ("broken", "binding"),
+    [("latency", "latency"), ("ttft", "latency"), ("tpot", "latency"), ("memory", "memory"), ("resident", "compute")],
+)
+def test_what_the_next_step_breaks_limits(broken, binding):
+    assert _binding(broken, "compute") == binding
+    assert _binding(None, "compute") == "compute"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_search_leaves_the_garbage_collector_as_it_was(enabled):
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ZeroDivisionError), uncollected():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_the_lowest_latency_is_looked_for_where_it_may_be_lower(monkeypatch):
+    latency, asked = {"a": 3.0, "b": 2.5, "c": math.inf, "d": 0.0, "inner": 2.0, "outer": 9.0}, []
+    monkeypatch.setattr(tuning, "_latency_of_lowest", lambda s, limits: asked.append(s.name) or latency[s.name])
+
+    def space(name, quickest_s):
+        return Candidates(name, (), (), lambda at: None, quickest_s=quickest_s)
+
+    family = CandidateFamily("family", 1.0, 2, lambda: [space("outer", 2.4), space("inner", 1.5)], quickest_s=1.5)
+    members = [space("d", 2.0), space("a", 1.0), space("c", 0.5), space("b", 1.2), family]
+    assert lowest_latency_of(members, None) == 2.0
+    assert asked == ["c", "a", "b", "inner"], "the others can't be quicker than what was found"
+    assert lowest_latency_of([], None) == math.inf == lowest_latency_of([space("c", 0.5)], None)
+
+
+def test_why_nothing_is_feasible_is_said():
+    t5 = builtin_model("t5-3b")
+    chunks = tune(t5, ONE, task("S"), roofline_profile(t5, ONE), policies=("chunked",)).alternatives[0].reason
+    assert chunks == "an encoder reads its whole input at once, so prompts can't come in chunks"
+    for bound, name in (("ttft_s", "time to first token"), ("tpot_s", "time per output token")):
+        (orca,) = answer(None, policies=("orca",), **{bound: 1e-4}).alternatives
+        assert re.fullmatch(rf"its lowest {name} is [\d.]+ ms, over 0.1 ms", orca.reason)
+    (full,) = tune(MODEL, ONE, SHORT, profile(), policies=("orca",), kv_blocks=1).alternatives
+    assert full.reason == "not even one sequence fits into memory beside the weights"
+
+
+def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypatch):
+    """Latencies allow for variation, a bound holds for the tail, partial tensor parallelism is tried; no more is."""
+    asked = []
+    monkeypatch.setattr(tuning, "_answer", lambda *how: asked.append(how))
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0)
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound="p99-queries")
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False, tail=False)
+    (question, policies, method, tolerance, lowest, runnable, _), (queries, *_), (paper, *_) = asked
+    assert (policies, method, tolerance, lowest, runnable) == (POLICIES, "bnb", 0.0, False, ())
+    assert question.variation and question.partial and not question.open_system
+    assert question.admission == ("reserve",) and question.encode_micro_batches == (1, 2, 4)
+    assert question.limits == Limits(2.0, tail=True)
+    assert queries.limits == Limits(2.0, tail=False) and queries.bound == "p99-queries"
+    assert paper.limits == Limits(2.0, tail=False) and not paper.variation and not paper.partial
+    assert not question.cost_model.watched, "no list of what was extrapolated for each of thousands of points"
+
+
+def test_what_is_fixed_is_at_least_one():
+    check_asked(("rra",), {"encode_batch": 1})
+    with pytest.raises(InputError, match="fixed to 0"):
+        check_asked(("rra",), {"encode_batch": 0})
+    check_asked(("orca", "rra"), {}, ("grow",))
+    with pytest.raises(InputError, match="known for static, rra: use --admission reserve, or orca, chunked"):
+        check_asked(("static", "rra"), {}, ("grow",))
+
+
+@pytest.mark.parametrize("bound", ["p99-length", "p99-queries"])
+def test_what_was_assumed_is_said(bound):
+    found = tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=bound, policies=("orca",)).assumptions
+    said = {
+        "p99-length": "a sequence of the 99th-percentile output length meets the bound, and one of the 99.9th too",
+        "p99-queries": "99% of all queries meet the bound",
+    }[bound]
+    assert found[0] == f"bound: {said}, counted from the start of its encoding"
+    free = tune(
+        MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
+    ).assumptions
+    assert not any("bound:" in text or "isn't searched" in text for text in free)
+
+
+def test_what_may_be_the_answer_by_a_tie_is_told_to_be_as_good():
+    """To the last bit: `preferred` takes it where it is simpler."""
+    best, other = alternative("rra", 200.0, "full"), alternative("orca", 199.0, "late")
+    assert preferred([best, other], lambda a: a.estimate.throughput_tok_s, lambda a: a.policy) is other
+    ahead, behind = _compared((best, other), best)
+    assert ahead.reason == "the best, with orca as good; full" and behind.reason == "as good as rra; late"

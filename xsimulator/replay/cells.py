@@ -73,8 +73,8 @@ class Pipeline:
         replica_cost: ReplicaCost,
         side: Side,
         micro_batching: MicroBatching,
-        keep_spans: bool = False,
-        replica: int = 0,
+        keep_spans: bool,
+        replica: int,
     ):
         stages = len(side.stages)
         self.stages = side.stages
@@ -97,9 +97,6 @@ class Pipeline:
         self._takes_over = replica_cost.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
         """Whether prompts come from another side's encoders, and this one makes their keys and values."""
         self._hops: dict[int, Array] = {}
-        most = max(micro_batching.count, micro_batching.encode_micro_batches or 0)
-        self._no_hops = np.zeros((most, 1))
-        """[micro-batches, 1]: a single stage has nowhere to send."""
         self._pace = 0.0
         """Seconds of a decoding iteration lately."""
 
@@ -112,7 +109,7 @@ class Pipeline:
         """When the last token of a sequence's micro-batch came out."""
         return float(self._token[self.micro_batching.index(sequence)])
 
-    def run(self, step: Step, now: float, most: int = 1, until: float = np.inf) -> Ran:
+    def run(self, step: Step, now: float, most: int, until: float) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
         next step would be decided before `until`.
         """
@@ -183,7 +180,7 @@ class Pipeline:
     ) -> tuple[int, float, Array]:
         """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
         if len(self.stages) == 1:
-            hops = self._no_hops[: len(micro_batches)]
+            hops = np.zeros((len(micro_batches), 1))  # it has nowhere to send
         else:
             hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)

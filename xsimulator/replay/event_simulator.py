@@ -40,8 +40,8 @@ class Replay:
     seconds: float
     """Until the last piece of work was done."""
     estimate: Estimate
-    preemptions: int = 0
-    reused: int = 0
+    preemptions: int
+    reused: int
     """Tokens of prompts that were found in the cache."""
 
 

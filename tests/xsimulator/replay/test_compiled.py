@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching import deal
+from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.profile import Table
 from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import schedule
-from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans
+from tests.exegpt.nouns import MODEL, schedule
+from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
 from xsimulator.replay import event_loop
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Watch
 from xsimulator.replay.event_simulator import replay
@@ -20,7 +21,7 @@ from xsimulator.replay.event_simulator import replay
 
 def mixed_attention(table):
     """A profile whose engine computes prompts and decoding in one kernel."""
-    points = ((0.0, 64.0), (0.0, 32.0, 128.0), (0.0, 16.0), (0.0, 32.0, 128.0))
+    points = ((0.0, 64.0), (0.0, 48.0, 200.0), (0.0, 16.0), (0.0, 32.0, 128.0))
     values = tuple(1e-5 + 1e-7 * i * (i % 7) for i in range(36))
     (degree,) = table.degrees
     mixed = replace(degree.decoder, mixed_attention=Table(("chunk", "past", "decodes", "context"), points, values))
@@ -30,16 +31,38 @@ def mixed_attention(table):
 MIXED = mixed_attention(PROFILE)
 
 
+BENT = replace(
+    PROFILE,
+    send=Table(("bytes",), ((1.0, 3e4, 9e4),), (1e-5, 2e-3, 2.5e-3)),
+    host_copy=Table(("bytes",), ((1.0, 2e5, 1e6),), (1e-5, 5e-3, 6e-3)),
+)
+"""Links whose first bytes take longest: what they take is not in proportion to what is sent."""
+
+
 def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
     columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
     return Requests(*np.ascontiguousarray(columns.T))
 
 
 @settings(max_examples=300)
-@given(plans(), REQUESTS, st.booleans())
-def test_every_request_has_the_replays_times(plan, requests, mixed):
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT]))
+def test_every_request_has_the_replays_times(plan, requests, other):
     made, tables = plan
-    tables = MIXED if mixed and tables is PROFILE else tables
+    tables = other if tables is PROFILE else tables
+    check_times(made, tables, requests)
+
+
+@pytest.mark.parametrize("policy", ["orca", "rra", "static"])
+def test_stages_that_are_alike_share_their_costs(policy):
+    """Of four stages the two in the middle hold the same."""
+    stages = stages_of(MODEL, "both", 0, 4)
+    assert stages[1].decoder_layers == (3, 6) and stages[2].decoder_layers == (6, 9)
+    made = schedule(policy, stages=stages, cluster=parse_cluster("4xA40"))
+    check_times(made, PROFILE, [RequestLengths(5 + 7 * i, 1 + 3 * i, 0.01 * i) for i in range(12)])
+
+
+def check_times(made, tables, requests):
+    """Each request's times beside those of `replay`."""
     requests = sorted(requests, key=lambda r: r.arrival_s)
     expected = {s.index: s for s in replay(made, tables, requests, timeline=False).served}
     replicas = Replicas(tables)
@@ -111,6 +134,18 @@ def test_a_request_larger_than_the_cache_is_refused():
 def test_a_request_that_fills_the_cache_is_served():
     """49 + 15 tokens of 16 are cached: four blocks."""
     assert Replicas(PROFILE).serve(schedule("orca", kv_blocks=4), arrays([RequestLengths(49, 16)])) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"admission": "grow"}, "Admission 'grow' isn't compiled"),
+        ({"prefix_caching": True}, "Prefix caching isn't compiled"),
+    ],
+)
+def test_what_is_not_compiled_is_refused(changes, said):
+    with pytest.raises(InputError, match=said):
+        Replicas(PROFILE).serve(schedule("orca", **changes), arrays([RequestLengths(10, 4)]))
 
 
 def test_what_does_not_fit_together_is_refused():

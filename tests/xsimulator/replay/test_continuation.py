@@ -93,6 +93,16 @@ def test_sequences_that_find_no_blocks_wait(admission):
     assert after[-1].start_s > 0.0 == after[0].start_s
 
 
+def test_a_sequence_that_outlives_its_supposed_end_ends_at_its_next_token():
+    """It was supposed to have ended after 10 tokens, and has 20; beside it another goes on."""
+    schedule = schedule_of("orca")
+    cost = ReplicaCost.of(schedule, PROFILE)
+    late, other = continue_from(schedule, cost, [Standing(100, 50, 10, 20), Standing(100, 50, 50, 20)], 1e9)
+    first, *_ = continue_from(schedule, cost, [Standing(100, 50, 21, 20), Standing(100, 50, 50, 20)], 1e9)
+    assert late == first and late.start_s == 0.0
+    assert 20 * late.finish_s < other.finish_s < 31 * late.finish_s  # 30 iterations, all but one without the first
+
+
 def _stopped(schedule, cost, pairs, at):
     """The sequences of a replay that is stopped at some time, and which requests they are."""
     policy, ledger = make_policy(schedule), make_ledger(schedule, fcfs)

@@ -1,0 +1,208 @@
+"""Tuning at a rate of arrival: which policies are looked at closely, and what is said of each."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from exegpt.errors import InputError
+from exegpt.estimate import Estimate
+from tests.exegpt.nouns import schedule
+from tests.xscheduler.test_goodput import answer
+from xscheduler import open_tune
+from xscheduler.arrivals import REQUESTS, Arrivals
+from xscheduler.goodput import LEAST_LOAD, Bounds, Goodput
+from xscheduler.open_search import COUNTS
+from xscheduler.open_tune import (
+    MOST_EXHAUSTIVE,
+    Sustained,
+    _alternative,
+    _assumptions,
+    _check_method,
+    _cost,
+    _raced,
+    _sustained,
+)
+from xscheduler.tuned import Alternative
+
+MADE = schedule("orca")
+ESTIMATE = Estimate(10.0, 100.0, 1.5, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
+
+
+class Racing:
+    """A policy's search whose grid leads with one goodput, and which comes to another when it is refined."""
+
+    meter = None
+
+    def __init__(self, grid, refined=None):
+        self.leads = [] if grid is None else [SimpleNamespace(goodput=grid), SimpleNamespace(goodput=grid / 2)]
+        self.closer = [] if refined is None else [SimpleNamespace(goodput=refined)]
+        self.floor, self.looked_closer = None, False
+
+    def grid(self, floor):
+        self.floor = floor
+        return self.leads
+
+    def refined(self, leads):
+        assert leads is self.leads
+        self.looked_closer = True
+        return self.closer
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A measurement confirms the leads' goodput; returns it with the leads and the number of requests."""
+
+    def best(leads, search, count):
+        return SimpleNamespace(goodput_seq_s=leads[0].goodput, leads=len(leads), count=count)
+
+    monkeypatch.setattr(open_tune, "_best", best)
+
+
+def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(measured):
+    searches = {
+        "last": Racing(0.92, 9.0),
+        "none": Racing(None),
+        "near": Racing(0.94, 0.995),
+        "best": Racing(0.96, 1.0),
+        "fair": Racing(0.935, 0.985),
+    }
+    told = []
+    found = _raced(searches, lambda *at: told.append(at))
+    assert list(found) == ["best", "near", "fair", "last"]
+    assert {policy: each.goodput_seq_s for policy, each in found.items()} == {
+        "best": 1.0,
+        "near": 0.995,
+        "fair": 0.985,
+        "last": 0.92,
+    }
+    assert [each.count for each in found.values()] == [REQUESTS, REQUESTS, COUNTS[1], COUNTS[1]]
+    assert found["last"].leads == 1 and not searches["last"].looked_closer
+    assert told == [(number, 10) for number in range(9)]
+    assert {search.floor for search in searches.values()} == {0.0}
+
+
+def test_policies_far_behind_a_floor_are_left_out(measured):
+    searches = {"far": Racing(0.92, 0.92), "near": Racing(0.935, 0.98), "gone": Racing(0.95, None)}
+    found = _raced(searches, lambda *at: None, 1.0)
+    assert list(found) == ["near"] and found["near"].count == COUNTS[1]
+    assert {search.floor for search in searches.values()} == {0.93}
+
+
+class Late:
+    """A meter under which requests are late from some rate on; remembers the rates that it was asked for."""
+
+    def __init__(self, late_from, limit=100.0):
+        self.seen, self._limit = [], limit
+        self.bounds = SimpleNamespace(
+            latency_s=2.0, broken=lambda rate: f"late at {rate:g}" if rate > late_from else ""
+        )
+
+    def limit(self, steady):
+        return self._limit
+
+    def served_at(self, made, rate, count):
+        assert made is MADE and count == COUNTS[1]
+        self.seen.append(pytest.approx(rate))
+        return rate
+
+
+@pytest.mark.parametrize(
+    ("reached", "late_from", "limit", "rates", "broken"),
+    [
+        ((1.0, 1.0), 1.0, 100.0, [1.02], "late at 1.02"),
+        ((0.9, 1.0), 1.03, 100.0, [1.02, 1.05], "late at 1.05"),
+        ((1.0, 1.0), 1.2, 100.0, [1.02, 1.05, 1.1], ""),
+        ((1.0, 1.0), 0.0, 1.0, [], ""),  # as much as it ever gives
+        ((0.0, 0.0), 0.5, 100.0, [LEAST_LOAD * 50], "late at 1"),  # late even when it is nearly idle
+    ],
+)
+def test_what_breaks_is_seen_a_little_above_the_goodput(reached, late_from, limit, rates, broken):
+    space = SimpleNamespace(values=lambda point: (8, 1), estimate=lambda values: ("steady", values))
+    lead = SimpleNamespace(space=space, point=(7, 0), schedule=MADE, steady=50.0)
+    meter = Late(late_from, limit)
+    found = _sustained(lead, Goodput(*reached), meter)
+    assert found.broken == broken and found.goodput_seq_s == reached[0]
+    assert rates == meter.seen
+    assert found.schedule == replace(MADE, latency_bound_s=2.0) and found.steady == ("steady", (8, 1))
+
+
+STEADY = replace(ESTIMATE, memory_bytes=(3e9,), binding="memory", extrapolated=("head",), latency_tail_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "broken", "reason", "binding"),
+    [
+        (2.5, "", "sustains 2.5/s; beyond, its steady throughput ends it, limited by memory", "memory"),
+        (2.0, "it is late", "sustains 2/s; beyond, it is late", "latency"),
+        (1.99, "it is late", "sustains 1.99/s at most; beyond, it is late", None),
+        (0.0, "it is late", "sustains no rate: nearly idle, it is late", None),
+    ],
+)
+def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, binding):
+    asked = []
+    meter = SimpleNamespace(served_at=lambda *at: asked.append(at) or replace(ESTIMATE, latency_tail_s=9.0))
+    best = Sustained(MADE, STEADY, Goodput(low, 3.0), broken)
+    found = _alternative("orca", [], None, best, meter, 2.0)
+    assert (found.policy, found.reason) == ("orca", reason)
+    if binding is None:
+        assert found.schedule is found.estimate is None and not asked
+    else:
+        assert found.schedule is MADE and asked == [(MADE, 2.0)]
+        assert found.estimate == replace(STEADY, latency_tail_s=None, binding=binding)
+
+
+def test_a_policy_that_sustains_nothing_is_late_or_does_not_fit(monkeypatch):
+    monkeypatch.setattr(open_tune, "why_infeasible", lambda policy, members, question: f"{policy} is too large")
+    spaces = [SimpleNamespace(ceiling=0.0), SimpleNamespace(ceiling=0.5)]
+    late = _alternative("rra", spaces, None, None, None, 2.0)
+    assert late.reason == "sustains no rate: even nearly idle, its requests are late"
+    assert _alternative("rra", spaces[:1], None, None, None, 2.0).reason == "rra is too large"
+
+
+def arrivals(count, random):
+    ones = np.full(count, 5.0)
+    return Arrivals(ones, ones, np.arange(float(count)), random)
+
+
+def test_what_was_assumed_is_said():
+    few = _assumptions(Bounds(2.0), "p99-length", arrivals(499, True), None, 1234.56, None)
+    assert few == (
+        "bound: of the requests whose outputs are the longest 2%, 95% meet it, counted from arrival",
+        "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
+        "simulator over 499 requests, the first 10% left out; so few say little about percentiles: pass a longer trace",
+        "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
+    )
+    winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
+    trace = _assumptions(Bounds(None, tpot_s=0.1), "p99-queries", arrivals(500, False), None, 2.0, winner)
+    assert trace[0].endswith("over 500 requests, the first 10% left out")
+    assert trace[1:] == (
+        "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "
+        "steady throughput",
+        "the answer stands on times beyond the profile's grid in head, rest: continued linearly, less certain",
+    )
+
+
+def test_only_few_schedules_are_all_replayed():
+    _check_method("exhaustive", MOST_EXHAUSTIVE)
+    _check_method("bnb", 10 * MOST_EXHAUSTIVE)
+    with pytest.raises(InputError, match="would replay 20,001 schedules, more than 20,000"):
+        _check_method("exhaustive", MOST_EXHAUSTIVE + 1)
+
+
+@pytest.mark.parametrize(("method", "name"), [("bnb", "racing"), ("exhaustive", "exhaustive")])
+def test_the_cost_is_that_of_all_policies(method, name):
+    searches = [SimpleNamespace(points=3, size=10), SimpleNamespace(points=4, size=20)]
+    cost = _cost(searches, method, 1.5, SimpleNamespace(replays=7))
+    assert (cost.method, cost.evaluations, cost.space, cost.seconds, cost.replays) == (name, 7, 30, 1.5, 7)
+
+
+def test_without_a_rate_the_answer_is_for_a_server_that_is_well_used():
+    few = {"prefills_per_step": 1, "max_num_seqs": 16}
+    found = answer(None, Bounds(5.0), fixed=few, count=1500)
+    assert found.rate_seq_s == pytest.approx(0.8 * found.highest_rate_seq_s) and found.rate_seq_s > 0
+    assert found.tuned.schedule.max_num_seqs == 16
+    none = answer(None, Bounds(1e-3), fixed=few, count=1500)
+    assert none.rate_seq_s == none.highest_rate_seq_s == 0.0 and none.tuned.schedule is None
+    assert none.tuned.lowest_latency_s == found.tuned.lowest_latency_s > 1e-3
