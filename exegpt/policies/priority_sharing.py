@@ -1,6 +1,7 @@
 """SeaLLM's rule of sharing: whoever's request comes first runs, with all of its kind."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from exegpt.batching import Sequence
@@ -49,19 +50,12 @@ class PrioritySharing:
             tenant = unit.tenants[candidate.place]
             if candidate.phase == "encode":
                 unit.prefill(tenant)
-            elif len(candidates) == 1:
-                unit.decode(tenant)
             else:
-                self._decode(unit, tenant, candidate, now)
+                alone = len(candidates) == 1
+                lasts_s = _waiting_s(unit, now) if alone else _steady_s(unit, tenant, candidate.first, now)
+                _decode(unit, tenant, now, lasts_s)
             if unit.running:
                 return
-
-    def _decode(self, unit: Unit, tenant: Tenant, candidate: Candidate, now: float) -> None:
-        """Start a row that lasts while its first sequence's key surely stays the smallest."""
-        lasts_s = _steady_s(unit, tenant, candidate.first, now)
-        unit.decode(tenant, None if lasts_s > 0 else 1)
-        if tenant.job:  # the runner's are over at once
-            tenant.job.cut(now + lasts_s)
 
     def _candidates(self, unit: Unit, now: float) -> list[Candidate]:
         """Each model's first waiting request that would be admitted, and its first resident."""
@@ -73,6 +67,13 @@ class PrioritySharing:
             else:
                 found += [candidate for candidate in (prompts, residents) if candidate]
         return found
+
+
+def _decode(unit: Unit, tenant: Tenant, now: float, lasts_s: float) -> None:
+    """Start a row of a model that nothing else will come before for so many seconds."""
+    unit.decode(tenant, None if lasts_s > 0 else 1)
+    if tenant.job and lasts_s < inf:  # the runner's are over at once
+        tenant.job.cut(now + lasts_s)
 
 
 def _prompts(tenant: Tenant, place: int, now: float) -> Candidate | None:
@@ -104,6 +105,21 @@ def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
         if changes:
             idle = () if other is tenant else other.ledger.decoding
             seconds = min(seconds, changes(idle, now) - now)
+    return seconds
+
+
+def _waiting_s(unit: Unit, now: float) -> float:
+    """For how many seconds the same prompts surely wait as the first of each model, if none arrives: another one may
+    have its blocks.
+    """
+    seconds = inf
+    for tenant in unit.tenants:
+        order = _order(tenant)
+        changes = getattr(order, "next_change_s", None)
+        if changes:
+            seconds = min(seconds, changes((), now) - now)
+        elif order.changes and len(tenant.ledger.waiting) > 1:
+            return 0.0
     return seconds
 
 

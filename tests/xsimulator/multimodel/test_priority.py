@@ -73,6 +73,9 @@ def known(models, order):
     ),
     st.booleans(),
 )
+@example(  # the second starves while it waits for blocks, and the third, which waits too, could have had its own
+    [([(14, 10, 0.9375), (20, 6, 1.0), (6, 2, 1.0)], 0.5)], lambda: DoublingBudget(1.7, executed=True), True
+)
 def test_rows_under_budgets_and_levels_are_iterations_one_by_one(models, order, prompts_first):
     """Whose keys change as they run, or as they starve: a row ends where another could come first."""
     rows = replay_unit(known(models, order()), PrioritySharing(prompts_first))
