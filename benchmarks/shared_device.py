@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.servers import orca
 from exegpt.app.load.arrivals import random_arrivals
+from exegpt.app.multimodel.serving_unit import options_of
 from exegpt.app.profiles import measured_profile
 from exegpt.models.create import create_model
 from exegpt.models.device import CPU
@@ -84,11 +85,14 @@ def planned(directories: Mapping[str, Path], share: Share, blocks: Mapping[str, 
 
 
 def measured(
-    models: Sequence[PlannedModel], directories: Mapping[str, Path], todo: Mapping[str, list[Request]]
+    models: Sequence[PlannedModel],
+    directories: Mapping[str, Path],
+    profiles: Mapping[str, Profile],
+    todo: Mapping[str, list[Request]],
 ) -> dict[str, Figures]:
-    """Run them."""
+    """Run them, in the order that their rule of sharing asks for."""
     unit = Unit.load(models, directories)
-    unit.open()
+    unit.open(options={model.name: options_of(model, profiles[model.name], spans=False) for model in models})
     results: dict[str, list[Result]] = {name: [] for name in todo}
     for name, some in todo.items():
         for request in some:
@@ -156,7 +160,7 @@ def one_round(
     ratios: dict[str, list[float]] = {}
     for share in (Share("time"), Share("priority", pool="merged")):
         models = planned(directories, share, dict.fromkeys(SIZES, 1000))
-        real, expected = measured(models, directories, todo), predicted(models, profiles, todo)
+        real, expected = measured(models, directories, profiles, todo), predicted(models, profiles, todo)
         print_both(f"shared by {share.by}, measured / predicted", real, expected)
         ratios |= {f"share, by {share.by}": [real[n].share / expected[n].share for n in SIZES]}
         ratios |= {f"mean latency, by {share.by}": [real[n].latency_s / expected[n].latency_s for n in SIZES]}
@@ -164,7 +168,7 @@ def one_round(
     ends: dict[str, tuple[float, float]] = {}
     for pool in ("quotas", "merged"):
         models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
-        real, expected = measured(models, directories, skewed), predicted(models, profiles, skewed)
+        real, expected = measured(models, directories, profiles, skewed), predicted(models, profiles, skewed)
         print_both(f"skewed load, {pool}, measured / predicted", real, expected)
         ends[pool] = real["wide"].seconds, expected["wide"].seconds
     gains = [split / merged for split, merged in zip(ends["quotas"], ends["merged"], strict=True)]

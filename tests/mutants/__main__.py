@@ -43,7 +43,9 @@ TESTS = {
     "xscheduler/multimodel": "xscheduler/multimodel",
     **dict.fromkeys(
         ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
-        " ".join(f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "quota_adaptation", "cluster")),
+        " ".join(
+            f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "quota_adaptation", "cluster")
+        ),
     ),
     **dict.fromkeys(
         ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),

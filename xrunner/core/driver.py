@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from exegpt.batching import UNKNOWN, Hints, Order, Sequence
+from exegpt.batching import UNKNOWN, FollowingOrder, Hints, Order, Sequence
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.sequence import PREEMPTED
 from exegpt.change import Change
@@ -168,6 +168,8 @@ class Driver:
         for sequence, _ in step.encode:
             self.outputs.begin(self.outputs.running[sequence.index], now)
         lane.run(step, now)
+        if phase and isinstance(self.ledger.waiting.order, FollowingOrder):  # it shares devices, and the step is over
+            self.ledger.waiting.order.ran(step, self.now() - now, self.now())
         self.ledger.advance(step)
         self._book_stops()
         self._forget()

@@ -112,14 +112,14 @@ class Unit:
         in_order = TimeSharing(in_order=share.pool == "merged")
         return Unit(tenants, PrioritySharing(prompts_first=True) if share.by == "priority" else in_order)
 
-    def open(self, extents: Mapping[str, Extent] | None = None, options: Options | None = None) -> None:
+    def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
         """Be ready for requests of each model within an extent; without one, for all that its schedule allows. All
-        ranks call it alike.
+        ranks call it alike. `options` are each model's: under a rule by priority with its order.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
             within = extents or {tenant.name: Extent.within(schedule, schedule.model.spec.context - 1, 1)}
-            how = replace(options or Options(), policy=tenant.policy)
+            how = replace(options[tenant.name] if options else Options(), policy=tenant.policy)
             tenant.engine.open(within[tenant.name], how)
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)

@@ -18,7 +18,7 @@ from exegpt.policies import make_ledger, make_policy
 from exegpt.profile import Profile
 from exegpt.served import Served
 from xsimulator.cost.replica import ReplicaCost
-from xsimulator.multimodel.plan_replay import CONTENTION, hints_of, loads_of, overhead_of, rule_of
+from xsimulator.multimodel.plan_replay import CONTENTION, loads_of, order_of, overhead_of, rule_of
 from xsimulator.multimodel.replay import empty_tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.event_simulator import keys_of, sides_of
@@ -117,7 +117,7 @@ def _engines(plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, 
             engines[model.name] = Alone(model, profiles[model.name], records[model.name])
             continue
         tenants = [empty_tenant(load, records[load.name]) for load in loads_of(unit, profiles, {})]
-        hints = {model.name: hints_of(model, profiles[model.name]) or UNKNOWN for model in unit}
+        hints = {model.name: order_of(model, profiles[model.name])[1] or UNKNOWN for model in unit}
         shared = Shared(Unit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit)), hints)
         engines |= {model.name: shared for model in unit}
     return engines

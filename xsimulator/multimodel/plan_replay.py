@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import Hints, deal
+from exegpt.batching import Hints, Order, deal
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import QuotaPool, Store, block_of, merged_pools
 from exegpt.errors import InputError
@@ -141,9 +141,8 @@ def loads_of(
 
 def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
     cost, policy = _cost(model.schedule, profile), OnePhasePolicy.of(model.schedule)
-    share, known = model.share.decode if model.share else 1.0, hints_of(model, profile)
+    share, (order, known) = model.share.decode if model.share else 1.0, order_of(model, profile)
     limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=share)
-    order = DoublingBudget(executed=True) if known else fcfs
     return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else ())
 
 
@@ -159,14 +158,15 @@ def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
     return TableCost(profile, schedule.stages[0].tp)
 
 
-def hints_of(model: PlannedModel, profile: AnyProfile) -> Hints | None:
-    """What is known of each of a model's requests where they have priorities; None where they need none."""
+def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | None]:
+    """Who of a model's requests comes first, and what that is told of each; None: nothing."""
     if model.share is None or model.share.by != "priority":
-        return None
+        return fcfs, None
     if not isinstance(profile, Profile):
         raise InputError(f"Model '{model.name}' shares by priority: replay it by a profile of layers.")
     times = service_times(model.schedule, ReplicaCost.of(model.schedule, profile))
-    return Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
+    known = Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
+    return DoublingBudget(executed=True), known
 
 
 def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:

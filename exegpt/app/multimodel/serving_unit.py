@@ -24,6 +24,7 @@ from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.multimodel import serving
 from xrunner.multimodel.unit import Unit
+from xsimulator.multimodel.plan_replay import order_of
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
     if unit[0].share and unit[0].share.by == "space" and not ranks.rank:
         output.note("models that share by space take turns here: shares of multiprocessors are simulated alone")
     engines = Unit.load(unit, directories, ranks, device, attention)
-    engines.open(options=Options(spans=True))
+    engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
     if not engines.leads:
         engines.serve()
         return
@@ -112,6 +113,12 @@ def measured_profiles(
         job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
         profiles[model.name] = job.profile
     return profiles
+
+
+def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:
+    """How a model that shares decides: in the order in which it is simulated."""
+    order, known = order_of(model, profile)
+    return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
 
 
 def _opened(schedule: Schedule, profile: Profile, zero_s: float) -> Opened:

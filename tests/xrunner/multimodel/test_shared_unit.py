@@ -6,9 +6,11 @@ import json
 import pytest
 
 from exegpt import document
+from exegpt.batching import Hints
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request, Result
 from exegpt.served import summarise
@@ -16,6 +18,7 @@ from exegpt.workload import RequestLengths
 from tests.xrunner.cells import requests, schedule, stages
 from tests.xrunner.core.conftest import tokens_of_transformers
 from xprofiler.roofline import roofline_profile
+from xrunner.core.driver import Options
 from xrunner.core.events import Token
 from xrunner.multimodel.unit import Unit
 from xsimulator.multimodel.plan_replay import replay_models
@@ -121,6 +124,37 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profi
         r for r, before in zip(rows, [None, *rows], strict=False) if r != before
     ]
     assert preempted == {name: one.preemptions for name, one in replays.items()}
+
+
+class Watched(DoublingBudget):
+    """Keeps what it is told that steps took."""
+
+    def __init__(self, told):
+        super().__init__(executed=True)
+        self.told = told
+
+    def fresh(self):
+        return Watched(self.told)
+
+    def ran(self, step, seconds, now):
+        self.told.append(seconds)
+        super().ran(step, seconds, now)
+
+
+def test_the_service_whose_requests_are_shorter_comes_first_by_priority(directories):
+    """Though both have waited as long; the order is told what each of its jobs has taken."""
+    told = {name: [] for name in directories}
+    hints = {"llama": Hints(service_time_s=1e-6), "gpt2": Hints(service_time_s=1e6)}
+    options = {n: Options(order=Watched(told[n]), hints=lambda _, known=hints[n]: known) for n in directories}
+    unit = Unit.load(planned(directories, SHARES[2], 60), directories)
+    unit.open(options=options)
+    _, jobs = run(unit, {name: requests() for name in ("gpt2", "llama")})
+    first = jobs.count("llama")
+    assert set(jobs[:first]) == {"llama"} and set(jobs[first:]) == {"gpt2"}
+    for tenant in unit.tenants:
+        assert len(told[tenant.name]) == jobs.count(tenant.name)
+        assert 0.8 * tenant.busy_s < sum(told[tenant.name]) <= tenant.busy_s
+    unit.close()
 
 
 def split(model):
