@@ -109,6 +109,26 @@ def test_an_engine_has_stalled_when_no_model_that_waits_gets_anything(model, tmp
     assert asyncio.run(run()) == killed
 
 
+def test_a_unit_that_was_given_up_watches_its_models_no_longer(model, tmp_path):
+    """Else the stall of one model's next engine would end what the other models' engines take."""
+
+    async def run():
+        links = SilentLink(0.0), SilentLink(0.0)
+        made, engine = frontends(model, *links), Engine()
+        unit = unit_of(made, tmp_path, engine)
+        running = asyncio.ensure_future(unit.run())
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await unit.give_up()
+        for frontend in made:  # other units' engines are there
+            frontend.admission = type("Cycle", (), {"cycle_s": 0.1})()
+        links[0].silent_s = 6.0
+        await asyncio.sleep(0.2)
+        return [frontend.admission is not None for frontend in made]
+
+    assert asyncio.run(run()) == [True, True]
+
+
 def test_journalled_requests_are_run_by_the_model_that_they_name(model, tmp_path):
     for name in ("a", "b", "gone", None):
         body = {"prompt": "a"} | ({"model": name} if name else {})
