@@ -127,6 +127,7 @@ class Supervisor:
             if replanning:
                 replanning.cancel()
                 await asyncio.wait({replanning})  # with the search
+            await self._replacing.acquire()  # a change of the plan under way starts engines: those end here, too
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))

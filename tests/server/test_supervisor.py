@@ -104,3 +104,22 @@ def test_an_error_as_the_plan_changes_ends_the_server(model, tmp_path, made, mon
 
     with pytest.raises(OSError, match="no space"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("changes", [1, 2])
+def test_engines_of_a_plan_that_is_followed_as_the_server_ends_are_stopped(model, tmp_path, made, changes):
+    supervised = supervising(model, tmp_path, lambda plan: (unit(plan),))
+
+    async def run():
+        running = asyncio.ensure_future(supervised.run(Http()))
+        await asyncio.sleep(0.05)
+        for number in range(changes):
+            supervised.follow(f"plan {number}")
+        await asyncio.sleep(0.02)
+        supervised.interrupt()
+        supervised.interrupt()
+        await asyncio.wait_for(running, 2.0)
+        await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+    assert [one.state for one in made] == [*["given up"] * changes, "stopped"]
