@@ -14,6 +14,7 @@ from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
+from exegpt.server.api import resume_entries
 from exegpt.server.errors import ApiError
 from exegpt.server.frontend import Frontend, without_bound
 from exegpt.server.frontends import Frontends
@@ -190,3 +191,21 @@ def test_one_page_has_each_models_series(model, accept):
     families = text_string_to_metric_families(text.decode())
     builds = [s.labels for family in families for s in family.samples if s.name == "exegpt_build_info"]
     assert [(labels["model_name"], labels["model"]) for labels in builds] == [("a", "a"), ("b", "b")]
+
+
+def test_a_journalled_request_that_can_not_be_run_any_more_keeps_no_other_from_it(model, tmp_path):
+    """Its prompt may have been for a model with a longer context."""
+    for name, count in (("long", 10_000), ("short", 3)):
+        body = {"prompt": [5] * count, "max_tokens": 4, "seed": 1}
+        entry = {"path": "/v1/completions", "asked": "", "body": body, "ended_s": None}
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry))
+
+    async def run():
+        (frontend,) = frontends(model, EngineLink(), journal=Journal(tmp_path, 1.0))
+        entries = sorted(frontend.journal.unfinished, key=lambda entry: entry.name)
+        await resume_entries(frontend, entries)
+        entries[1].reading.cancel()
+        return [entry.name for entry in frontend.journal.unfinished], [o.request.prompt_ids for o in entries[1].outputs]
+
+    assert asyncio.run(run()) == (["short"], [(5, 5, 5)])
+    assert not (tmp_path / "long.json").exists()
