@@ -60,6 +60,11 @@ class KVCache:
         return cls(tuple(key.view(key_shape(key)) for key in keys), values)
 
     @property
+    def last(self) -> int:
+        """The last block that all layers have: over a memory, later ones have fewer."""
+        return len(self.values[-1]) - 1
+
+    @property
     def bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in self.keys + self.values)

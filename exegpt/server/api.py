@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from exegpt import __version__
+from exegpt.report import output
 from exegpt.server.administration import add_administration
 from exegpt.server.answering import Answer, answer, run_entry
 from exegpt.server.body import read_json
@@ -169,13 +170,21 @@ def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend
 
 
 async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
-    """Run journalled requests to a model that another process has left unanswered."""
+    """Run journalled requests to a model that another process has left unanswered; forget those that this server, whose
+    model may be another, would refuse.
+    """
     for entry in entries:
         async with entry.admitting:
             if entry.outputs is None:
                 make = partial(make_answer, entry.path, entry.body, frontend, entry.name[:24])
-                work = make()
-                await asyncio.to_thread(work.prepare, frontend)
+                try:
+                    work = make()
+                    await asyncio.to_thread(work.prepare, frontend)
+                except ApiError as error:
+                    assert frontend.journal, "whose entry it is"
+                    frontend.journal.refuse(entry)
+                    output.note(f"a journalled request can't be run any more ({error.message})")
+                    continue
                 run_entry(entry, make, work, frontend)
 
 

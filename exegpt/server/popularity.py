@@ -3,8 +3,8 @@
 1. Each model's arrivals are tested against its rate (`rate_drift.py`). A day of Poisson arrivals at the planned rates
    raises a false alarm with a probability of at most `FALSE_ALARMS`, all models together.
 2. An alarm has to last: from it on all models' requests are counted, for `lasts_s`, or as long as it takes that twice
-   `ENOUGH` are planned to come. Fewer than `ENOUGH` show no popularity: the test begins again. Else popularity has
-   drifted if the model's rate is still beyond what is tolerated in most parts of this time: a burst, which isn't
+   `ENOUGH` come, or are planned to come. Fewer than `ENOUGH` show no popularity: the test begins again. Else popularity
+   has drifted if the model's rate is still beyond what is tolerated in most parts of this time: a burst, which isn't
    Poisson and raises an alarm, is in few of them. The rates of this time are those to plan for.
 """
 
@@ -73,7 +73,8 @@ class Popularity:
             self._counts[name] += count
         self._looks.append((counts[self._alarm[0]], seconds))
         lasted_s = now_s - self._since_s
-        if lasted_s < max(self._lasts_s, 2 * ENOUGH / sum(self.planned.values())):
+        enough = max(lasted_s * sum(self.planned.values()), sum(self._counts.values())) >= 2 * ENOUGH
+        if lasted_s < self._lasts_s or not enough:
             return None
         rates = {name: (count + 0.5) / lasted_s for name, count in self._counts.items()}  # of none, not quite 0
         drifted = sum(self._counts.values()) >= ENOUGH and self._lasts()

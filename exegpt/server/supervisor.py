@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -85,6 +86,8 @@ class Supervisor:
         self._units = [self._unit(unit) for unit in options.units]
         self._running: dict[Unit, asyncio.Task[int]] = {}
         self._ended = asyncio.Event()
+        self._error: BaseException | None = None
+        """Of what ended as it never should."""
         self._signals = 0
         self.code = 0
         frontends.drain = self.interrupt
@@ -117,11 +120,14 @@ class Supervisor:
         replanning = asyncio.ensure_future(self._replanning.run()) if self._replanning else None
         try:
             await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._error:
+                raise self._error
         finally:
             server.should_exit = True
             if replanning:
                 replanning.cancel()
                 await asyncio.wait({replanning})  # with the search
+            await self._replacing.acquire()  # a change of the plan under way starts engines: those end here, too
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))
@@ -135,14 +141,27 @@ class Supervisor:
         task.add_done_callback(self._unit_ended)
 
     def _unit_ended(self, task: "asyncio.Task[int]") -> None:
-        if not task.cancelled() and (code := task.result()):
+        if self._failed(task) or task.cancelled():
+            return
+        if code := task.result():
             self.code = self.code or code
             self._drain()
+
+    def _failed(self, task: "asyncio.Task[Any]") -> bool:
+        """Whether a task has raised an error, which ends the server: models without engines would keep their clients
+        waiting.
+        """
+        error = None if task.cancelled() else task.exception()
+        if error:
+            self._error = self._error or error
+            self._ended.set()
+        return bool(error)
 
     def follow(self, plan: Plan) -> None:
         """Follow another plan for the same models from now on; InputError for one that can't be."""
         assert self._options.replan, "a server of a plan"
         self._following = asyncio.ensure_future(self._replace(self._options.replan(plan)))
+        self._following.add_done_callback(self._failed)
         if self._replanning:
             self._replanning.follows(plan)
 

@@ -77,8 +77,10 @@ class Unit:
                 while not ending.done() and not all(frontend.link.opened for frontend in self.frontends):
                     await asyncio.sleep(_LOOK_S)
             watching = asyncio.ensure_future(self._watch())
-            code = await ending
-            watching.cancel()
+            try:
+                code = await ending
+            finally:  # when this is cancelled, too: another unit watches these models then
+                watching.cancel()
             await self._engine.kill()
             self._lost()
             if all(frontend.draining and not frontend.active for frontend in self.frontends):

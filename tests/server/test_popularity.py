@@ -76,3 +76,10 @@ def test_models_that_are_rarely_asked_have_the_time_that_their_requests_take():
     popularity = Popularity(rarely, LASTS_S, 0.0)
     at_s, rates = fed(popularity, {"long": 0.01, "longer": 0.04}, 40_000)
     assert rates["longer"] == pytest.approx(0.04, rel=0.3) and at_s < 20_000
+
+
+def test_models_that_were_rarely_asked_and_are_asked_often_are_found_as_soon():
+    """What is planned says nothing of how long requests take to come that come so often."""
+    popularity = Popularity({"long": 0.001, "longer": 0.001}, LASTS_S, 0.0)
+    at_s, rates = fed(popularity, {"long": 4.0, "longer": 0.001}, 1000)
+    assert at_s <= 20 + LASTS_S and rates["long"] == pytest.approx(4.0, rel=0.3)

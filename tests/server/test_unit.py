@@ -14,6 +14,7 @@ from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.engine_protocol import Opened
 from exegpt.request import Request
+from exegpt.server.api import resume_entries
 from exegpt.server.errors import ApiError
 from exegpt.server.frontend import Frontend, without_bound
 from exegpt.server.frontends import Frontends
@@ -109,6 +110,26 @@ def test_an_engine_has_stalled_when_no_model_that_waits_gets_anything(model, tmp
     assert asyncio.run(run()) == killed
 
 
+def test_a_unit_that_was_given_up_watches_its_models_no_longer(model, tmp_path):
+    """Else the stall of one model's next engine would end what the other models' engines take."""
+
+    async def run():
+        links = SilentLink(0.0), SilentLink(0.0)
+        made, engine = frontends(model, *links), Engine()
+        unit = unit_of(made, tmp_path, engine)
+        running = asyncio.ensure_future(unit.run())
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await unit.give_up()
+        for frontend in made:  # other units' engines are there
+            frontend.admission = type("Cycle", (), {"cycle_s": 0.1})()
+        links[0].silent_s = 6.0
+        await asyncio.sleep(0.2)
+        return [frontend.admission is not None for frontend in made]
+
+    assert asyncio.run(run()) == [True, True]
+
+
 def test_journalled_requests_are_run_by_the_model_that_they_name(model, tmp_path):
     for name in ("a", "b", "gone", None):
         body = {"prompt": "a"} | ({"model": name} if name else {})
@@ -170,3 +191,21 @@ def test_one_page_has_each_models_series(model, accept):
     families = text_string_to_metric_families(text.decode())
     builds = [s.labels for family in families for s in family.samples if s.name == "exegpt_build_info"]
     assert [(labels["model_name"], labels["model"]) for labels in builds] == [("a", "a"), ("b", "b")]
+
+
+def test_a_journalled_request_that_can_not_be_run_any_more_keeps_no_other_from_it(model, tmp_path):
+    """Its prompt may have been for a model with a longer context."""
+    for name, count in (("long", 10_000), ("short", 3)):
+        body = {"prompt": [5] * count, "max_tokens": 4, "seed": 1}
+        entry = {"path": "/v1/completions", "asked": "", "body": body, "ended_s": None}
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry))
+
+    async def run():
+        (frontend,) = frontends(model, EngineLink(), journal=Journal(tmp_path, 1.0))
+        entries = sorted(frontend.journal.unfinished, key=lambda entry: entry.name)
+        await resume_entries(frontend, entries)
+        entries[1].reading.cancel()
+        return [entry.name for entry in frontend.journal.unfinished], [o.request.prompt_ids for o in entries[1].outputs]
+
+    assert asyncio.run(run()) == (["short"], [(5, 5, 5)])
+    assert not (tmp_path / "long.json").exists()

@@ -25,11 +25,13 @@ class SharedCache:
 
 
 def merged_caches(schedules: Sequence[Schedule], ranks: Ranks, device: torch.device = CPU) -> list[SharedCache]:
-    """For each schedule of one stage its blocks of one memory of this rank, as large as their blocks come to together.
+    """For each schedule of one stage its blocks of one memory of this rank, as large as their blocks come to together,
+    and one merged block that no pool has.
     All ranks call it; InputError, on all of them, where a device hasn't got it.
     """
     merged, pools = merged_pools(schedules)
-    need, what = merged.total * merged.bytes, f"The memory for the KV blocks of {len(schedules)} models"
+    need = (merged.total + 1) * merged.bytes  # one for rows that only fill up
+    what = f"The memory for the KV blocks of {len(schedules)} models"
     check_memory(device, ranks, what, need, "plan with a smaller --memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)
     memory.zero_()  # so that the system maps it now and not during a run

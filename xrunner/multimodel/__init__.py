@@ -1,1 +1,1 @@
-"""Several models on one device that they share: an engine for each, one job at a time."""
+"""Several models on devices that they share: an engine for each, one job at a time."""

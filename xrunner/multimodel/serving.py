@@ -24,7 +24,7 @@ def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]
     """
     engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
     sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]
-    ran = False
+    ran = True  # what has come with BEGIN waits for nothing
     while not all(session.over for session in sessions):
         if not ran:
             _rest(unit, sessions)

@@ -42,8 +42,7 @@ class DecodeGraphs:
     ):
         self._model, self._cache, self._gpu = model, cache, gpu
         self._samples, self._takes_states = samples, takes_states
-        blocks, _, self._block_size, _ = cache.values[0].shape
-        self._scratch = blocks - 1
+        self._block_size, self._scratch = cache.values[0].shape[2], cache.last
         self._dealing, self._planning = Dealing.of(model, cache), planning
         self._width = 0
         self._graphs: dict[int, DecodeGraph] = {}

@@ -89,6 +89,8 @@ class EngineLink:
         """Schedules to follow that the engine hasn't taken up."""
         self._server: asyncio.Server | None = None
         self._next = 0
+        self._failed = False
+        """Whether there will be no engine any more."""
         self._draining = False
         self._busy_s = 0.0
         """Since when there are sequences."""
@@ -110,10 +112,15 @@ class EngineLink:
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
     def add(self, request: Request, due_s: float = math.inf) -> Output:
-        """Give a sequence to the engine, under a number of its own; it should have ended at `due_s`."""
+        """Give a sequence to the engine, under a number of its own; it should have ended at `due_s`. Where there will
+        be no engine any more, it ends at once, with an error.
+        """
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
         output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s)
+        if self._failed:
+            output.ended = Ended(number, "error")
+            return output
         self.outputs[number] = output
         self._send(output.request)
         return output
@@ -152,7 +159,8 @@ class EngineLink:
             self._moving, self.opened = False, None
 
     def fail(self) -> None:
-        """End all sequences with an error: there will be no engine any more."""
+        """End all sequences with an error, and those that come: there will be no engine any more."""
+        self._failed = True
         failed, self.outputs = list(self.outputs.values()), {}
         for output in failed:
             output.ended = Ended(output.request.id, "error")

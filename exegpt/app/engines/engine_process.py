@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exegpt.app.child import child_command
+from exegpt.errors import InputError
 
 _KILL_AFTER_S = 3.0
 _KILLS = 100
@@ -40,13 +41,19 @@ class EngineProcess:
         return [str(mpirun) if mpirun.is_file() else "mpirun", "-n", str(self.ranks), "--bind-to", "none", *engine]
 
     async def start(self) -> None:
-        """Start it."""
+        """Start it; InputError where there is no mpirun for several ranks."""
         environment = {**os.environ, **self.environment}
         if self.ranks > 1 and os.geteuid() == 0:  # who has started the server as root has decided so
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        self._process = await asyncio.create_subprocess_exec(
-            *self.command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
+        command = self.command
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        except FileNotFoundError:
+            raise InputError(
+                f"There is no '{command[0]}' to start the engine with: pip install 'exegpt[mpi]'."
+            ) from None
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""

@@ -49,6 +49,7 @@ class Asking:
         # the link has numbers for ids
         asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0))
         asked.listeners.append(look)
+        look()  # an engine that has failed ends it at once
         end = await ended
         if end.reason == "error":
             raise InputError(

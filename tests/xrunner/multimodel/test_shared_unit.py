@@ -10,6 +10,7 @@ from exegpt.batching import Hints
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
+from exegpt.models import load_model
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request, Result
@@ -17,9 +18,13 @@ from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 from tests.xrunner.cells import requests, schedule, stages
 from tests.xrunner.core.conftest import tokens_of_transformers
+from tests.xrunner.stand_in import StandIn
 from xprofiler.roofline import roofline_profile
+from xrunner.comm.ranks import Ranks
 from xrunner.core.driver import Options
+from xrunner.core.engine import Engine
 from xrunner.core.events import Token
+from xrunner.core.shared_cache import merged_caches
 from xrunner.multimodel.unit import Unit
 from xsimulator.multimodel.plan_replay import replay_models
 
@@ -155,6 +160,24 @@ def test_the_service_whose_requests_are_shorter_comes_first_by_priority(director
         assert len(told[tenant.name]) == jobs.count(tenant.name)
         assert 0.8 * tenant.busy_s < sum(told[tenant.name]) <= tenant.busy_s
     unit.close()
+
+
+def test_rows_that_fill_up_on_a_gpu_write_to_no_block_of_a_memory_that_models_share(directories, theirs):
+    """Decoding graphs have such rows: their block is no model's, and within the memory."""
+    models = planned(directories, Share("time", pool="merged"), 30)
+    shared = merged_caches([model.schedule for model in models], Ranks())
+    merged = shared[0].pool._merged
+    for model, one in zip(models, shared, strict=True):
+        engine = Engine(load_model(directories[model.name]), model.schedule, gpu=StandIn(), shared=one)
+        ran = engine.run(requests())
+        assert engine.worker.gpu.replayed > 0
+        want = {i: list(out) for i, (out, _) in theirs[model.name].items()}
+        assert {result.id: list(result.output_ids) for result in ran.results} == want
+        begin, size = one.cache.keys[0].data_ptr(), one.cache.keys[0].untyped_storage().nbytes()
+        for layer in one.cache.keys + one.cache.values:
+            piece = layer[one.cache.last]
+            at = piece.data_ptr() - begin
+            assert merged.total * merged.bytes <= at <= size - piece.nbytes
 
 
 def split(model):
