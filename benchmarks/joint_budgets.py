@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exegpt.app.multimodel.demands import Demand, read_demands
 from exegpt.app.multimodel.model_frontier import Frontiers
-from exegpt.app.multimodel.models_file import Demand, read_demands
 from exegpt.app.multimodel.planning import METHODS, propose
 
 LEAST, BETTER, OFTEN = 0.98, 1.02, 5

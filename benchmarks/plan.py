@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.planning import make_plan
 
 CLUSTER = "8x8xA100-80GB"

@@ -11,7 +11,7 @@ from exegpt.errors import InputError
 if TYPE_CHECKING:
     from exegpt.app.multimodel.plan_advice import Gain
     from exegpt.app.multimodel.planning import Proposal
-    from exegpt.plan import Plan, PlannedModel
+    from exegpt.plan import Plan
     from exegpt.price import Prices
     from xsimulator.multimodel.call_replay import CallReplay
 
@@ -54,9 +54,10 @@ def plan(
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.multimodel.demands import read_demands
     from exegpt.app.multimodel.expected_calls import expected_calls
     from exegpt.app.multimodel.model_frontier import Frontiers
-    from exegpt.app.multimodel.models_file import read_demands, read_models
+    from exegpt.app.multimodel.models_file import read_models
     from exegpt.app.multimodel.plan_advice import gains
     from exegpt.app.multimodel.planning import METHODS, propose
     from exegpt.app.settings import set_threads
@@ -86,7 +87,8 @@ def plan(
     frontiers = Frontiers()
     proposals = propose(demands, where, methods, frontiers)
     best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
-    replay = expected.replayed(best, demands) if best and expected else None
+    profiles = {demand.name: demand.setting.profile for demand in demands}
+    replay = expected.replayed(best, profiles) if best and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     assumptions += simulated_alone(best)
@@ -147,6 +149,7 @@ def _document(
 
 
 def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
+    from exegpt.cli.plan_tables import price_in_use
     from exegpt.document import to_dict
 
     plan = proposal.plan
@@ -155,12 +158,13 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
         "plan": to_dict(plan) if plan else None,
         "reason": proposal.why_not,
         "gpu_hours": plan.gpu_hours if plan else None,
-        "price_per_hour": _price_per_hour(plan, prices) if plan else None,
+        "price_per_hour": price_in_use(plan, prices) if plan else None,
     }
 
 
 def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
     """The best plan's models, then what all methods come to and why the best is."""
+    from exegpt.cli.plan_tables import methods_table, print_plan, why_best
     from exegpt.report import output
 
     best, *others = proposals
@@ -176,116 +180,3 @@ def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
             output.note(f"{other.method}: {other.why_not}")
     if why := why_best(proposals):
         print(f"{why}.")
-
-
-def why_best(proposals: "list[Proposal]") -> str:
-    """What puts the best plan before the second; empty where there are no two."""
-    best, second = proposals[0], next((other for other in proposals[1:] if other.plan), None)
-    return f"{best.method} is the best: {best.why_before(second)}" if best.plan and second else ""
-
-
-def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
-    """Columns, and a row for each method that has a plan."""
-    columns = ["method", "rates could be", "all in time", "normalised", "done in", "devices", "GPU-hours"]
-    return columns + ["price/h"] * bool(prices), [_method_row(p, p.plan, prices) for p in proposals if p.plan]
-
-
-def _method_row(proposal: "Proposal", plan: "Plan", prices: "Prices | None") -> list[str]:
-    from exegpt.duration import duration_text
-    from exegpt.quantity import figure_text, percent_text
-
-    used = plan.cluster.devices - plan.free
-    shares = [model.attainment for model in plan.models if model.attainment is not None]
-    normalised = [model.normalised_latency for model in plan.models if model.normalised_latency is not None]
-    return [
-        proposal.method,
-        "–" if proposal.headroom is None else f"{figure_text(proposal.headroom)} times",
-        percent_text(min(shares)) if shares else "–",
-        figure_text(max(normalised)) if normalised else "–",
-        "–" if proposal.seconds is None else duration_text(proposal.seconds),
-        f"{used} of {plan.cluster.devices}",
-        f"{used} per hour" if plan.gpu_hours is None else figure_text(plan.gpu_hours),
-        *([figure_text(_price_per_hour(plan, prices))] if prices else []),
-    ]
-
-
-def _price_per_hour(plan: "Plan", prices: "Prices | None") -> float | None:
-    """Of the devices in use."""
-    from exegpt.price import price_per_hour
-
-    used = plan.cluster.devices - plan.free
-    return price_per_hour(prices, plan.cluster) * used / plan.cluster.devices if prices else None
-
-
-def print_plan(plan: "Plan") -> None:
-    """Each model's budget and what it gives, and a picture of the devices."""
-    from exegpt.report import gantt, output
-
-    output.table(*plan_table(plan))
-    print(gantt.text(gantt.of_plan(plan)))
-
-
-def plan_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
-    """Columns, a row for each model, and a title; columns that no model has anything in are left out."""
-    from exegpt.quantity import NOTHING, counted
-
-    rows = [_row(model) for model in plan.models]
-    kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
-    free = f", {plan.free} of them free" if plan.free else ""
-    title = f"{plan.method}: {counted(len(plan.models), 'model')} on {plan.cluster.name}{free}"
-    return [_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], title
-
-
-_COLUMNS = (
-    "model",
-    "devices",
-    "shared by",
-    "asked",
-    "goodput/s",
-    "in time",
-    "done in",
-    "latency",
-    "normalised",
-    "tokens/s",
-    "schedule",
-)
-
-
-def _row(model: "PlannedModel") -> list[str]:
-    from exegpt.duration import duration_text, format_duration
-    from exegpt.quantity import figure_text, percent_text
-    from exegpt.report.schedule_text import schedule_text
-
-    what = f"{model.requests:,} requests" if model.requests else f"{figure_text(model.rate_seq_s or 0.0)}/s"
-    bound_s, estimate = model.schedule.latency_bound_s, model.estimate
-    return [
-        model.name,
-        ranges(model.devices),
-        _share_text(model),
-        what if bound_s is None else f"{what} in {format_duration(bound_s)}",
-        figure_text(model.goodput_seq_s),
-        percent_text(model.attainment),
-        "–" if model.seconds is None else duration_text(model.seconds),
-        "–" if estimate.latency_s is None else duration_text(estimate.latency_s),
-        figure_text(model.normalised_latency),
-        figure_text(estimate.throughput_tok_s),
-        schedule_text(model.schedule),
-    ]
-
-
-def _share_text(model: "PlannedModel") -> str:
-    """How it has its devices: alone, taking turns, by priority, or decoding on some of the multiprocessors."""
-    if model.share is None:
-        return "–"
-    return f"space, {model.share.decode:.0%}" if model.share.by == "space" else model.share.by
-
-
-def ranges(devices: tuple[int, ...]) -> str:
-    """Device numbers in short: 0–3, 8."""
-    parts: list[list[int]] = []
-    for device in devices:
-        if parts and device == parts[-1][1] + 1:
-            parts[-1][1] = device
-        else:
-            parts.append([device, device])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts)

@@ -19,7 +19,7 @@ def write_plan_report(
 ) -> None:
     """Budgets with their picture, the methods beside each other, and what a plan would gain."""
     from exegpt import document
-    from exegpt.cli.plan import methods_table, plan_table, why_best
+    from exegpt.cli.plan_tables import methods_table, plan_table, why_best
     from exegpt.report import gantt
     from exegpt.report.sections import Section, page
 
@@ -42,11 +42,11 @@ def write_plan_report(
 def write_stages_report(path: Path, proposals: "list[StageProposal]", assumptions: Sequence[str]) -> None:
     """Stages with their picture, and the heuristics' times."""
     from exegpt import document
-    from exegpt.cli.plan_stages import COLUMNS, others_text, stages_rows, stages_title
+    from exegpt.cli.plan_tables import STAGE_COLUMNS, others_text, stages_rows, stages_title
     from exegpt.report import gantt
     from exegpt.report.sections import Section, page
 
     plan = proposals[0].plan
     drawing = gantt.drawing(gantt.of_stages(plan))
-    section = Section(stages_title(plan), COLUMNS, stages_rows(plan), others_text(proposals), drawing)
+    section = Section(stages_title(plan), STAGE_COLUMNS, stages_rows(plan), others_text(proposals), drawing)
     document.write_text(path, page("An application in stages", list(assumptions), [section]))

@@ -1,15 +1,7 @@
 """`exegpt plan --method samullm`: an application's models in stages."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from exegpt.quantity import counted
-
-if TYPE_CHECKING:
-    from exegpt.app.multimodel.stage_planning import StageProposal
-    from exegpt.stage_plan import StagedNode, StagePlan
-
-COLUMNS = ("from", "to", "models")
+from typing import Any
 
 
 def plan_stages(
@@ -23,6 +15,7 @@ def plan_stages(
     from exegpt.app.multimodel.application_file import read_application
     from exegpt.app.multimodel.stage_planning import propose_stages
     from exegpt.cli.plan_report import write_stages_report
+    from exegpt.cli.plan_tables import others_text, print_stages
     from exegpt.report import output
 
     asked = read_application(file, cluster, **how)
@@ -44,40 +37,3 @@ def plan_stages(
     if out:
         print(f"Plan written to {out}.")
     return 0
-
-
-def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
-    """What the heuristics come to."""
-    from exegpt.duration import duration_text
-
-    return tuple(f"{other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:])
-
-
-def print_stages(plan: "StagePlan") -> None:
-    """Each stage with its models, and a picture of the devices."""
-    from exegpt.report import gantt, output
-
-    output.table(COLUMNS, stages_rows(plan), stages_title(plan))
-    print(gantt.text(gantt.of_stages(plan)))
-
-
-def stages_rows(plan: "StagePlan") -> tuple[tuple[str, ...], ...]:
-    """A row for each stage."""
-    from exegpt.duration import duration_text
-
-    return tuple(
-        (duration_text(stage.start_s), duration_text(stage.end_s), ", ".join(_node_text(node) for node in stage.nodes))
-        for stage in plan.stages
-    )
-
-
-def stages_title(plan: "StagePlan") -> str:
-    """How many stages on how many devices."""
-    return f"{plan.method}: {counted(len(plan.stages), 'stage')} on {counted(plan.devices, 'device')}"
-
-
-def _node_text(node: "StagedNode") -> str:
-    """A node with its GPUs: `chat 0–3 (2×TP2)`."""
-    from exegpt.cli.plan import ranges
-
-    return f"{node.name} {ranges(tuple(sorted(node.devices)))} ({node.dp}×TP{node.tp})"

@@ -51,7 +51,7 @@ def _document(result: "StageRun") -> dict[str, Any]:
 def _print(result: "StageRun") -> None:
     from dataclasses import replace
 
-    from exegpt.cli.plan_stages import print_stages
+    from exegpt.cli.plan_tables import print_stages
     from exegpt.duration import duration_text
     from exegpt.quantity import counted
     from exegpt.report import output

@@ -110,7 +110,7 @@ def _cluster(file: Path) -> "Shown":
 
 def _plan(file: Path) -> "Shown":
     from exegpt import document
-    from exegpt.cli.plan import print_plan
+    from exegpt.cli.plan_tables import print_plan
     from exegpt.plan import Plan
 
     plan = document.read(Plan, file)
@@ -119,7 +119,7 @@ def _plan(file: Path) -> "Shown":
 
 def _stages(file: Path) -> "Shown":
     from exegpt import document
-    from exegpt.cli.plan_stages import print_stages
+    from exegpt.cli.plan_tables import print_stages
     from exegpt.stage_plan import StagePlan
 
     plan = document.read(StagePlan, file)

@@ -14,13 +14,14 @@ from exegpt.app.multimodel.made_up import (
     output_length,
     own_lengths,
 )
-from exegpt.app.multimodel.models_file import Demand, ModelEntry, ModelsFile, workload_beside
+from exegpt.app.multimodel.models_file import ModelEntry, ModelsFile, workload_beside
 from exegpt.app.settings import find_model
 from exegpt.call_graph import CallGraph, GraphNode
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.plan import Plan
+from exegpt.profile import Profile
 from exegpt.trace import parse_workload
 from exegpt.workload import RequestLengths, Workload
 from xsimulator.multimodel.call_replay import CallReplay, replay_calls
@@ -68,9 +69,8 @@ class ExpectedCalls:
             waiting += calls.end(chain, output)[::-1]
         return found
 
-    def replayed(self, plan: Plan, demands: Sequence[Demand]) -> CallReplay:
+    def replayed(self, plan: Plan, profiles: Mapping[str, Profile]) -> CallReplay:
         """The calls on a plan of all models, with nothing else to do."""
-        profiles = {demand.name: demand.setting.profile for demand in demands}
         return replay_calls(plan, profiles, self.calls(), self.models, self.output_of)
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import ModelFrontier
-from exegpt.app.multimodel.models_file import Demand
 from exegpt.app.multimodel.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
 from exegpt.app.multimodel.shared_devices import can_share, most_of_unit, share_unit
 from exegpt.app.processes import Processes

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.goodput import MARGIN
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.processes import Processes
 from exegpt.app.search import on_cluster, search_schedule
 from exegpt.app.settings import Setting

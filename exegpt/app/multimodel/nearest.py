@@ -1,7 +1,7 @@
 """Why no plan is possible, with the nearest that is: the tightest bound, the fewest devices, the highest rates."""
 
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import lowest_latency_s, served_on
-from exegpt.app.multimodel.models_file import Demand
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import duration_text
 from exegpt.plan import Plan

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import Frontiers
-from exegpt.app.multimodel.models_file import Demand
 from exegpt.app.multimodel.planning import Proposal, propose
 from exegpt.app.search import on_cluster
 from exegpt.cluster import ClusterSpec

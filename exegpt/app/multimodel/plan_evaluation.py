@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from exegpt.app.multimodel.models_file import MOST_MODELS, Demand
+from exegpt.app.multimodel.demands import Demand
+from exegpt.app.multimodel.models_file import MOST_MODELS
 from exegpt.app.multimodel.shared_devices import most_of_unit
 from exegpt.app.multimodel.solo import solo_seconds
 from exegpt.plan import PlannedModel

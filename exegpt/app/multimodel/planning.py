@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import Frontiers, ModelFrontier
-from exegpt.app.multimodel.models_file import Demand
 from exegpt.app.multimodel.nearest import no_room, nothing_fits, rates_missed
 from exegpt.app.multimodel.plan_evaluation import Drawn
 from exegpt.app.processes import Processes

@@ -12,7 +12,7 @@ import numpy as np
 
 from exegpt import document
 from exegpt.app.engines.engine_process import signal_session
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.searching import process_text, read_question, write_answer
 from exegpt.app.settings import Setting
 from exegpt.errors import Infeasible, InputError

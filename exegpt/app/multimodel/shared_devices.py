@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import PlannedModel, Share

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.plan_evaluation import Trial, drawn
 from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of
 from exegpt.batching.shared_pool import block_of, least_memory

@@ -6,8 +6,9 @@ import re
 import pytest
 
 from exegpt import document
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.expected_calls import expected_calls
-from exegpt.app.multimodel.models_file import read_demands, read_models
+from exegpt.app.multimodel.models_file import read_models
 from exegpt.app.multimodel.planned_application import plan_application
 from exegpt.plan import Plan
 from exegpt.workload import RequestLengths
@@ -78,7 +79,7 @@ def test_models_are_planned_for_the_calls_that_a_run_makes(tmp_path):
         f"chain/{i}/{j}" for i, rounds in enumerate(NODES[0]["rounds"]) for j in range(rounds)
     }
     expected = expected_calls(file, read_models(file))
-    ends = expected.replayed(plan, (chat, small, judge)).finish_s
+    ends = expected.replayed(plan, {demand.name: demand.setting.profile for demand in (chat, small, judge)}).finish_s
     for chain in (chain for chains in expected.calls().chains.values() for chain in chains):
         for source, at in chain.reads:  # no call ends before what it reads
             assert ends[chain.call(0)] > ends[source.call(len(source.own) - 1 if at is None else at)]

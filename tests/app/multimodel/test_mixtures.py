@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.mixtures import Mixture
-from exegpt.app.multimodel.models_file import read_demands
 from exegpt.app.multimodel.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
 from exegpt.app.multimodel.planning import propose
 from exegpt.app.multimodel.shared_devices import most_of_unit, share_unit

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from exegpt.app.multimodel import model_frontier
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.model_frontier import Frontiers, improved, served_on
-from exegpt.app.multimodel.models_file import read_demands
 from exegpt.app.processes import Processes
 
 ONLINE = {"name": "a", "model": "opt-1.3b", "workload": "128/32", "rate": "20/s", "latency_bound": "2s"}

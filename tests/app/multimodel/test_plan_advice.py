@@ -5,8 +5,8 @@ import json
 import pytest
 
 from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.model_frontier import Frontiers
-from exegpt.app.multimodel.models_file import read_demands
 from exegpt.app.multimodel.plan_advice import LOOSER, Gain, gains, one_more, tightest_of
 from exegpt.app.multimodel.planning import propose
 from exegpt.cli import main

@@ -8,8 +8,8 @@ import pytest
 
 from exegpt import document
 from exegpt.app.multimodel import planning
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.model_frontier import ModelFrontier
-from exegpt.app.multimodel.models_file import read_demands
 from exegpt.app.multimodel.planning import make_plan, propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster

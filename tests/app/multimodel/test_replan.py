@@ -9,7 +9,7 @@ import pytest
 
 from exegpt.app.multimodel import planning
 from exegpt.app.multimodel import replan as replanning
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.replan import (
     ROOM,

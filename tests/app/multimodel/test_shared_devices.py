@@ -8,7 +8,7 @@ import pytest
 
 from exegpt import document
 from exegpt.app.multimodel import planning
-from exegpt.app.multimodel.models_file import read_demands
+from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
 from exegpt.app.multimodel.staged_placement import Groups

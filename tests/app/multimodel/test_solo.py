@@ -1,6 +1,6 @@
 """Times alone, and normalised latencies: of requests that never meet, their times alone over themselves."""
 
-from exegpt.app.multimodel.models_file import Demand
+from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.plan_evaluation import evaluated
 from exegpt.app.multimodel.shared_devices import share_unit
 from exegpt.app.multimodel.solo import solo_seconds

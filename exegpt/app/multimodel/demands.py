@@ -1,0 +1,72 @@
+"""Demands: what each model of a models file is asked for on a cluster."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exegpt.app.multimodel.expected_calls import expected_calls
+from exegpt.app.multimodel.models_file import read_models, workload_beside
+from exegpt.app.settings import Setting, find_setting
+from exegpt.cluster import parse_cluster
+from exegpt.duration import parse_duration
+from exegpt.errors import InputError
+from exegpt.trace import parse_rate
+from exegpt.workload import Workload
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one model is asked for, on the whole cluster."""
+
+    name: str
+    setting: Setting
+    rate_seq_s: float | None
+    requests: int | None
+    bound_s: float | None
+    directory: str | None = None
+    """Of the model's weights, where it was named by that."""
+
+    def within(self, bound_s: float | None) -> "Demand":
+        """The same under another bound in seconds."""
+        return replace(self, bound_s=bound_s)
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for models of which each does what the others do on as many devices."""
+        setting = self.setting
+        return setting.model, setting.workload, setting.kv_dtype, self.requests, self.bound_s
+
+    @property
+    def work(self) -> float:
+        """Tokens times parameters, per second or in all: what a share in proportion counts."""
+        lengths = self.setting.workload
+        tokens = lengths.input.mean + lengths.output.mean
+        return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
+
+
+def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]:
+    """What a models file asks for on a cluster; InputError for what can't be read or is unknown. `options` as in
+    `find_setting`.
+    """
+    if cluster != "local":
+        parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
+    file = read_models(path)
+    expected = expected_calls(path, file)
+    lengths = expected.lengths() if expected else {}
+    file.check(lengths)
+    demands = []
+    for entry in file.models:
+        calls = lengths.get(entry.name)
+        workload: str | Workload = workload_beside(entry.workload or "", path.parent)
+        if calls:
+            workload = Workload.from_requests(f"calls of {file.applications}", calls)
+        try:
+            setting = find_setting(entry.model, cluster, workload, **options)
+            rate = parse_rate(entry.rate) if entry.rate else None
+            bound_s = parse_duration(entry.latency_bound) if entry.latency_bound else None
+        except InputError as error:
+            raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
+        directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
+        requests = len(calls) if calls else entry.requests
+        demands.append(Demand(entry.name, setting, rate, requests, bound_s, directory))
+    return tuple(demands)

@@ -1,0 +1,160 @@
+"""What plans look like, in a terminal and in a report: tables and pictures."""
+
+from typing import TYPE_CHECKING
+
+from exegpt.quantity import counted
+
+if TYPE_CHECKING:
+    from exegpt.app.multimodel.planning import Proposal
+    from exegpt.app.multimodel.stage_planning import StageProposal
+    from exegpt.plan import Plan, PlannedModel
+    from exegpt.price import Prices
+    from exegpt.stage_plan import StagedNode, StagePlan
+
+_COLUMNS = (
+    "model",
+    "devices",
+    "shared by",
+    "asked",
+    "goodput/s",
+    "in time",
+    "done in",
+    "latency",
+    "normalised",
+    "tokens/s",
+    "schedule",
+)
+STAGE_COLUMNS = ("from", "to", "models")
+
+
+def why_best(proposals: "list[Proposal]") -> str:
+    """What puts the best plan before the second; empty where there are no two."""
+    best, second = proposals[0], next((other for other in proposals[1:] if other.plan), None)
+    return f"{best.method} is the best: {best.why_before(second)}" if best.plan and second else ""
+
+
+def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
+    """Columns, and a row for each method that has a plan."""
+    columns = ["method", "rates could be", "all in time", "normalised", "done in", "devices", "GPU-hours"]
+    return columns + ["price/h"] * bool(prices), [_method_row(p, p.plan, prices) for p in proposals if p.plan]
+
+
+def _method_row(proposal: "Proposal", plan: "Plan", prices: "Prices | None") -> list[str]:
+    from exegpt.duration import duration_text
+    from exegpt.quantity import figure_text, percent_text
+
+    used = plan.cluster.devices - plan.free
+    shares = [model.attainment for model in plan.models if model.attainment is not None]
+    normalised = [model.normalised_latency for model in plan.models if model.normalised_latency is not None]
+    return [
+        proposal.method,
+        "–" if proposal.headroom is None else f"{figure_text(proposal.headroom)} times",
+        percent_text(min(shares)) if shares else "–",
+        figure_text(max(normalised)) if normalised else "–",
+        "–" if proposal.seconds is None else duration_text(proposal.seconds),
+        f"{used} of {plan.cluster.devices}",
+        f"{used} per hour" if plan.gpu_hours is None else figure_text(plan.gpu_hours),
+        *([figure_text(price_in_use(plan, prices))] if prices else []),
+    ]
+
+
+def price_in_use(plan: "Plan", prices: "Prices | None") -> float | None:
+    """Of the devices in use."""
+    from exegpt.price import price_per_hour
+
+    used = plan.cluster.devices - plan.free
+    return price_per_hour(prices, plan.cluster) * used / plan.cluster.devices if prices else None
+
+
+def print_plan(plan: "Plan") -> None:
+    """Each model's budget and what it gives, and a picture of the devices."""
+    from exegpt.report import gantt, output
+
+    output.table(*plan_table(plan))
+    print(gantt.text(gantt.of_plan(plan)))
+
+
+def plan_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
+    """Columns, a row for each model, and a title; columns that no model has anything in are left out."""
+    from exegpt.quantity import NOTHING
+
+    rows = [_row(model) for model in plan.models]
+    kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
+    free = f", {plan.free} of them free" if plan.free else ""
+    title = f"{plan.method}: {counted(len(plan.models), 'model')} on {plan.cluster.name}{free}"
+    return [_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], title
+
+
+def _row(model: "PlannedModel") -> list[str]:
+    from exegpt.duration import duration_text, format_duration
+    from exegpt.quantity import figure_text, percent_text
+    from exegpt.report.schedule_text import schedule_text
+
+    what = f"{model.requests:,} requests" if model.requests else f"{figure_text(model.rate_seq_s or 0.0)}/s"
+    bound_s, estimate = model.schedule.latency_bound_s, model.estimate
+    return [
+        model.name,
+        ranges(model.devices),
+        _share_text(model),
+        what if bound_s is None else f"{what} in {format_duration(bound_s)}",
+        figure_text(model.goodput_seq_s),
+        percent_text(model.attainment),
+        "–" if model.seconds is None else duration_text(model.seconds),
+        "–" if estimate.latency_s is None else duration_text(estimate.latency_s),
+        figure_text(model.normalised_latency),
+        figure_text(estimate.throughput_tok_s),
+        schedule_text(model.schedule),
+    ]
+
+
+def _share_text(model: "PlannedModel") -> str:
+    """How it has its devices: alone, taking turns, by priority, or decoding on some of the multiprocessors."""
+    if model.share is None:
+        return "–"
+    return f"space, {model.share.decode:.0%}" if model.share.by == "space" else model.share.by
+
+
+def ranges(devices: tuple[int, ...]) -> str:
+    """Device numbers in short: 0–3, 8."""
+    parts: list[list[int]] = []
+    for device in devices:
+        if parts and device == parts[-1][1] + 1:
+            parts[-1][1] = device
+        else:
+            parts.append([device, device])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts)
+
+
+def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
+    """What the heuristics come to."""
+    from exegpt.duration import duration_text
+
+    return tuple(f"{other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:])
+
+
+def print_stages(plan: "StagePlan") -> None:
+    """Each stage with its models, and a picture of the devices."""
+    from exegpt.report import gantt, output
+
+    output.table(STAGE_COLUMNS, stages_rows(plan), stages_title(plan))
+    print(gantt.text(gantt.of_stages(plan)))
+
+
+def stages_rows(plan: "StagePlan") -> tuple[tuple[str, ...], ...]:
+    """A row for each stage."""
+    from exegpt.duration import duration_text
+
+    return tuple(
+        (duration_text(stage.start_s), duration_text(stage.end_s), ", ".join(_node_text(node) for node in stage.nodes))
+        for stage in plan.stages
+    )
+
+
+def stages_title(plan: "StagePlan") -> str:
+    """How many stages on how many devices."""
+    return f"{plan.method}: {counted(len(plan.stages), 'stage')} on {counted(plan.devices, 'device')}"
+
+
+def _node_text(node: "StagedNode") -> str:
+    """A node with its GPUs: `chat 0–3 (2×TP2)`."""
+    return f"{node.name} {ranges(tuple(sorted(node.devices)))} ({node.dp}×TP{node.tp})"
