@@ -121,6 +121,7 @@ def test_a_unit_that_was_given_up_watches_its_models_no_longer(model, tmp_path):
         await asyncio.sleep(0.2)
         running.cancel()
         await unit.give_up()
+        await asyncio.gather(running, return_exceptions=True)
         for frontend in made:  # other units' engines are there
             frontend.admission = type("Cycle", (), {"cycle_s": 0.1})()
         links[0].silent_s = 6.0
