@@ -79,10 +79,17 @@ class Replanning:
         }
 
     async def run(self) -> None:
-        """Watch, for good."""
+        """Watch, for good; after an error that nobody expected the server goes on with the plan that it has."""
         if self._options is None:
             return
         self.follows(self.plan)
+        try:
+            await self._watch_for_good()
+        except Exception as error:
+            self._popularity = None
+            self._count("failed", f"popularity is watched no longer: {type(error).__name__}: {error}")
+
+    async def _watch_for_good(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             rates = self._look(time.monotonic())

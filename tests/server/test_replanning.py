@@ -127,6 +127,17 @@ def test_the_plan_stays_where_no_other_is_better(monkeypatch, failed):
     assert state["watched_seq_s"]["code"] == watching.asked[0].watched[1].rate_seq_s
 
 
+def test_an_error_that_nobody_expected_ends_the_watching_and_not_the_server(monkeypatch, capsys):
+    def broken(now_s):
+        raise ZeroDivisionError("of nothing")
+
+    watching = Watching(monkeypatch)
+    monkeypatch.setattr(watching.replanning, "_look", broken)
+    asyncio.run(watching.replanning.run())
+    assert watching.replanning.state["watched_seq_s"] is None and watching.counted("failed") == 1
+    assert "popularity is watched no longer: ZeroDivisionError: of nothing" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_new_search_waits_for_the_interval(monkeypatch):
     found = [Replanned(None, "nothing is better")] * 9
     monkeypatch.setattr(replanning, "next_interval_s", lambda stayed_s, error: 0.2)
