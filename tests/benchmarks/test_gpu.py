@@ -234,6 +234,7 @@ def test_the_engine_is_right_in_the_interpreter():
     assert all(row["tokens"] > 10 and not row["differences"] for row in rows)
 
 
+@pytest.mark.slow
 @interpreted
 def test_an_engine_with_a_wrong_kernel_is_found(monkeypatch, capsys):
     from exegpt.kernels import swiglu_gpu

@@ -174,7 +174,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("chunks", "batches")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in CASES]
+)
 def test_the_search_finds_what_every_schedule_asked_in_turn_finds(name):
     """To within 2 %: the interval of goodputs measured with so few requests, fewer than an answer has, is that wide."""
     bounds, how = CASES[name]

@@ -381,7 +381,7 @@ def test_what_was_assumed_is_said(bound):
         "p99-length": "a sequence of the 99th-percentile output length meets the bound, and one of the 99.9th too",
         "p99-queries": "99% of all queries meet the bound",
     }[bound]
-    assert found[0] == f"bound: {said}, counted from the start of its encoding"
+    assert found[0] == f"bound: {said}, counted from the start of its prefill"
     free = tune(
         MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
     ).assumptions

@@ -42,7 +42,10 @@ def planned(demands):
     return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
 
 
-@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm", "alpaserve"])
+LONG = pytest.param("alpaserve", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm", LONG])
 def plan(request, planned):
     return planned(request.param)
 

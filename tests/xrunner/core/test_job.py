@@ -267,6 +267,7 @@ def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories
             assert (len(result["output_ids"]) == len(tokens)) == (reasons[result["id"]] == "length"), name
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_message_for_the_next(job, tmp_path, directories):
     """Requests of one token have nothing to transfer: the driver is through when their tokens are there."""
     todo = requests([(9, 1)] * 4)
@@ -289,6 +290,7 @@ def cut_at(tokens, ends):
     return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2])
 def test_stop_tokens_that_come_back_late_end_their_sequences(job, tmp_path, directories, theirs, ranks):
     counts = Counter(token for tokens, _ in theirs["llama"].values() for token in tokens)

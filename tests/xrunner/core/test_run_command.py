@@ -222,6 +222,7 @@ def test_an_exception_in_one_rank_ends_the_job_and_names_it(job, arguments_of, r
     assert f"exegpt: rank {rank} (" in done.stderr and "broken in the midst" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_ranks_are_benched(job, arguments_of, tmp_path):
     arguments_of("rra", (1, 1))
     files = ["--schedule", tmp_path / "schedule.json", "--requests", tmp_path / "requests.jsonl"]
