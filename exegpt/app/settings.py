@@ -1,5 +1,6 @@
 """What people type, made into nouns: model, cluster, workload and profile, with what was assumed on the way."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,6 +171,16 @@ def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
 
     cluster = machine.local(find_device(device))
     return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
+
+
+def threads_of_device(cluster: str) -> int | None:
+    """The CPU threads of each device of a cluster file that makes several of this machine's CPU: an equal share of the
+    cores, as its engines get. None for any other cluster.
+    """
+    where = None if cluster == "local" else parse_cluster(cluster)
+    if where is None or not where.is_cpu or where.devices_per_node == 1:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // where.devices_per_node)
 
 
 def set_threads(threads: int | None) -> None:

@@ -60,7 +60,7 @@ def plan(
     from exegpt.app.multimodel.models_file import read_models
     from exegpt.app.multimodel.plan_advice import gains
     from exegpt.app.multimodel.planning import METHODS, propose
-    from exegpt.app.settings import set_threads
+    from exegpt.app.settings import set_threads, threads_of_device
     from exegpt.cli.plan_report import write_plan_report
     from exegpt.duration import duration_text
     from exegpt.price import price_per_hour, read_prices
@@ -71,7 +71,7 @@ def plan(
     check_distinct((out, report), (file, cluster, price))
     prices = read_prices(price) if price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
-    set_threads(threads)
+    set_threads(threads or threads_of_device(cluster))
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
     if method == "samullm":
         from exegpt.cli.plan_stages import plan_stages
