@@ -25,7 +25,7 @@ def test_line_22_a_bounds_text_names_the_prediction_it_was_checked_against():
     assert bound_text(_comparison(10.2, 10.1, 9.0, None), "steady state") == ""
 
 
-def test_line_20_a_change_of_speed_is_printed_beyond_three_percent():
+def test_a_change_of_speed_is_printed_beyond_three_percent():
     assert speed_text((1.02, 0.98, 1.01)) == ""
     text = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
     assert text in speed_text((1.1, 1.0, 1.0))
