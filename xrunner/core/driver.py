@@ -168,7 +168,8 @@ class Driver:
         for sequence, _ in step.encode:
             self.outputs.begin(self.outputs.running[sequence.index], now)
         lane.run(step, now)
-        if phase and isinstance(self.ledger.waiting.order, FollowingOrder):  # it shares devices, and the step is over
+        if phase and isinstance(self.ledger.waiting.order, FollowingOrder):
+            # It shares devices: the step is over, but on a GPU of its rank alone, where it may only have been queued.
             self.ledger.waiting.order.ran(step, self.now() - now, self.now())
         self.ledger.advance(step)
         self._book_stops()

@@ -56,7 +56,7 @@ def index(served):
     return served.index
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(MODELS, st.sampled_from(["space", "time"]), st.sampled_from([1.0, 1.3]))
 @example([([(1, 4, 1.875)], 0.3), ([(13, 1, 1.9375), (14, 20, 1.28125)], 0.3)], "space", 1.0)
 @example(  # two jobs end together
