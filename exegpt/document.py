@@ -204,6 +204,9 @@ def read_yaml(path: Path, what: str) -> Any:
 
     text = read_text(path, f"{what} file", MAX_YAML_BYTES)
     try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None:
+            _refuse_repeated_keys(node)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -212,6 +215,26 @@ def read_yaml(path: Path, what: str) -> Any:
         raise InputError(f"'{path}' is not valid YAML: {problem}{place}.") from None
     except (RecursionError, ValueError) as error:  # nested too deeply; a date that is none
         raise InputError(f"'{path}' can't be read as YAML: {str(error).splitlines()[0]}.") from None
+
+
+def _refuse_repeated_keys(root: Any) -> None:
+    """A YAMLError for a group in which a key comes twice: the last value alone would count."""
+    import yaml
+
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):  # an alias has been seen
+            continue
+        seen.add(id(node))
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, value) for value in node.value]
+        nodes += [value for _, value in pairs]
+        keys = set()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+            if key.value in keys:
+                problem = f"the key '{key.value}' comes twice in the same group"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add(key.value)
 
 
 def read(cls: type[Noun], path: str | Path) -> Noun:

@@ -67,6 +67,13 @@ class Replanning:
         self.plan, self._since_s = plan, time.monotonic()
         self._watch({model.name: model.rate_seq_s for model in plan.models}, self._since_s)
 
+    def goes_back(self, plan: Plan, why: str) -> None:
+        """The models follow the plan before again. Popularity is watched no longer, since the plan that failed would be
+        found once more: an administrator has to send another one.
+        """
+        self.plan, self._since_s, self._popularity = plan, time.monotonic(), None
+        self._count("failed", f"the plan before is followed again, and stays: {why}")
+
     @property
     def state(self) -> dict[str, Any]:
         """What `GET /plan` answers."""

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,20 @@ class Server(uvicorn.Server):
 
 
 class Supervisor:
-    """Starts the engines and serves until all is answered, or an engine can't be started again; ends with them."""
+    """Starts the engines and serves until all is answered, or an engine can't be started again, of the plan before
+    either; ends with them.
+    """
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
         self._frontends, self._options, self._directory = frontends, options, directory
         self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
         self._units = [self._unit(unit) for unit in options.units]
         self._running: dict[Unit, asyncio.Task[int]] = {}
+        self._wanted = [unit.follows for unit in options.units]
+        """What the units of the plan follow; others are on their way out."""
+        self._plan = options.plan
+        self._before: Plan | None = None
+        """The plan before, with other engines."""
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
         """Of what ended as it never should."""
@@ -138,12 +146,14 @@ class Supervisor:
     def _start(self, unit: Unit) -> None:
         task = asyncio.ensure_future(unit.run())
         self._running[unit] = task
-        task.add_done_callback(self._unit_ended)
+        task.add_done_callback(partial(self._unit_ended, unit))
 
-    def _unit_ended(self, task: "asyncio.Task[int]") -> None:
-        if self._failed(task) or task.cancelled():
+    def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
+        if self._failed(task) or task.cancelled() or unit.options.follows not in self._wanted:
             return
-        if code := task.result():
+        code = task.result()
+        if code and not self._go_back(unit):
+            unit.fail()
             self.code = self.code or code
             self._drain()
 
@@ -160,10 +170,34 @@ class Supervisor:
     def follow(self, plan: Plan) -> None:
         """Follow another plan for the same models from now on; InputError for one that can't be."""
         assert self._options.replan, "a server of a plan"
-        self._following = asyncio.ensure_future(self._replace(self._options.replan(plan)))
-        self._following.add_done_callback(self._failed)
+        units = self._options.replan(plan)
+        if {unit.follows for unit in units} != set(self._wanted):
+            self._before = self._plan
+        self._change(plan, units)
         if self._replanning:
             self._replanning.follows(plan)
+
+    def _go_back(self, unit: Unit) -> bool:
+        """Follow the plan before again, as a unit of this one can't be started; whether that helps."""
+        plan, self._before = self._before, None
+        if plan is None or self._signals:
+            return False
+        assert self._options.replan, "a server of a plan"
+        try:
+            units = self._options.replan(plan)
+        except InputError:
+            return False
+        if unit.options.follows in [options.follows for options in units]:
+            return False
+        self._change(plan, units)
+        if self._replanning:
+            self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started")
+        return True
+
+    def _change(self, plan: Plan, units: tuple[UnitOptions, ...]) -> None:
+        self._plan, self._wanted = plan, [unit.follows for unit in units]
+        self._following = asyncio.ensure_future(self._replace(units))
+        self._following.add_done_callback(self._failed)
 
     async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
         """Units that follow what they did stay; the others' engines end, and new ones go on with their requests."""

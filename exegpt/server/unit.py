@@ -38,7 +38,8 @@ class Unit:
     ):
         self.options, self.frontends, self._directory = options, tuple(frontends), directory
         self._where, self._resume, self._turns = where, resume, turns
-        self._name = ", ".join(frontend.model.name for frontend in frontends)
+        self.name = ", ".join(frontend.model.name for frontend in frontends)
+        """Its models'."""
         self._sockets = [options.engine_socket or directory / f"engine-{model.place}" for model in options.models]
         alone = len(frontends) == 1
         self._arguments = [*options.arguments, "--socket", str(self._sockets[0] if alone else directory)]
@@ -88,13 +89,16 @@ class Unit:
             self._failures += 1
             known = self._engine.restarts and not {"--schedule", "--plan"}.isdisjoint(self._arguments)
             if not known or self._failures >= _MOST_RESTARTS:
-                for frontend in self.frontends:
-                    frontend.link.fail()
                 return code or 1  # it has said why
             for frontend in self.frontends:
                 frontend.monitor.restarting()
-            text = f"the engine of {self._name} has ended (exit code {code}): it is started again"
+            text = f"the engine of {self.name} has ended (exit code {code}): it is started again"
             output.note(text, event="engine_restart", code=code)
+
+    def fail(self) -> None:
+        """End its models' requests with an error, and those that come: there will be no engine any more."""
+        for frontend in self.frontends:
+            frontend.link.fail()
 
     async def give_up(self) -> None:
         """End the engine at once, after `run` was cancelled; another unit's goes on with its requests."""
@@ -170,7 +174,7 @@ class Unit:
         ):
             await asyncio.sleep(_LOOK_S)
         silent_s = max(frontend.link.silent_s for frontend in waiting)
-        text = f"the engine of {self._name} has done nothing for {silent_s:.1f} s: it is killed"
+        text = f"the engine of {self.name} has done nothing for {silent_s:.1f} s: it is killed"
         output.note(text, event="engine_stalled")
         for frontend in self.frontends:
             frontend.lost()

@@ -166,6 +166,11 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
             "device: {memory_bytes: 1, bandwidth_bytes_s: 1, flops_s: {}, flops_fractions: {fp8: 2}}\n",
             "flops_fractions of fp8 of device 'c' is 2",
         ),
+        (
+            "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1, bandwidth_bytes_s: 2}\n",
+            "c.yaml' is not valid YAML: the key 'bandwidth_bytes_s' comes twice in the same group at line 3, column 31",
+        ),
+        ("nodes: 1\nintra: &link {latency_s: 1}\ninter: *link\nnodes: 2\n", "the key 'nodes' comes twice .* line 4"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):

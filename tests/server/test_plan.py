@@ -373,6 +373,31 @@ def test_what_is_no_plan_for_this_server_is_refused(several, plan, directories):
     assert several.post("/plan", {"models": 3}, X_Admin_Token="secret")[0] == 400
 
 
+@pytest.mark.slow  # five engines in a row
+@pytest.mark.timeout(240)
+def test_a_plan_whose_engine_finds_no_memory_is_left_for_the_one_before(several, plan, directories, want):
+    """With the requests that had been accepted."""
+    place = {"tiny": 0, "wide": 1, "deep": 1}
+    follow(several, moved(plan, directories, place))
+    while several.get("/ready")[0] == 503:
+        time.sleep(0.05)
+    changed = moved(plan, directories, place)
+    models = [
+        replace(model, schedule=replace(model.schedule, kv_blocks=10**9)) if model.name == "tiny" else model
+        for model in changed.models
+    ]
+    with ThreadPoolExecutor(60) as pool:
+        asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in NAMES for i in range(6)]
+        until_accepted(several, [answer for *_, answer in asked], NAMES)
+        assert follow(several, replace(changed, models=tuple(models)))[0] == 202
+        for name, i, answer in asked:
+            status, given = answer.result()
+            assert status == 200 and tokens(given) == want[name][i]
+    shown = json.loads(several.get("/plan")[2])
+    assert shown["plan"] == to_dict(changed) and shown["replans"]["failed"] == 1
+    assert shown["last"] == "the plan before is followed again, and stays: the engine of tiny can't be started"
+
+
 def test_sigterm_ends_the_server_when_all_models_requests_are_answered(several, want):
     """Last in this file: the server ends."""
     with ThreadPoolExecutor(18) as pool:

@@ -2,26 +2,34 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
+from exegpt import document
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
+from exegpt.errors import InputError
 from exegpt.server import supervisor
 from exegpt.server.frontends import Frontends
 from exegpt.server.supervisor import Supervisor
+from tests.server.test_replanning import planned
 from tests.server.test_unit import EngineLink, frontends
 
 
 class Unit:
-    """Runs until it is stopped; `error` is what it raises instead. Its engine takes a while to end."""
+    """Runs until it is stopped; `error` is what it raises instead, and `codes` with what those end soon, one after the
+    other, that follow these; None: the next one runs. Its engine takes a while to end.
+    """
 
     error = None
+    codes: ClassVar[dict[str, list[int | None]]] = {}
     made: ClassVar[list["Unit"]] = []
 
     def __init__(self, options, served, directory, where, resume, turns):
-        self.options, self.frontends, self.state = options, served, "made"
+        self.options, self.frontends, self.state, self.failed = options, served, "made", False
+        (self.name,) = options.follows
         self.made.append(self)
 
     async def listen(self):
@@ -31,7 +39,13 @@ class Unit:
         if self.error:
             raise self.error
         self.state = "runs"
+        if (left := self.codes.get(self.name)) and (code := left.pop(0)):
+            await asyncio.sleep(0.08)
+            return code
         await asyncio.Event().wait()
+
+    def fail(self):
+        self.failed = True
 
     async def give_up(self):
         await asyncio.sleep(0.1)
@@ -65,12 +79,11 @@ def unit(follows):
     return UnitOptions((UnitModel(None),), (), follows=(follows,))
 
 
-def supervising(model, tmp_path, plans=None):
+def supervising(model, tmp_path, plans=None, plan=None):
     """Of a model that follows plan "first"; others by name."""
     (frontend,) = frontends(model, EngineLink())
-    options = SimpleNamespace(
-        units=(unit("first"),), starts=1, plan=None, replan=plans, host="here", port=1, drain_timeout_s=1.0
-    )
+    plans, host = {"replan": plans, "plan": plan, "replanning": None}, {"host": "here", "port": 1}
+    options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **plans, **host)
     supervised = Supervisor(Frontends([frontend]), options, tmp_path)
     return supervised
 
@@ -123,3 +136,76 @@ def test_engines_of_a_plan_that_is_followed_as_the_server_ends_are_stopped(model
 
     asyncio.run(run())
     assert [one.state for one in made] == [*["given up"] * changes, "stopped"]
+
+
+FIRST = planned({"chat": 4000.0, "code": 1000.0})
+
+
+def followed(model, tmp_path, *plans):
+    """A server that follows these plans, one after the other, each of units of these names; its code and what it says
+    of its plan. It runs for so long that engines of one plan more have come; then a signal ends it.
+    """
+    named = {FIRST.method: ("first",)} | {str(plan): plan for plan in plans}
+    supervised = supervising(model, tmp_path, lambda plan: tuple(map(unit, named[plan.method])), FIRST)
+
+    async def run():
+        running = asyncio.ensure_future(supervised.run(Http()))
+        for plan in plans:
+            await asyncio.sleep(0.05)
+            supervised.follow(replace(FIRST, method=str(plan)))
+        await asyncio.sleep(0.5)
+        state = supervised._frontends.followed()
+        if not running.done():
+            supervised.interrupt()
+        await asyncio.wait_for(running, 2.0)
+        return supervised.code, state
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("plan", [("broken",), ("broken", "broken too"), ("beside", "broken")], ids=str)
+def test_a_plan_whose_engines_can_not_be_started_is_left_for_the_one_before(
+    model, tmp_path, made, monkeypatch, plan, capsys
+):
+    monkeypatch.setattr(Unit, "codes", {"broken": [3], "broken too": [4]})
+    code, state = followed(model, tmp_path, plan)
+    assert code == 0 and not any(one.failed for one in made), "its requests are answered by the next"
+    left = [(name, "given up") for name in ("first", *plan)]
+    assert [(one.name, one.state) for one in made] == [*left, ("first", "stopped")]
+    assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "the plan before is followed again, and stays: the engine of broken can't be started" in printed
+
+
+@pytest.mark.parametrize(
+    ("codes", "plans"),
+    [
+        pytest.param({"first": [3]}, [], id="there was none before"),
+        pytest.param({"first": [None, 3], "broken": [4]}, [("broken",)], id="the one before fails too"),
+        pytest.param({"both": [3]}, [("both", "one"), ("both", "other")], id="the one before has the same engine"),
+    ],
+)
+def test_a_server_ends_where_no_plan_before_helps(model, tmp_path, made, monkeypatch, codes, plans):
+    monkeypatch.setattr(Unit, "codes", codes)
+    code, _ = followed(model, tmp_path, *plans)
+    assert code == 3 and [one.failed for one in made if one.failed] == [True]
+
+
+def test_a_plan_before_that_this_machine_can_follow_no_more_does_not_help(model, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(Unit, "codes", {"broken": [3]})
+
+    def units(plan):
+        if plan is FIRST:
+            raise InputError("The model has gone.")
+        return (unit("broken"),)
+
+    supervised = supervising(model, tmp_path, units, FIRST)
+
+    async def run():
+        running = asyncio.ensure_future(supervised.run(Http()))
+        await asyncio.sleep(0.05)
+        supervised.follow(replace(FIRST, method="another"))
+        await asyncio.wait_for(running, 2.0)
+
+    asyncio.run(run())
+    assert supervised.code == 3

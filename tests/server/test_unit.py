@@ -85,7 +85,10 @@ def test_an_engine_that_fails_in_a_row_is_given_up(model, tmp_path, schedule, st
     async def run():
         made, engine = frontends(model, EngineLink(), EngineLink()), Engine(3, 3, 3, 3, 4, 5, 6)
         waiting = [frontend.link.add(Request("", (1,), 5)) for frontend in made]
-        code = await unit_of(made, tmp_path, engine, schedule).run()
+        unit = unit_of(made, tmp_path, engine, schedule)
+        code = await unit.run()
+        assert not any(output.ended for output in waiting), "the plan before may answer them"
+        unit.fail()
         return code, engine.starts, {output.ended.reason for output in waiting}, {f.monitor.restarts for f in made}
 
     assert asyncio.run(run()) == ({5: 4, 1: 3}[starts], starts, {"error"}, {starts - 1})
