@@ -171,7 +171,7 @@ class Supervisor:
         """Follow another plan for the same models from now on; InputError for one that can't be."""
         assert self._options.replan, "a server of a plan"
         units = self._options.replan(plan)
-        if {unit.follows for unit in units} != set(self._wanted):
+        if any(unit.follows not in self._wanted for unit in units):
             self._before = self._plan
         self._change(plan, units)
         if self._replanning:

@@ -390,10 +390,13 @@ def test_a_plan_whose_engine_finds_no_memory_is_left_for_the_one_before(several,
         asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name in NAMES for i in range(6)]
         until_accepted(several, [answer for *_, answer in asked], NAMES)
         assert follow(several, replace(changed, models=tuple(models)))[0] == 202
+        while not (shown := json.loads(several.get("/plan")[2]))["last"]:
+            time.sleep(0.1)
         for name, i, answer in asked:
             status, given = answer.result()
             assert status == 200 and tokens(given) == want[name][i]
-    shown = json.loads(several.get("/plan")[2])
+    while several.get("/ready")[0] == 503:
+        time.sleep(0.05)
     assert shown["plan"] == to_dict(changed) and shown["replans"]["failed"] == 1
     assert shown["last"] == "the plan before is followed again, and stays: the engine of tiny can't be started"
 
