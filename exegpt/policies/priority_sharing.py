@@ -35,7 +35,7 @@ class PrioritySharing:
     own model have ended, or used up their budgets.
     """
 
-    def __init__(self, prompts_first: bool = False):
+    def __init__(self, prompts_first: bool):
         self.prompts_first = prompts_first
 
     def start(self, unit: Unit, now: float) -> None:

@@ -144,7 +144,7 @@ class TimeSharing:
     block would never be free while small ones are asked for.
     """
 
-    def __init__(self, in_order: bool = False):
+    def __init__(self, in_order: bool):
         self._in_order = in_order
 
     def start(self, unit: Unit, now: float) -> None:

@@ -126,7 +126,9 @@ def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine
     for service in sorted(services, key=lambda service: (-sizes[service.name], service.name)):
         size = sizes[service.name]  # powers of two, the largest first: none crosses a node
         pool = BlockPool(int(kv_bytes(size, [service]) // kv_block(service.model)[0]), BLOCK_SIZE)
-        engines.append(Engine(tuple(range(first, first + size)), (_load(service, size, pool),), TimeSharing()))
+        engines.append(
+            Engine(tuple(range(first, first + size)), (_load(service, size, pool),), TimeSharing(in_order=False))
+        )
         first += size
     return engines
 

@@ -1,14 +1,16 @@
 """Pools of several models over one memory: nothing is given twice, lost, or beyond a quota."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
+from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory, merged_pools
 from exegpt.errors import InputError
+from tests.exegpt.nouns import schedule
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 5)), max_size=60)
 
@@ -150,3 +152,10 @@ def test_a_quota_moves_as_far_as_its_blocks_and_the_store_allow():
     assert pool.available == 1
     pool.free(blocks)
     assert (store.used, store.free, pool.available) == (7, 13, 4)
+
+
+def test_the_blocks_of_schedules_come_to_one_memory():
+    """Two of one model, whose blocks are the merged ones."""
+    schedules = [replace(schedule("orca"), kv_blocks=blocks) for blocks in (7, 5)]
+    merged, pools = merged_pools(schedules)
+    assert merged.free == 12 and [(pool.total, pool.slots, pool.block_size) for pool in pools] == [(12, 1, 16)] * 2

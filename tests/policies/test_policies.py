@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +12,14 @@ from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import TRAITS, Traits, make_ledger, make_policy
+from exegpt.policies import TRAITS, Traits, checked, make_ledger, make_policy
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
-from exegpt.workload import LengthDistribution, Workload
+from exegpt.workload import MAX_TOKENS, LengthDistribution, Workload
 from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
@@ -54,6 +55,7 @@ def drive(policy, requests, blocks=12, block_size=8, encoder_decoder=False):
         ledger.check()
         now += 1.0
         assert len(steps) < 100_000
+    assert ledger.iterations == sum(bool(step.decode) for step in steps)
     return steps, sequences, finished
 
 
@@ -176,6 +178,15 @@ def test_variables_are_known_by_what_they_set():
     plan = schedule("rra")
     found = {kind: TRAITS["rra"].value(plan, kind) for kind in ("prompts", "target", "period", "tokens")}
     assert found == {"prompts": 4, "target": 9, "period": 8, "tokens": None}
+
+
+@pytest.mark.parametrize("wrong", [None, 0, -1, MAX_TOKENS + 1])
+@pytest.mark.parametrize(
+    ("policy", "name"), [(traits.name, name) for traits in TRAITS.values() for name in traits.required]
+)
+def test_a_schedule_without_its_policys_variables_is_refused(policy, name, wrong):
+    with pytest.raises(InputError, match=f"policy {policy} needs {name} from 1 to 10,000,000 .got {wrong}"):
+        checked(replace(schedule(policy), **{name: wrong}))
 
 
 def test_a_policy_does_no_more_than_it_declares(monkeypatch):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from exegpt.batching import UNKNOWN, Hints, Ledger, Order, Sequence
@@ -19,7 +20,11 @@ from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.record import Record
 
-SHARINGS: dict[str, Callable[[], Sharing]] = {"space": SpatialSharing, "time": TimeSharing, "priority": PrioritySharing}
+SHARINGS: dict[str, Callable[[], Sharing]] = {
+    "space": SpatialSharing,
+    "time": partial(TimeSharing, in_order=False),
+    "priority": partial(PrioritySharing, prompts_first=False),
+}
 """How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
 
 

@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool
-from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import TimeSharing
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, times
 from xsimulator.multimodel.cluster import Cluster, Engine, ServiceRequests, replay_cluster
-from xsimulator.multimodel.replay import Load, replay_unit
+from xsimulator.multimodel.replay import SHARINGS, Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
 
 LIMITS = Limits(3, 25)
@@ -21,7 +20,7 @@ def load(name, requests=(), scale=1.0, pool=None):
     return Load(name, Cost(scale), requests, pool or BlockPool(12, 4), LIMITS)
 
 
-def engine(first, *names, sharing=TimeSharing):
+def engine(first, *names, sharing=SHARINGS["time"]):
     return Engine((first,), tuple(load(name) for name in names), sharing())
 
 
@@ -30,7 +29,7 @@ def asked(**rows):
 
 
 @settings(deadline=None, max_examples=60)
-@given(MODELS, st.sampled_from([TimeSharing, PrioritySharing]))
+@given(MODELS, st.sampled_from([SHARINGS["time"], SHARINGS["priority"]]))
 def test_one_engine_is_a_unit(models, sharing):
     rows = {f"m{place}": requests for place, (requests, _) in enumerate(models)}
     unit = replay_unit([load(n, [RequestLengths(*row) for row in r]) for n, r in rows.items()], sharing())
@@ -41,7 +40,7 @@ def test_one_engine_is_a_unit(models, sharing):
 
 
 @settings(deadline=None, max_examples=80)
-@given(MODELS, st.sampled_from([TimeSharing, PrioritySharing]))
+@given(MODELS, st.sampled_from([SHARINGS["time"], SHARINGS["priority"]]))
 def test_replicas_lose_nothing_and_each_request_goes_where_the_fewest_are(models, sharing):
     """By brute force: whoever ran on an engine, as its own ledger saw it, beside what had arrived and wasn't done."""
     rows = {f"m{place}": requests for place, (requests, _) in enumerate(models)}
@@ -77,12 +76,16 @@ def test_services_that_no_engine_has_are_left_out():
 def test_overhead_lengthens_every_iteration():
     requests = asked(a=[(4, 9, 0.0)])
     plain = replay_cluster([engine(0, "a")], requests).served["a"][0].finish_s
-    slower = replay_cluster([Engine((0,), (load("a"),), TimeSharing(), 1.08)], requests).served["a"][0].finish_s
+    slower = (
+        replay_cluster([Engine((0,), (load("a"),), TimeSharing(in_order=False), 1.08)], requests)
+        .served["a"][0]
+        .finish_s
+    )
     assert slower == pytest.approx(1.08 * plain)
 
 
 @settings(deadline=None, max_examples=80)
-@given(MODELS, st.floats(0, 4), st.floats(0, 1), st.sampled_from([TimeSharing, PrioritySharing]))
+@given(MODELS, st.floats(0, 4), st.floats(0, 1), st.sampled_from([SHARINGS["time"], SHARINGS["priority"]]))
 def test_replacing_engines_loses_nothing_and_leaves_the_past_as_it_was(models, now, stopped_s, sharing):
     rows = {f"m{place}": requests for place, (requests, _) in enumerate(models)}
     names = list(rows)
@@ -110,7 +113,7 @@ def test_an_engine_that_stays_runs_on_while_the_others_stop():
     alone = replay_cluster([engine(0, "a"), engine(1, "b")], requests)
     stays = engine(0, "a")
     cluster = Cluster([stays, engine(1, "b")], requests)
-    cluster.replace([stays, Engine((1,), (load("b", scale=0.5), load("a")), TimeSharing())], 0.2, 5.0)
+    cluster.replace([stays, Engine((1,), (load("b", scale=0.5), load("a")), TimeSharing(in_order=False))], 0.2, 5.0)
     cluster.run()
     result = cluster.result()
     assert result.served["a"] == alone.served["a"]

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,8 +41,8 @@ def ordered(models):
 @given(MODELS)
 @example([([(1, 1, 1.625), (14, 9, 1.4375), (18, 13, 1.375)], 0.3)])
 def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models):
-    rows = replay_unit(ordered(models), PrioritySharing())
-    single = replay_unit(ordered(models), PrioritySharing(), step_by_step=True)
+    rows = replay_unit(ordered(models), PrioritySharing(prompts_first=False))
+    single = replay_unit(ordered(models), PrioritySharing(prompts_first=False), step_by_step=True)
     for name, one_by_one in times(single).items():
         assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
     for place, (requests, _) in enumerate(models):
@@ -106,7 +107,7 @@ def test_whoever_has_starved_comes_first_and_stays_first():
         Load("short", Cost(), stream, BlockPool(90, 4), Limits(1, 25), DoublingBudget(3.0, True), [short] * 100),
         Load("long", Cost(), [RequestLengths(4, 20)], BlockPool(90, 4), Limits(), DoublingBudget(3.0, True), [long]),
     ]
-    run = replay_unit(some, PrioritySharing(), timeline=True)
+    run = replay_unit(some, PrioritySharing(prompts_first=False), timeline=True)
     (served,) = run.served["long"]
     assert 1.5 <= served.start_s < 1.6
     others = [span for span in run.spans if span.stage == 0 and served.start_s < span.start_s < served.finish_s]
@@ -118,7 +119,7 @@ def test_whoever_has_starved_comes_first_and_stays_first():
 def test_the_first_by_key_runs_first_whichever_model_it_asks_for(outputs):
     one_at_a_time = Limits(max_num_seqs=1, max_num_batched_tokens=4)
     some = [Load(f"m{n}", Cost(), [RequestLengths(4, n)], BlockPool(12, 4), one_at_a_time, ORDER) for n in outputs]
-    run = replay_unit(some, PrioritySharing())
+    run = replay_unit(some, PrioritySharing(prompts_first=False))
     ends = [run.served[f"m{n}"][0].finish_s for n in sorted(outputs)]
     assert ends == sorted(ends)
 
@@ -126,7 +127,7 @@ def test_the_first_by_key_runs_first_whichever_model_it_asks_for(outputs):
 def test_a_short_request_overtakes_a_long_one_that_runs():
     long = Load("long", Cost(), [RequestLengths(4, 40)], BlockPool(12, 4), Limits(), ORDER)
     short = Load("short", Cost(), [RequestLengths(4, 3, 0.3)], BlockPool(12, 4), Limits(), ORDER)
-    run = replay_unit([long, short], PrioritySharing())
+    run = replay_unit([long, short], PrioritySharing(prompts_first=False))
     alone = Cost().prefill_seconds([4], 1.0) + Cost().decode_seconds(1, np.array([5.0, 6.0]), 1.0).sum()
     iteration = Cost().decode_seconds(1, np.array([40.0]), 1.0)[0]
     assert run.served["short"][0].finish_s - 0.3 <= alone + iteration
@@ -152,7 +153,7 @@ def product_and_all_orders(outputs, counts):
             )
             for name, output, count in zip(names, outputs, counts, strict=True)
         ]
-        run = replay_unit(some, PrioritySharing())
+        run = replay_unit(some, PrioritySharing(prompts_first=False))
         return np.mean([s.finish_s / alone[name] for name, served in run.served.items() for s in served])
 
     turns = set(itertools.permutations([name for name, count in zip(names, counts, strict=True) for _ in range(count)]))
@@ -187,3 +188,30 @@ class Fixed:
 
     def key(self, sequence, now):
         return self.places[sequence.hints.service][sequence.index]
+
+
+class Preempted:
+    """Models that would decode, and whose residents are all preempted when they should."""
+
+    def __init__(self, *keys):
+        order = SimpleNamespace(key=lambda sequence, now: sequence, changes=True)
+        self.running, self.asked = (), []
+        self.tenants = [
+            SimpleNamespace(
+                job=None,
+                ledger=SimpleNamespace(decoding=[key], waiting=SimpleNamespace(order=order)),
+                can_prefill=lambda now: False,
+                can_decode=lambda now: True,
+            )
+            for key in keys
+        ]
+
+    def decode(self, tenant, most):
+        self.asked.append((self.tenants.index(tenant), most))
+
+
+def test_the_next_model_runs_where_the_first_ones_residents_are_preempted():
+    """By orders that don't know for how long a resident stays the first: one iteration at a time."""
+    unit = Preempted(3, 1, 2)
+    PrioritySharing(prompts_first=False).start(unit, 0.0)
+    assert unit.asked == [(1, 1), (2, 1), (0, 1)]
