@@ -190,6 +190,20 @@ def test_optuna_returns_feasible_points_no_better_than_the_optimum(seed):
         assert incumbent.space.meets(incumbent.point)
 
 
+def test_optuna_tries_two_hundred_points_of_more():
+    class Counting(Incumbent):
+        offers = 0
+
+        def offer(self, space, point):
+            self.offers += 1
+            super().offer(space, point)
+
+    few, many = Counting(), Counting()
+    black_box([line(list(range(1, 31)), [0] * 30, limit=1)], few)
+    black_box([line(list(range(1, 401)), [0] * 400, limit=1)], many)
+    assert (few.offers, many.offers) == (30, 200)
+
+
 def test_an_unknown_method_is_refused_by_name():
     with pytest.raises(InputError, match="no search method 'magic': use bnb, exhaustive or optuna"):
         search([line([1], [1], limit=1)], "magic")
