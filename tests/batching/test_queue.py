@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.batching import Queue, Sequence
+from exegpt.batching import BlockPool, Ledger, Queue, Sequence, Step
+from exegpt.batching.order import FollowingOrder
 from exegpt.orders import fcfs
 
 
@@ -69,3 +70,47 @@ def test_removed_sequences_are_gone_whether_they_have_arrived_or_not():
     waiting.peek(2.0)
     waiting.remove([early, late])
     assert waiting.first(9, 99.0) == [stays]
+
+
+class Following(FollowingOrder):
+    """What an order is told, in its words."""
+
+    def __init__(self):
+        self.told = []
+
+    def fresh(self):
+        return self
+
+    def key(self, sequence, now):
+        return sequence.index
+
+    def wait(self, sequence, now):
+        self.told.append(("waits", sequence.index, now))
+
+    def start(self, sequence, now):
+        self.told.append(("starts", sequence.index, now))
+
+    def end(self, sequence):
+        self.told.append(("ends", sequence.index))
+
+
+def test_an_order_that_follows_is_told_what_happens_to_sequences():
+    """Of an arrival before a step is decided, whether or not anyone can be admitted then."""
+    order = Following()
+    ledger = Ledger(BlockPool(2, 4), order)
+    runs, stops, leaves = sequences = [Sequence(i, 1, 2, 2.0 + i) for i in range(3)]
+    ledger.submit(sequences)
+    ledger.observe(1.0)
+    assert order.told == []
+    ledger.observe(2.5)
+    assert order.told == [("waits", 0, 2.5)]
+    order.told.clear()
+    assert ledger.admit(3, 3.0) == [runs, stops]
+    assert [told[:2] for told in order.told if told[0] == "starts"] == [("starts", 0), ("starts", 1)]
+    ledger.observe(4.0)
+    ledger.advance(Step(tuple((sequence, 1) for sequence in (runs, stops))))
+    order.told.clear()
+    ledger.stop(stops)
+    ledger.cancel(leaves)
+    ledger.advance(Step(decode=(runs,)))
+    assert order.told == [("ends", 1), ("ends", 2), ("ends", 0)]

@@ -87,3 +87,8 @@ def test_a_schedules_prompts_are_a_budget_of_mean_length():
     made = schedule("orca", workload=Workload.fixed(20, 10), max_num_seqs=7, prefills_per_step=3)
     assert OnePhasePolicy.of(made) == OnePhasePolicy(7, 60)
     assert OnePhasePolicy.of(replace(made, prefills_per_step=1)).max_num_batched_tokens == 20
+
+
+def test_prompts_of_as_many_tokens_as_vllm_takes_are_prefilled_together_by_default():
+    ledger = ledger_of(1024, 1024, 1, blocks=1000)
+    assert [run(OnePhasePolicy(), ledger, "encode")[0] for _ in range(2)] == [[0, 1], [2]]
