@@ -114,3 +114,10 @@ def test_an_order_that_follows_is_told_what_happens_to_sequences():
     ledger.cancel(leaves)
     ledger.advance(Step(decode=(runs,)))
     assert order.told == [("ends", 1), ("ends", 2), ("ends", 0)]
+
+
+def test_another_may_come_first_unasked_where_keys_change_or_an_order_follows():
+    """Of two that have arrived; by arrival nothing changes."""
+    for order, unsteady in ((LeastSlack(), True), (Following(), True), (fcfs, False)):
+        waiting, _ = queue(order, [(5, 0.0), (3, 1.0), (4, 9.0)])
+        assert [waiting.arrived(now) and waiting.unsteady for now in (0.5, 1.5)] == [False, unsteady]

@@ -1,4 +1,4 @@
-"""Who runs next on devices that several models share: models that always have prompts, on a stand-in for the devices."""
+"""Who runs next on devices that models share: models that always have prompts, on a stand-in for the devices."""
 
 from types import SimpleNamespace
 

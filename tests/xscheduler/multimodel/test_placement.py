@@ -86,3 +86,18 @@ def test_the_share_is_the_smallest_that_has_the_rate():
     placer, _ = place()
     slow, fast = placer._candidate(model("slow", 0.1, 1.0), 1), placer._candidate(model("fast", 500.0, 1.0), 1)
     assert slow.decode_share == 0.3 and fast.decode_share >= 0.4
+
+
+def test_memory_for_keys_and_values_is_what_weights_and_all_else_leave():
+    placer = Placer(40.0, 1.0)
+    mesh = placer.unit(MODELS[:2], (0, 1), MOST_SHARES)
+    assert placer.kv_bytes(mesh) == pytest.approx(2 * 40.0 - (10.0 + 1.0) - (20.0 + 1.0))
+
+
+def test_each_model_joins_the_mesh_on_which_it_was_tried():
+    """Devices of its own, the first that are as good, as long as there are some."""
+    placer = Placer(60.0, 1.0)
+    models = [model(name, 12.0, 1.0) for name in "abc"]
+    placement = placer._greedy(models, (1, 1, 1, 1), 4)
+    assert [[o.popular.name for o in mesh.occupants] for mesh in placement.meshes] == [["a"], ["b"], ["c"], []]
+    assert placement.throughput_seq_s == pytest.approx(sum(sum(placer.throughputs(mesh)) for mesh in placement.meshes))

@@ -1,6 +1,7 @@
 """Plans of stages: GPUs, dependencies and bounds hold; the complete search is as good as all plans tried out."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,3 +161,38 @@ def test_a_model_that_needs_more_linked_gpus_is_refused():
         plan_stages(application, Host(2, 1))
     with pytest.raises(InputError, match="groups of 2"):
         Host(3, 2)
+
+
+def outlooks(throughputs, runs=()):
+    """A state in which the nodes a and b have these throughputs by their GPUs; `runs` go on with as many."""
+    nodes = {name: SimpleNamespace(model=name) for name in "ab"}
+    application = SimpleNamespace(nodes=nodes, replicas={"a": (1,), "b": (1,)})
+    return SimpleNamespace(
+        application=application,
+        unfinished=("a", "b"),
+        runs={name: SimpleNamespace(parallel=Parallel(count, 1)) for name, count in runs},
+        can_run=lambda name, stage: True,
+        outlook=lambda stage: SimpleNamespace(
+            throughput=sum(throughputs[n][gpus({n: way})] for n, way in stage.items())
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "chosen"),
+    [
+        ((0, 10, 30, 34, 34), (0, 5, 9, 9, 9), {"a": 3, "b": 1}),  # 15 a GPU; then 5 rather than twice 4.5; then 4
+        ((0, 10, 12, 12, 12), (0, 2, 9, 20, 20), {"a": 1, "b": 3}),  # three for 20 rather than one for 2
+        ((0, 10, 9, 9, 9), (0, 0, 0, 0, 0), {"a": 1}),  # what brings nothing is left
+    ],
+)
+def test_the_greedy_takes_the_gpus_that_bring_most_each(a, b, chosen):
+    stage = greedy_stage(outlooks({"a": a, "b": b}), Host(4, 1))
+    assert {name: way.gpus for name, way in stage.items()} == chosen
+
+
+def test_the_greedy_stops_what_runs_unless_it_may_not():
+    throughputs = {"a": (0, 10, 10, 10, 10), "b": (0, 1, 2, 3, 4)}
+    state = outlooks(throughputs, [("b", 4)])
+    assert {name: way.gpus for name, way in greedy_stage(state, Host(4, 1)).items()} == {"a": 1, "b": 3}
+    assert {name: way.gpus for name, way in greedy_stage(state, Host(4, 1), preempt=False).items()} == {"b": 4}

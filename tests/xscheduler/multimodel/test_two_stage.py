@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xscheduler.multimodel.two_stage import MOST, Group, Outcome, Service, partition, place_in_stages, summary
+from xscheduler.multimodel.two_stage import (
+    MOST,
+    Group,
+    Outcome,
+    Service,
+    _has_room,
+    partition,
+    place_in_stages,
+    summary,
+)
 
 
 class Queues:
@@ -145,3 +154,13 @@ def test_neighbours_are_merged_until_the_largest_fits():
     assert [group.devices for group in partition(services, 1, 8, 4, fits)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert partition(services, 2, 2, 1, fits) is None
     assert place_in_stages(services, 2, 2, fits, lambda groups: {}) is None
+
+
+def test_services_that_need_most_find_room_first():
+    """One that needs a whole group, after two that could have taken half of each."""
+    services = [Service(name, 1.0, 10) for name in ("half", "other", "whole")]
+
+    def fits(size, names):
+        return sum(2 if name == "whole" else 1 for name in names) <= size
+
+    assert _has_room(services, [2, 2], fits) and not _has_room(services, [2, 1], fits)
