@@ -120,7 +120,9 @@ def test_few_numbers_of_devices_are_searched():
     frontiers = [scaling_frontier(drawn, 8, 8) for _ in range(20)]
     by_devices = [{b.devices: b for b in frontier} for frontier in frontiers]
     unsearched = Unsearched(20, lambda wanted: [by_devices[i][devices] for i, devices in wanted], 8, 8)
-    assert unsearched.best(lambda done, of: None) is not None
+    told = []
+    assert unsearched.best(lambda done, of: told.append((done, of))) is not None
+    assert told[0] == (0, 20) and all(of == next_done for (_, of), (next_done, _) in itertools.pairwise(told))
     assert unsearched.searched < 4 * 20 < 20 * len(counts(8, 8)) / 3
 
 

@@ -1,5 +1,7 @@
 """The fluid bound, reckoned by hand on linear costs."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.xscheduler.multimodel.test_placement import Cost, model
@@ -40,6 +42,27 @@ def test_a_batch_is_no_larger_than_memory_and_bounds_allow():
     assert factor([one], [200 * Cost(SCALE, 1).decode_seconds(8, 200.0, 1.0) / 1.1 + 1e-9]) == pytest.approx(
         1.1 / (3.0 * (PREFILL_S + decode_s(8)))
     )
+
+
+class Starts(Cost):
+    """Each prefill takes a tenth of a second besides."""
+
+    def prefill_seconds(self, tokens, share):
+        return 0.1 + super().prefill_seconds(tokens, share)
+
+
+def test_prompts_are_computed_together_up_to_the_budget():
+    """Four of 100 tokens, in a budget of 400; of longer ones than that one at a time."""
+    one = replace(model("a", 3.0, SCALE), cost=lambda devices: Starts(SCALE, devices))
+    for prompts, batch in ((400, 4), (399, 3), (99, 1)):
+        prefill_s = 0.1 / batch + PREFILL_S
+        found = highest_factor([one], [None], 1, 1e6, prompts)
+        assert found == pytest.approx(1.1 / (3.0 * (prefill_s + decode_s(256)))), prompts
+
+
+def test_where_there_is_room_for_one_sequence_it_runs_alone():
+    one = replace(model("a", 3.0, SCALE), longest=250)
+    assert factor([one], room=1.5 * one.kv_bytes) == pytest.approx(1.1 / (3.0 * (PREFILL_S + decode_s(1))))
 
 
 def test_what_can_not_run_has_none():

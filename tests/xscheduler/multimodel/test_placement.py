@@ -1,6 +1,7 @@
 """MuxServe's placement: every cut of the nodes, and the greedy assignment beside all assignments."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,3 +102,18 @@ def test_each_model_joins_the_mesh_on_which_it_was_tried():
     placement = placer._greedy(models, (1, 1, 1, 1), 4)
     assert [[o.popular.name for o in mesh.occupants] for mesh in placement.meshes] == [["a"], ["b"], ["c"], []]
     assert placement.throughput_seq_s == pytest.approx(sum(sum(placer.throughputs(mesh)) for mesh in placement.meshes))
+
+
+def test_a_batch_takes_its_prefill_and_its_decoding():
+    one = Placer(40.0, 1.0)._candidate(model("a", 0.1, 1.0), 1)
+    prefill_s, decode_s = 1e-4 * 100 * 8, 200 * one.cost.decode_seconds(8, 200.0, one.decode_share)
+    assert one.prefill_s(8) == pytest.approx(prefill_s)
+    assert one.throughput(8) == pytest.approx(8 / (prefill_s + decode_s))
+    assert one.throughput(8, 3.0) == pytest.approx(8 / (3.0 + decode_s))
+
+
+def test_as_many_models_as_devices_may_have_one_each():
+    """Where two of them are no faster than one."""
+    models = [replace(model(name, 1000.0, 1.0), cost=lambda devices: Cost(1.0, 1)) for name in "ab"]
+    _, placement = place(models, per_node=2)
+    assert [[o.popular.name for o in mesh.occupants] for mesh in placement.meshes] == [["a"], ["b"]]
