@@ -12,7 +12,7 @@ from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import TRAITS, Traits, checked, make_ledger, make_policy
+from exegpt.policies import TRAITS, Traits, checked, make_ledger, make_policy, register
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
@@ -187,6 +187,13 @@ def test_variables_are_known_by_what_they_set():
 def test_a_schedule_without_its_policys_variables_is_refused(policy, name, wrong):
     with pytest.raises(InputError, match=f"policy {policy} needs {name} from 1 to 10,000,000 .got {wrong}"):
         checked(replace(schedule(policy), **{name: wrong}))
+
+
+def test_a_policy_with_a_variable_that_no_schedule_has_is_refused():
+    odd = Traits(name="odd", what="one at a time", variables={"batch": "prompts"}, make=lambda *_: StaticPolicy(1))
+    with pytest.raises(InputError, match="Policy 'odd' has batch, and schedules have encode_batch, "):
+        register(odd)
+    assert "odd" not in TRAITS
 
 
 def test_a_policy_does_no_more_than_it_declares(monkeypatch):

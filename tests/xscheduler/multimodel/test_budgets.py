@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xscheduler.multimodel.budgets import Budget, Unsearched, best_budgets, counts, place, rising
+from xscheduler.multimodel.budgets import Budget, Level, Unsearched, _near, best_budgets, counts, place, rising
 
 
 def some_frontier(random, most):
@@ -135,3 +135,22 @@ def test_the_fewest_devices_that_do_anything_are_found():
     ]
     unsearched = Unsearched(3, lambda wanted: [frontiers[i][devices - 1] for i, devices in wanted], 1, 4)
     assert [unsearched.least(i) for i in range(3)] == [2, 3, None] and unsearched.searched == 2 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("headroom", "seconds", "near"),
+    [
+        (2.0, 100.0, True),
+        (1.95, 100.0, True),  # three parts of a hundred less room
+        (1.93, 100.0, False),
+        (2.0, 102.9, True),  # and as much longer
+        (2.0, 103.1, False),
+    ],
+)
+def test_a_level_that_is_worse_by_a_little_is_near(headroom, seconds, near):
+    assert _near(Level(headroom, seconds), Level(2.0, 100.0), 0.03) == near
+
+
+def test_a_rate_that_is_not_met_is_not_near_one_that_is():
+    assert not _near(Level(0.99, 0.0), Level(1.0, 0.0), 0.03) and not _near(Level(0.49, 0.0), Level(0.5, 0.0), 0.03)
+    assert _near(Level(0.5, 0.0), Level(0.5, 0.0), 0.03)

@@ -105,3 +105,11 @@ def test_a_node_of_a_later_stage_runs_on_where_gpus_remain():
     stages[1] = PlannedStage(1, 2, {"n2": Parallel(2, 1)})
     names = [{node.name for node in stage.nodes} for stage in execute(application, host, stages).stages]
     assert names[:2] == [{"n0", "n1"}, {"n2"}]
+
+
+def test_every_gpu_of_a_node_loads():
+    application, way = draw(*applications.ensemble(1, 30)), Parallel(2, 1)
+    (name, node), host = next(iter(application.nodes.items())), Host(2, 1)
+    executed = execute(application, host, [PlannedStage(0.0, 1.0, {name: way})])
+    assert executed.loading_gpu_s == pytest.approx(2 * application.load_s[node.model, 1])
+    assert 0 < executed.loading_gpu_s < 2 * executed.seconds

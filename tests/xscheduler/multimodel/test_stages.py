@@ -196,3 +196,9 @@ def test_the_greedy_stops_what_runs_unless_it_may_not():
     state = outlooks(throughputs, [("b", 4)])
     assert {name: way.gpus for name, way in greedy_stage(state, Host(4, 1)).items()} == {"a": 1, "b": 3}
     assert {name: way.gpus for name, way in greedy_stage(state, Host(4, 1), preempt=False).items()} == {"b": 4}
+
+
+def test_nodes_that_are_locked_leave_the_others_to_choose_from():
+    state, locked = outlooks({}), {"a": Parallel(1, 1)}
+    found = [{name: way.gpus for name, way in stage.items()} for stage in candidates(state, Host(4, 1), locked, locked)]
+    assert found == [{"a": 1, "b": more} for more in (1, 2, 3)]
