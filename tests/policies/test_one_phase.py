@@ -92,3 +92,9 @@ def test_a_schedules_prompts_are_a_budget_of_mean_length():
 def test_prompts_of_as_many_tokens_as_vllm_takes_are_prefilled_together_by_default():
     ledger = ledger_of(1024, 1024, 1, blocks=1000)
     assert [run(OnePhasePolicy(), ledger, "encode")[0] for _ in range(2)] == [[0, 1], [2]]
+
+
+def test_a_prompt_takes_the_last_block_unless_others_have_it():
+    ledger = ledger_of(16, blocks=2, output=16)
+    assert OnePhasePolicy().can_prefill(ledger, 0.0) and OnePhasePolicy().can_prefill(ledger, 0.0, lambda: 0)
+    assert not OnePhasePolicy().can_prefill(ledger, 0.0, lambda: 1)

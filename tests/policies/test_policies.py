@@ -324,3 +324,11 @@ def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
     assert ledger.residents == 2
     ledger.stop(pair[1])
     assert ledger.idle and ledger.pool.available == 4
+
+
+def test_the_nearest_flags_of_orca_have_room_for_its_prompts():
+    """As many prompts as it prefills in a step, of the length of 99 of 100, beside a token for each resident."""
+    lengths = LengthDistribution.from_samples([10] * 98 + [50, 400])
+    plan = schedule("orca", workload=Workload("some", lengths, lengths, 50), max_num_seqs=8, prefills_per_step=3)
+    nearest = TRAITS["orca"].nearest(plan)
+    assert (nearest.residents, nearest.budget) == (8, 8 + 3 * 50)

@@ -154,3 +154,7 @@ def test_a_level_that_is_worse_by_a_little_is_near(headroom, seconds, near):
 def test_a_rate_that_is_not_met_is_not_near_one_that_is():
     assert not _near(Level(0.99, 0.0), Level(1.0, 0.0), 0.03) and not _near(Level(0.49, 0.0), Level(0.5, 0.0), 0.03)
     assert _near(Level(0.5, 0.0), Level(0.5, 0.0), 0.03)
+
+
+def test_budgets_are_of_one_node_or_of_whole_ones():
+    assert counts(1, 4) == [1, 2, 3, 4] and counts(3, 2) == [1, 2, 4, 6] and counts(2, 1) == [1, 2]

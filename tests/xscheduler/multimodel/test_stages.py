@@ -191,6 +191,12 @@ def test_the_greedy_takes_the_gpus_that_bring_most_each(a, b, chosen):
     assert {name: way.gpus for name, way in stage.items()} == chosen
 
 
+def test_the_greedy_begins_with_the_gpu_that_brings_most():
+    """2 rather than twice 1.95."""
+    stage = greedy_stage(outlooks({"a": (0, 2, 2), "b": (0, 0.5, 3.9)}), Host(2, 1))
+    assert {name: way.gpus for name, way in stage.items()} == {"a": 1, "b": 1}
+
+
 def test_the_greedy_stops_what_runs_unless_it_may_not():
     throughputs = {"a": (0, 10, 10, 10, 10), "b": (0, 1, 2, 3, 4)}
     state = outlooks(throughputs, [("b", 4)])

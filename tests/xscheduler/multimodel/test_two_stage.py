@@ -164,3 +164,9 @@ def test_services_that_need_most_find_room_first():
         return sum(2 if name == "whole" else 1 for name in names) <= size
 
     assert _has_room(services, [2, 2], fits) and not _has_room(services, [2, 1], fits)
+
+
+def test_a_placement_is_summed_up_over_all_requests():
+    outcomes = {"a": Outcome(10, 2.0, 30), "b": Outcome(0, 5.0, 10)}
+    placed = summary(2, (), outcomes)
+    assert (placed.in_time, placed.normalised, placed.order) == (0.75, 2.75, (-0.75, 2.75))
