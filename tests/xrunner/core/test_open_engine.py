@@ -98,6 +98,30 @@ def test_what_the_cache_cannot_hold_is_refused_and_the_rest_goes_on(model):
     assert [type(event).__name__ for event in engine.drain()] == ["Token"] * 3 + ["Result"]
 
 
+@pytest.mark.parametrize("admission", ["reserve", "grow"])
+@pytest.mark.parametrize("when", ["runs", "waits", "comes later"])
+def test_a_schedule_of_fewer_blocks_takes_over_with_who_needs_more(model, admission, when):
+    """The cache holds it: with less, one that grows would wait for ever once it is preempted."""
+    engine = opened(model, admission=admission)
+    first, large = requests([(4, 30), (20, 40)])
+    (expected,) = Engine(model, engine.schedule).run([large]).results
+    engine.add(first)
+    if when != "comes later":
+        engine.add(large)
+    for _ in range(3 if when == "runs" else 0):
+        engine.step()
+    engine.follow(replace(engine.schedule, kv_blocks=2))
+    events = engine.step()
+    if when == "comes later":
+        engine.add(large)
+    while not engine.idle:
+        events += engine.step()
+    results = {event.id: event for event in events if isinstance(event, Result)}
+    assert len(engine.changes) == 1 and len(results) == 2
+    assert results[large.id].output_ids == expected.output_ids
+    engine.drain()
+
+
 def test_an_id_is_free_again_when_its_request_has_ended(model):
     engine = opened(model)
     (request,) = requests([(4, 3)])
