@@ -390,6 +390,7 @@ class Engine:
         leader.
         """
         self._aborted.update(dict.fromkeys(self._unfinished))
+        self.update()  # other replicas hear of it before they hear that no more orders come
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
 

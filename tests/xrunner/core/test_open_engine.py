@@ -144,6 +144,18 @@ def test_an_abort_of_another_replicas_request_is_passed_on_whoever_takes_the_tur
     assert passed == ["elsewhere"] and engine.idle
 
 
+def test_an_engine_that_surrenders_aborts_other_replicas_requests_before_their_end(model):
+    """Though its own have all ended: they would be run to their ends before the next engine is made, and an abort
+    that comes behind the end would be for that one.
+    """
+    engine, told = opened(model), []
+    engine._driver.elsewhere = told.append
+    engine._replicas.close = lambda: told.append("end")
+    engine._unfinished.add("elsewhere")
+    engine.surrender()
+    assert told == ["elsewhere", "end"]
+
+
 def test_a_closed_engine_cannot_be_used(model):
     engine = opened(model)
     engine.close()
