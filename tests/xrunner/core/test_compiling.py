@@ -131,7 +131,7 @@ def test_a_request_that_is_aborted_meanwhile_makes_no_token(engine, held):
 def test_a_request_that_a_stop_text_ends_meanwhile_makes_no_token(engine, held):
     """Its tokens are of the engine before this one: the frontend may read them late."""
     frontend = Frontend(engine)
-    frontend.send(Request("1", (1, 2), 40, grammar=BOOLEANS, output_ids=(91,)))
+    frontend.send(Request("1", (1, 2), 40, grammar=BOOLEANS, output_ids=(58,)))
     assert held.started.wait(20)
     frontend.send(Stop("1", 1), plain("2", 3))
     frontend.read_until(lambda: "2" in frontend.ended)
