@@ -5,7 +5,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from starlette.requests import Request as HttpRequest
@@ -193,9 +192,10 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         generation.abort()  # what a stop text has ended
         generation.close()
         await frontend.journal.finish(entry)
-    except ApiError as error:
-        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # else the server gives up, and the next one runs it
+    except ApiError:
+        if not frontend.link.failed:  # else the server gives up, and the next one runs it
             frontend.journal.forget(entry)
+            frontend.link.abort(entry.outputs or [])  # its other sequences
     finally:
         frontend.active -= 1
 

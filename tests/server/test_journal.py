@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from exegpt.app.engines.engine_link import EngineLink, Output
+from exegpt.engine_protocol import Ended
 from exegpt.request import Request
 from exegpt.server.answering import answer
 from exegpt.server.api import make_answer
@@ -295,3 +296,27 @@ def test_a_request_that_fails_by_a_fault_leaves_its_key(model, tmp_path, monkeyp
         return await _post(frontend, body=BODY | {"max_tokens": 3})
 
     assert asyncio.run(ask()) == "0"
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["one sequence fails", "the engine fails for good"])
+def test_one_that_fails_is_forgotten_unless_the_next_server_can_run_it(model, tmp_path, gives_up):
+    """A grammar may become too complex in the midst of an output. The same key had had the same error for ever, and its
+    file was run again by each server that came.
+    """
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(0))
+        entry = frontend.journal.entry("", "a", PATH, BODY | {"n": 2}, lambda: 7)
+        http = SimpleNamespace(state=SimpleNamespace(arrival=SimpleNamespace(at_s=0.0)))
+        await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
+        if gives_up:
+            frontend.link.fail()
+        else:
+            ended = frontend.link.outputs.pop("1")
+            ended.ended = Ended("1", "error")
+            ended.announce()
+        await entry.reading
+        return len(frontend.link.outputs), len(frontend.journal.unfinished)
+
+    assert asyncio.run(ask()) == (0, gives_up)
+    assert len(list(tmp_path.glob("*.json"))) == gives_up

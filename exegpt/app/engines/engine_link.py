@@ -93,7 +93,6 @@ class EngineLink:
         self._server: asyncio.Server | None = None
         self._next = 0
         self._failed = False
-        """Whether there will be no engine any more."""
         self._draining = False
         self._busy_s = 0.0
         """Since when there are sequences."""
@@ -106,6 +105,11 @@ class EngineLink:
     def connected(self) -> bool:
         """Whether an engine's connection is open."""
         return self._writer is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there will be no engine any more."""
+        return self._failed
 
     @property
     def silent_s(self) -> float:
