@@ -209,7 +209,7 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
         session.take(session.patience_s if engine.idle else 0.0)
         session.send(engine.step() if engine.busy else [])
         if engine.moving:
-            schedule = engine.moving.schedule
+            schedule = engine.with_room(engine.moving.schedule)  # they have been accepted
             inbox.send(LOADS)
             engine.surrender()
             return schedule

@@ -82,3 +82,31 @@ def test_an_engine_that_loads_other_layers_is_not_silent(engine, tmp_path):
 
     loading_s, waiting_s = asyncio.run(asyncio.wait_for(run(), 30.0))
     assert loading_s == 0 and waiting_s > 0
+
+
+def test_the_next_engine_has_room_for_what_was_accepted(engine, tmp_path):
+    """Its schedule may be for shorter requests: this one was refused by it in the midst of its answer."""
+    opened = Opened(engine.schedule, nouns.profile(), None, (), 0.0)
+    shorter = cells.schedule(engine.schedule.model.spec, "chunked", kv_blocks=1)
+
+    def serve():
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(tmp_path / "engine"))
+        return inbox.serve(engine, inbox.Inbox(connection), opened)
+
+    async def run():
+        link = EngineLink()
+        await link.listen(tmp_path / "engine")
+        serving = asyncio.ensure_future(asyncio.to_thread(serve))
+        output = link.add(Request("", (5,) * 20, 40, True))
+        while not output.tokens:
+            await asyncio.sleep(0.001)
+        link.follow(shorter)
+        moved = await serving
+        await link.close()
+        return moved, replace(output.request, output_ids=tuple(output.tokens))
+
+    moved, request = asyncio.run(asyncio.wait_for(run(), 30.0))
+    assert moved == replace(shorter, kv_blocks=moved.kv_blocks)
+    (result,) = Engine(engine.model, moved).run([request]).results
+    assert len(result.output_ids) == 40

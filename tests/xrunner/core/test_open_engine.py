@@ -151,7 +151,7 @@ def test_an_engine_that_surrenders_aborts_other_replicas_requests_before_their_e
     engine, told = opened(model), []
     engine._driver.elsewhere = told.append
     engine._replicas.close = lambda: told.append("end")
-    engine._unfinished.add("elsewhere")
+    engine._unfinished["elsewhere"] = requests([(4, 3)])[0]
     engine.surrender()
     assert told == ["elsewhere", "end"]
 
