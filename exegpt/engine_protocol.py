@@ -1,7 +1,7 @@
 """What the server's frontend and its engine send each other over a stream, in the ranks' message format.
 
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
-    frontend ◄──────Opened, Changed, Stepped, MOVES───────── engine
+    frontend ◄──────Opened, Changed, Stepped, LOADS, MOVES── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -21,6 +21,8 @@ DRAIN = "drain"
 """No more requests will come: the engine runs the others to their ends and exits."""
 BEGIN = "begin"
 """The frontend knows that this engine has opened: what it has sent before was for another."""
+LOADS = "loads"
+"""The engine gets other layers or another cache, and says nothing until it opens with them."""
 MOVES = "moves"
 """Another rank leads from now on. The frontend closes the connection; then that rank connects and opens."""
 MAX_BYTES = 2**28

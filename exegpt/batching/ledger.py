@@ -78,7 +78,7 @@ class Ledger:
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences wait; InputError for one that the whole pool could not hold."""
         for sequence in sequences:
-            need = self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
+            need = self.most_blocks(sequence)
             if need > self.pool.total:
                 raise InputError(
                     f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
@@ -86,6 +86,10 @@ class Ledger:
                     "cache more memory."
                 )
             self.waiting.push(sequence)
+
+    def most_blocks(self, sequence: Sequence) -> int:
+        """Blocks for all that a sequence may ever cache."""
+        return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
 
     def observe(self, now: float) -> None:
         """Let an order that follows what happens see what has arrived: before each step is decided, so that it sees the

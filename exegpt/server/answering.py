@@ -5,7 +5,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from starlette.requests import Request as HttpRequest
@@ -133,20 +132,12 @@ async def answer(
     where it runs already.
     """
     arrived_s, work = http.state.arrival.at_s, make()
-    try:
-        await asyncio.to_thread(work.prepare, frontend)
-    except ApiError:
-        if entry and entry.outputs is None and frontend.journal:
-            frontend.journal.refuse(entry)
-        raise
     if entry is None:
+        await asyncio.to_thread(work.prepare, frontend)
         _admit(work, frontend, arrived_s)
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
     else:
-        async with entry.admitting:
-            if entry.outputs is None:
-                await _accept(entry, work, frontend, arrived_s)
-                run_entry(entry, make, work, frontend)
+        await _join(entry, make, work, frontend, arrived_s)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
@@ -172,15 +163,16 @@ def _admit(work: Answer, frontend: Frontend, arrived_s: float) -> None:
     work.promise = frontend.admission.admit(lengths, arrived_s)
 
 
-async def _accept(entry: Entry, work: Answer, frontend: Frontend, arrived_s: float) -> None:
-    """Accept a journalled request, or forget it and raise ApiError."""
+async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrived_s: float) -> None:
+    """Prepare a journalled request, and accept and run it where it doesn't run yet, or raise ApiError."""
     assert frontend.journal
-    try:
-        _admit(work, frontend, arrived_s)
-        await frontend.journal.accept(entry)
-    except ApiError:
-        frontend.journal.refuse(entry)
-        raise
+    with frontend.journal.asking(entry):
+        await asyncio.to_thread(work.prepare, frontend)
+        async with entry.admitting:
+            if entry.outputs is None:
+                _admit(work, frontend, arrived_s)
+                await frontend.journal.accept(entry)
+                run_entry(entry, make, work, frontend)
 
 
 def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
@@ -200,9 +192,10 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         generation.abort()  # what a stop text has ended
         generation.close()
         await frontend.journal.finish(entry)
-    except ApiError as error:
-        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # else the server gives up, and the next one runs it
-            frontend.journal.refuse(entry)
+    except ApiError:
+        if not frontend.link.failed:  # else the server gives up, and the next one runs it
+            frontend.journal.forget(entry)
+            frontend.link.abort(entry.outputs or [])  # its other sequences
     finally:
         frontend.active -= 1
 

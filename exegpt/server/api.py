@@ -182,7 +182,7 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
                     await asyncio.to_thread(work.prepare, frontend)
                 except ApiError as error:
                     assert frontend.journal, "whose entry it is"
-                    frontend.journal.refuse(entry)
+                    frontend.journal.forget(entry)
                     output.note(f"a journalled request can't be run any more ({error.message})")
                     continue
                 run_entry(entry, make, work, frontend)

@@ -31,6 +31,8 @@ class Completion(Answer):
         if most == 0 and not body.echo:
             raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
         echoed = bool(body.echo and body.logprobs is not None)
+        if echoed and model.spec.encoder_layers:
+            raise invalid("'echo' with 'logprobs' is for prompts that a decoder reads: leave one of them out.", "echo")
         for place, (text, ids) in enumerate(self._prompts(frontend)):
             limit = frontend.limited(len(ids), most, "max_tokens")
             self.add_choices(frontend, ids, limit, place, logprobs=body.logprobs, prompt_logprobs=echoed)

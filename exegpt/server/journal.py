@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,14 @@ class Entry:
     asked: str
     """A hash of the body as it came."""
     body: dict[str, Any]
+    accepted: bool = False
+    """Whether its file is there, by this process or another: it is run to its end."""
     outputs: list[Output] | None = None
-    """Once it has been accepted."""
+    """Once the engine has been given it."""
     ended_s: float | None = None
     """By the clock of the wall."""
+    asking: int = 0
+    """Requests that wait for it to be accepted."""
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     reading: "asyncio.Future[None] | None" = None
     """What reads it to its end."""
@@ -73,8 +77,8 @@ class Journal:
 
     @property
     def unfinished(self) -> list[Entry]:
-        """Those whose answers another process has not ended."""
-        return [entry for entry in self.entries.values() if entry.ended_s is None]
+        """Those that were accepted and haven't ended; other requests may yet be refused."""
+        return [entry for entry in self.entries.values() if entry.accepted and entry.ended_s is None]
 
     def entry(self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int]) -> Entry:
         """The entry of a request: the one that it joins, or a new one. ApiError for a key that had another body."""
@@ -95,14 +99,27 @@ class Journal:
 
     async def accept(self, entry: Entry) -> None:
         """Keep an entry, before its sequences are given to the engine. ApiError where it can't be written."""
-        self.entries[entry.name] = entry  # another request of its key may have been refused meanwhile
         try:
             await asyncio.to_thread(self._write, entry)
         except OSError as error:
             raise self._unavailable((error.strerror or str(error)).lower()) from None
+        entry.accepted = True
 
-    def refuse(self, entry: Entry) -> None:
-        """Forget an entry that was not accepted."""
+    @contextlib.contextmanager
+    def asking(self, entry: Entry) -> Iterator[None]:
+        """While a request asks for an entry. Where none of those that do was accepted, it is forgotten behind the
+        last: another body may come with the key then.
+        """
+        entry.asking += 1
+        try:
+            yield
+        finally:
+            entry.asking -= 1
+            if not entry.asking and not entry.accepted:
+                self.forget(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Delete an entry: its answer has been kept for long enough, or there is none."""
         self.entries.pop(entry.name, None)
         with contextlib.suppress(OSError):
             self._path(entry).unlink(missing_ok=True)
@@ -125,7 +142,7 @@ class Journal:
     def _delete_later(self, entry: Entry) -> None:
         assert entry.ended_s is not None
         left_s = max(0.0, entry.ended_s + self._ttl_s - time.time())
-        asyncio.get_running_loop().call_later(left_s, self.refuse, entry)
+        asyncio.get_running_loop().call_later(left_s, self.forget, entry)
 
     def _unavailable(self, why: str) -> ApiError:
         what = f"The journal can't be written ({why}): send the request without an Idempotency-Key, or later."
@@ -148,7 +165,7 @@ class Journal:
         """Take an entry that another process has left; one that is torn or too old is deleted."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            entry = Entry(path.stem, document["path"], document["asked"], document["body"])
+            entry = Entry(path.stem, document["path"], document["asked"], document["body"], accepted=True)
             entry.ended_s = document["ended_s"]
             if entry.ended_s is not None:
                 of_outputs = zip(document["tokens"], document["reasons"], document["logprobs"], strict=True)

@@ -149,7 +149,11 @@ class Supervisor:
         task.add_done_callback(partial(self._unit_ended, unit))
 
     def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
-        if self._failed(task) or task.cancelled() or unit.options.follows not in self._wanted:
+        wanted = unit.options.follows in self._wanted
+        error = None if task.cancelled() else task.exception()
+        if wanted and isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
+            return  # a plan of several ranks where there is no mpirun, say
+        if self._failed(task) or task.cancelled() or not wanted:
             return
         code = task.result()
         if code and not self._go_back(unit):
@@ -177,8 +181,10 @@ class Supervisor:
         if self._replanning:
             self._replanning.follows(plan)
 
-    def _go_back(self, unit: Unit) -> bool:
-        """Follow the plan before again, as a unit of this one can't be started; whether that helps."""
+    def _go_back(self, unit: Unit, why: str = "") -> bool:
+        """Follow the plan before again, as a unit of this one can't be started; whether that helps. `why` goes behind
+        that sentence, where the engine hasn't said it.
+        """
         plan, self._before = self._before, None
         if plan is None or self._signals:
             return False
@@ -191,7 +197,7 @@ class Supervisor:
             return False
         self._change(plan, units)
         if self._replanning:
-            self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started")
+            self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started{why}")
         return True
 
     def _change(self, plan: Plan, units: tuple[UnitOptions, ...]) -> None:

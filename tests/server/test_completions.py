@@ -1,8 +1,15 @@
 """Completions: the API's tokens are transformers', whole and streamed, and errors have OpenAI's shape."""
 
 import json
+from dataclasses import replace
 
 import pytest
+
+from exegpt.app.engines.engine_link import EngineLink
+from exegpt.server.api import make_answer
+from exegpt.server.errors import ApiError
+from tests.server.test_unit import frontends
+from xrunner.core.requests import check_request
 
 
 def expected(model, prompt, count):
@@ -78,6 +85,41 @@ def test_bad_bodies_are_refused_in_openais_shape(server, body, status, param, co
     error = json.loads(data)["error"]
     assert (got, error["param"], error["code"]) == (status, param, code)
     assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
+
+
+EXTREMES = {
+    "temperature": (0, 1e-9, 2),
+    "top_p": (0, 1e-9, 1),
+    "top_k": (-1, 0, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-9, 1e-4, 10),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "logit_bias": ({"0": -100}, {"1": 100}),
+    "seed": (-(2**63), 2**63 - 1),
+    "logprobs": (0, 20),
+    "min_tokens": (0, 4),
+    "echo": (True,),
+    "n": (1, 128),
+}
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 2])
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in EXTREMES.items() for value in values])
+def test_the_engine_runs_whatever_the_server_accepts(model, encoder_layers, key, value):
+    """It says no more than that a request is too long."""
+    (frontend,) = frontends(model, EngineLink())
+    spec = replace(frontend.model.spec, encoder_layers=encoder_layers)
+    frontend.model = replace(frontend.model, spec=spec)
+    for more in ({}, {"echo": True, "logprobs": 1}):
+        try:
+            made = make_answer("/v1/completions", {"prompt": [5], "max_tokens": 4} | more | {key: value}, frontend, "")
+            made.prepare(frontend)
+        except ApiError as error:
+            assert error.status == 400 and error.code == "invalid_value"
+        else:
+            for choice in made.choices:
+                check_request(choice.request, spec)
 
 
 def test_every_path_has_errors_of_one_shape(server):

@@ -7,15 +7,20 @@ import socket
 import stat
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from exegpt.app.engines.engine_link import Output
+from exegpt.app.engines.engine_link import EngineLink, Output
+from exegpt.engine_protocol import Ended
 from exegpt.request import Request
-from exegpt.server.errors import ApiError
+from exegpt.server.answering import answer
+from exegpt.server.api import make_answer
+from exegpt.server.errors import ApiError, unavailable
 from exegpt.server.journal import Journal
 from tests.server.conftest import serving
 from tests.server.test_faults import LONG, ask, prompts
+from tests.server.test_unit import frontends
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +187,136 @@ def test_answers_of_another_process_are_deleted_in_time(tmp_path):
         return before, len(list(tmp_path.glob("*.json"))), len(journal.entries)
 
     assert asyncio.run(left()) == (1, 0, 0)
+
+
+BODY = {"prompt": [5, 6], "max_tokens": 4, "stream": True}
+PATH = "/v1/completions"
+
+
+class Refusing:
+    """Admission that refuses the first few requests."""
+
+    def __init__(self, refused):
+        self.refused = refused
+
+    def admit(self, prompts, arrived_s):
+        self.refused -= 1
+        if self.refused >= 0:
+            raise unavailable("Later.", "later", 1)
+
+    def ended(self, output):
+        pass
+
+
+def _post(frontend, body=BODY):
+    """What a request with a key comes to, as far as to the stream of its answer: the number of its sequence."""
+    return _answered(frontend, frontend.journal.entry("", "a", PATH, body, lambda: 7))
+
+
+async def _answered(frontend, entry):
+    http = SimpleNamespace(state=SimpleNamespace(arrival=SimpleNamespace(at_s=0.0)))
+    await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
+    entry.reading.cancel()
+    return entry.outputs[0].request.id
+
+
+def _journalling(model, directory, admission):
+    (frontend,) = frontends(model, EngineLink(), journal=Journal(directory, 60.0))
+    frontend.admission = admission
+    return frontend
+
+
+@pytest.mark.parametrize("admission", [None, Refusing(1)], ids=["the engine loads", "too many wait"])
+def test_a_client_that_asks_too_early_does_not_delete_what_was_accepted(model, tmp_path, admission):
+    """By the server before, say."""
+
+    async def accept():
+        journal = Journal(tmp_path, 60.0)
+        await journal.accept(journal.entry("", "a", PATH, BODY, lambda: 7))
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, admission)
+        with pytest.raises(ApiError) as refused:
+            await _post(frontend)
+        assert refused.value.status == 503
+        return frontend.journal.unfinished
+
+    asyncio.run(accept())
+    assert len(asyncio.run(ask())) == 1 and len(Journal(tmp_path, 60.0).unfinished) == 1
+
+
+def test_an_engine_that_opens_runs_no_request_that_was_not_accepted(model, tmp_path):
+    """One that is being prepared as the engine is started again is admitted, or refused, like any other."""
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(1))
+        asking = asyncio.ensure_future(_post(frontend))
+        await asyncio.sleep(0)
+        assert len(frontend.journal.entries) == 1
+        left = frontend.journal.unfinished
+        with pytest.raises(ApiError):
+            await asking
+        return left, len(frontend.journal.entries)
+
+    assert asyncio.run(ask()) == ([], 0)
+
+
+def test_one_that_is_refused_leaves_the_key_to_those_that_ask_at_the_same_time(model, tmp_path):
+    """One of two is refused; others that come in that moment join the other one."""
+
+    async def ask():
+        others = []
+
+        def come():
+            others.append(asyncio.ensure_future(_post(frontend)))
+            with pytest.raises(ApiError, match="another body"):
+                _post(frontend, BODY | {"n": 2})
+
+        class Admission(Refusing):
+            def admit(self, prompts, arrived_s):
+                if self.refused == 1:
+                    asyncio.get_running_loop().call_soon(come)
+                super().admit(prompts, arrived_s)
+
+        frontend = _journalling(model, tmp_path, Admission(1))
+        first, second = (asyncio.ensure_future(_post(frontend)) for _ in range(2))
+        ended = await asyncio.gather(first, second, return_exceptions=True)
+        return *sorted(error.code if isinstance(error, ApiError) else error for error in ended), await others[0]
+
+    assert asyncio.run(ask()) == ("0", "later", "0"), "one sequence"
+
+
+def test_a_request_that_fails_by_a_fault_leaves_its_key(model, tmp_path, monkeypatch):
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(0))
+        with monkeypatch.context() as patch:
+            patch.setattr("exegpt.server.completions.Completion.prepare", None)
+            with pytest.raises(TypeError):
+                await _post(frontend)
+        return await _post(frontend, body=BODY | {"max_tokens": 3})
+
+    assert asyncio.run(ask()) == "0"
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["one sequence fails", "the engine fails for good"])
+def test_one_that_fails_is_forgotten_unless_the_next_server_can_run_it(model, tmp_path, gives_up):
+    """A grammar may become too complex in the midst of an output. The same key had had the same error for ever, and its
+    file was run again by each server that came.
+    """
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(0))
+        entry = frontend.journal.entry("", "a", PATH, BODY | {"n": 2}, lambda: 7)
+        http = SimpleNamespace(state=SimpleNamespace(arrival=SimpleNamespace(at_s=0.0)))
+        await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
+        if gives_up:
+            frontend.link.fail()
+        else:
+            ended = frontend.link.outputs.pop("1")
+            ended.ended = Ended("1", "error")
+            ended.announce()
+        await entry.reading
+        return len(frontend.link.outputs), len(frontend.journal.unfinished)
+
+    assert asyncio.run(ask()) == (0, gives_up)
+    assert len(list(tmp_path.glob("*.json"))) == gives_up

@@ -19,11 +19,13 @@ from tests.server.test_unit import EngineLink, frontends
 
 
 class Unit:
-    """Runs until it is stopped; `error` is what it raises instead, and `codes` with what those end soon, one after the
-    other, that follow these; None: the next one runs. Its engine takes a while to end.
+    """Runs until it is stopped; `error` is what it raises instead, `errors` those of units that follow these, and
+    `codes` with what those end soon, one after the other, that follow these; None: the next one runs. Its engine takes
+    a while to end.
     """
 
     error = None
+    errors: ClassVar[dict[str, Exception]] = {}
     codes: ClassVar[dict[str, list[int | None]]] = {}
     made: ClassVar[list["Unit"]] = []
 
@@ -36,8 +38,8 @@ class Unit:
         pass
 
     async def run(self):
-        if self.error:
-            raise self.error
+        if error := self.error or self.errors.get(self.name):
+            raise error
         self.state = "runs"
         if (left := self.codes.get(self.name)) and (code := left.pop(0)):
             await asyncio.sleep(0.08)
@@ -175,6 +177,15 @@ def test_a_plan_whose_engines_can_not_be_started_is_left_for_the_one_before(
     assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
     printed = " ".join(capsys.readouterr().err.split())
     assert "the plan before is followed again, and stays: the engine of broken can't be started" in printed
+
+
+@pytest.mark.parametrize("error", [InputError("There is no mpirun."), OSError("no more processes")], ids=str)
+def test_a_plan_whose_engines_raise_an_error_is_left_too(model, tmp_path, made, monkeypatch, error, capsys):
+    monkeypatch.setattr(Unit, "errors", {"broken": error})
+    code, state = followed(model, tmp_path, ("broken",))
+    assert code == 0 and [one.name for one in made] == ["first", "broken", "first"]
+    assert state["plan"] == document.to_dict(FIRST)
+    assert f"the engine of broken can't be started: {error}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

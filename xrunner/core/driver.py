@@ -105,7 +105,18 @@ class Driver:
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Let requests wait, each with its place, which no other has."""
         start = self.worker.model.start
-        self.ledger.submit(self._sequence(index, request, start) for index, request in requests)
+        sequences = [self._sequence(index, request, start) for index, request in requests]
+        self._make_room(sequences)
+        self.ledger.submit(sequences)
+
+    def _make_room(self, sequences: Iterable[Sequence]) -> None:
+        """Reckon with as many blocks as each of these alone needs, of those that the cache has: a schedule that has
+        taken over may reckon with fewer.
+        """
+        pool = self.ledger.pool
+        if self.changes:
+            most = max(map(self.ledger.most_blocks, sequences), default=0)
+            pool.total = max(pool.total, min(most, self.worker.place.schedule.kv_blocks))
 
     def _sequence(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
         sequence = self.outputs.add(index, request, start)
@@ -192,17 +203,22 @@ class Driver:
             return
         new = change.schedule
         if takes_over_in_place(new, self.worker.place.schedule):
-            self._take_over(new)
             self.changes.append(change)
+            self._take_over(new)
         else:
             self.moving = change
             self.left = [sequence.index for sequence in self.ledger.waiting.drain()]
 
     def _take_over(self, new: Schedule) -> None:
-        """Decide by another schedule from now on, in as many blocks as it reckons with, and those who wait need."""
+        """Decide by another schedule from now on, in as many blocks as it reckons with, and as each of those needs who
+        wait, or may wait again.
+        """
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)
-        self.ledger.pool.total = max([new.kv_blocks, *map(self.ledger.admission.blocks, self.ledger.waiting)])
+        self.ledger.pool.total = new.kv_blocks
+        self._make_room(self.ledger.waiting)
+        if self.ledger.admission.grows:
+            self._make_room(self.ledger.resident)
 
     def _book_stops(self) -> None:
         for sequence in self.outputs.take_stopped():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -83,8 +84,8 @@ class Engine:
         self._replicas: Leader | Follower | None = None
         self._events: list[Event] = []
         self._added = 0
-        self._unfinished: set[str] = set()
-        """Ids of added requests whose results have not been returned."""
+        self._unfinished: dict[str, Request] = {}
+        """Added requests whose results have not been returned, by their ids."""
         self._closed = False
 
     def _new_cache(self, model: Model) -> KVCache:
@@ -260,7 +261,7 @@ class Engine:
         self._check_blocks(request)
         if request.id in self._unfinished:
             raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
-        self._unfinished.add(request.id)
+        self._unfinished[request.id] = request
         driver, leader = self._parts()
         index, replica = self._added, self._added % self.schedule.replicas
         self._added += 1
@@ -385,11 +386,17 @@ class Engine:
         leader.drain()
         return self._taken()
 
+    def with_room(self, schedule: Schedule) -> Schedule:
+        """The next engine's schedule, with the KV blocks that each unfinished request needs; on the leader."""
+        needed = (blocks_needed(request, schedule) for request in self._unfinished.values())
+        return replace(schedule, kv_blocks=max(schedule.kv_blocks, *needed, 0))
+
     def surrender(self) -> None:
         """End all requests without a word, since another engine goes on with them, and let the other ranks go. On the
         leader.
         """
         self._aborted.update(dict.fromkeys(self._unfinished))
+        self.update()  # other replicas hear of it before they hear that no more orders come
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
 
@@ -397,7 +404,9 @@ class Engine:
         """The events so far, which are taken away: in place, since driver and leader append to the list."""
         events = self._events[:]
         self._events.clear()
-        self._unfinished.difference_update(event.id for event in events if isinstance(event, Result))
+        for event in events:
+            if isinstance(event, Result):
+                self._unfinished.pop(event.id, None)
         return events
 
     def _parts(self) -> tuple[Driver, Leader]:

@@ -15,6 +15,7 @@ from exegpt.engine_protocol import (
     BEGIN,
     DRAIN,
     FROM_FRONTEND,
+    LOADS,
     MOVES,
     Abort,
     Changed,
@@ -174,6 +175,7 @@ class Session:
                 self._compiling.abort(request_id)
         elif isinstance(order, Stop):
             self.engine.abort(order.id, order.output_tokens)
+            self._compiling.abort(order.id)  # of an engine before this one, which had made its tokens
         elif isinstance(order, Follow):
             self.engine.follow(order.schedule)
         else:
@@ -207,7 +209,8 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
         session.take(session.patience_s if engine.idle else 0.0)
         session.send(engine.step() if engine.busy else [])
         if engine.moving:
-            schedule = engine.moving.schedule
+            schedule = engine.with_room(engine.moving.schedule)  # they have been accepted
+            inbox.send(LOADS)
             engine.surrender()
             return schedule
     inbox.finish()

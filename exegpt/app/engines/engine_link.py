@@ -12,6 +12,7 @@ from exegpt.engine_protocol import (
     BEGIN,
     DRAIN,
     FROM_ENGINE,
+    LOADS,
     MOVES,
     Abort,
     Changed,
@@ -85,12 +86,13 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._moving = False
         """Whether the engine is about to connect from another rank: it is still `opened`."""
+        self._loading = False
+        """Whether the engine is about to open anew: it is still `opened`."""
         self._asked: list[Schedule] = []
         """Schedules to follow that the engine hasn't taken up."""
         self._server: asyncio.Server | None = None
         self._next = 0
         self._failed = False
-        """Whether there will be no engine any more."""
         self._draining = False
         self._busy_s = 0.0
         """Since when there are sequences."""
@@ -105,9 +107,14 @@ class EngineLink:
         return self._writer is not None
 
     @property
+    def failed(self) -> bool:
+        """Whether there will be no engine any more."""
+        return self._failed
+
+    @property
     def silent_s(self) -> float:
-        """For how long the engine has sent nothing though it has sequences; 0 without any."""
-        if not self.outputs or self.opened is None:
+        """For how long the engine has sent nothing though it has sequences; 0 without any, and while it loads."""
+        if not self.outputs or self.opened is None or self._loading:
             return 0.0
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
@@ -156,7 +163,8 @@ class EngineLink:
     def ended(self) -> None:
         """The engine has ended: it connects from no other rank."""
         if self._moving:
-            self._moving, self.opened = False, None
+            self._moving = self._loading = False
+            self.opened = None
 
     def fail(self) -> None:
         """End all sequences with an error, and those that come: there will be no engine any more."""
@@ -194,19 +202,22 @@ class EngineLink:
             self._writer = None
             writer.close()
             if not self._moving:
-                self.opened = None
+                self.opened, self._loading = None, False
                 self._asked.clear()  # one of them may be what has ended it
                 self.on_lost()
 
     def _take(self, message: object) -> None:
         self.heard_s = time.monotonic()
+        if message == LOADS:
+            self._loading = True
+            return
         if message == MOVES:
             assert self._writer, "the connection that it came by"
             self._moving = True
             self._writer.close()
             return
         if isinstance(message, Opened):
-            before, self.opened, self._moving = self.opened, message, False
+            before, self.opened, self._moving, self._loading = self.opened, message, False, False
             if before and message.schedule == before.schedule:  # the engine can't take up the one that was asked first
                 del self._asked[:1]
             self._taken_up(message.schedule)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Abort, Frames, Stepped, framed
+from exegpt.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Abort, Frames, Stepped, Stop, framed
 from exegpt.models import load_model
 from exegpt.request import Request
 from tests.xrunner import cells
@@ -121,6 +121,19 @@ def test_a_request_that_is_aborted_meanwhile_makes_no_token(engine, held):
     frontend.send(Request("1", (1, 2), 40, grammar=BOOLEANS))
     assert held.started.wait(20)
     frontend.send(Abort(("1",)), plain("2", 3))
+    frontend.read_until(lambda: "2" in frontend.ended)
+    held.open.set()
+    frontend.read_until(lambda: "1" in frontend.ended)
+    assert frontend.ended["1"].reason == "cancelled" and "1" not in frontend.tokens
+    frontend.drain()
+
+
+def test_a_request_that_a_stop_text_ends_meanwhile_makes_no_token(engine, held):
+    """Its tokens are of the engine before this one: the frontend may read them late."""
+    frontend = Frontend(engine)
+    frontend.send(Request("1", (1, 2), 40, grammar=BOOLEANS, output_ids=(58,)))
+    assert held.started.wait(20)
+    frontend.send(Stop("1", 1), plain("2", 3))
     frontend.read_until(lambda: "2" in frontend.ended)
     held.open.set()
     frontend.read_until(lambda: "1" in frontend.ended)

@@ -98,6 +98,30 @@ def test_what_the_cache_cannot_hold_is_refused_and_the_rest_goes_on(model):
     assert [type(event).__name__ for event in engine.drain()] == ["Token"] * 3 + ["Result"]
 
 
+@pytest.mark.parametrize("admission", ["reserve", "grow"])
+@pytest.mark.parametrize("when", ["runs", "waits", "comes later"])
+def test_a_schedule_of_fewer_blocks_takes_over_with_who_needs_more(model, admission, when):
+    """The cache holds it: with less, one that grows would wait for ever once it is preempted."""
+    engine = opened(model, admission=admission)
+    first, large = requests([(4, 30), (20, 40)])
+    (expected,) = Engine(model, engine.schedule).run([large]).results
+    engine.add(first)
+    if when != "comes later":
+        engine.add(large)
+    for _ in range(3 if when == "runs" else 0):
+        engine.step()
+    engine.follow(replace(engine.schedule, kv_blocks=2))
+    events = engine.step()
+    if when == "comes later":
+        engine.add(large)
+    while not engine.idle:
+        events += engine.step()
+    results = {event.id: event for event in events if isinstance(event, Result)}
+    assert len(engine.changes) == 1 and len(results) == 2
+    assert results[large.id].output_ids == expected.output_ids
+    engine.drain()
+
+
 def test_an_id_is_free_again_when_its_request_has_ended(model):
     engine = opened(model)
     (request,) = requests([(4, 3)])
@@ -118,6 +142,18 @@ def test_an_abort_of_another_replicas_request_is_passed_on_whoever_takes_the_tur
     engine.abort("0")
     engine.step()
     assert passed == ["elsewhere"] and engine.idle
+
+
+def test_an_engine_that_surrenders_aborts_other_replicas_requests_before_their_end(model):
+    """Though its own have all ended: they would be run to their ends before the next engine is made, and an abort
+    that comes behind the end would be for that one.
+    """
+    engine, told = opened(model), []
+    engine._driver.elsewhere = told.append
+    engine._replicas.close = lambda: told.append("end")
+    engine._unfinished["elsewhere"] = requests([(4, 3)])[0]
+    engine.surrender()
+    assert told == ["elsewhere", "end"]
 
 
 def test_a_closed_engine_cannot_be_used(model):
