@@ -101,13 +101,13 @@ def _problem(error: dict[str, Any]) -> str:
 
 def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
     """An error for each true or false that became a number: pydantic takes them for 1 and 0."""
-    if isinstance(data, bool) and not isinstance(noun, bool):
+    if isinstance(data, bool) and isinstance(noun, int | float) and not isinstance(noun, bool):
         yield {"type": "int" if isinstance(noun, int) else "float", "loc": where, "input": data}
     elif isinstance(data, dict):
-        of = noun.get if isinstance(noun, dict) else lambda key: getattr(noun, str(key), None)
         for key, value in data.items():
             if isinstance(value, bool | dict | list | tuple):
-                yield from _counted(value, of(key), (*where, key))
+                part = noun.get(key) if isinstance(noun, dict) else getattr(noun, str(key), None)
+                yield from _counted(value, part, (*where, key))
     elif isinstance(data, list | tuple) and isinstance(noun, list | tuple):
         for place, (value, part) in enumerate(zip(data, noun, strict=False)):
             if isinstance(value, bool | dict | list | tuple):
