@@ -1,5 +1,6 @@
 """What `exegpt simulate` prints about a replayed trace, and about engine settings that were left out."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -91,3 +92,10 @@ def test_a_steady_state_says_that_it_leaves_arrivals_out(exegpt, tmp_path):
         texts.append([line for line in exegpt("show", path).err.splitlines() if "arrivals" in line])
     assert [len(found) for found in texts] == [0, 0, 1, 1]
     assert "whatever their arrivals (1/s)" in texts[2][0]
+
+
+def test_the_schedule_of_the_last_bound_that_can_be_met_is_written_by_name(exegpt, tmp_path):
+    path = tmp_path / "s.json"
+    done = exegpt("tune", "-l", "30s,20s,1ms", "-c", "1xA40", "--policy", "orca", "--out", path)
+    assert f"Schedule under 20s written to {path}." in done.out
+    assert json.loads(path.read_text())["latency_bound_s"] == 20
