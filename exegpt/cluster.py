@@ -323,7 +323,7 @@ def _from_yaml(path: Path) -> ClusterSpec:
         data.setdefault("inter", data["intra"])
     if data.get("devices_per_node") == 1 and "inter" in data:
         data.setdefault("intra", data["inter"])
-    cluster, wrong = validated(ClusterSpec, {"name": path.stem} | data)
+    cluster, wrong = validated(ClusterSpec, {"name": path.stem} | data, also=("kind",))
     if cluster is None or problems:
         lacking = any(text.endswith("is missing") and text.startswith("int") for text in wrong)
         way = [f"`exegpt show 8x{KINDS[0]} --yaml` prints a whole file"] if lacking else []

@@ -1,12 +1,14 @@
 """Nouns as JSON documents: every noun is a frozen dataclass that can be written, read back and fingerprinted."""
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import os
 import re
 import reprlib
 import tempfile
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,14 +53,18 @@ def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
     return noun
 
 
-def validated(cls: type[Noun], data: Any) -> tuple[Noun | None, list[str]]:
-    """A `cls` from plain data, or None and all that is wrong with them."""
+def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[Noun | None, list[str]]:
+    """A `cls` from plain data, or None and all that is wrong with them; `also`: keys that the caller has taken out."""
     from pydantic import ValidationError
 
     try:
-        return _adapter(cls).validate_python(data, strict=False), []
+        noun = _adapter(cls).validate_python(data, strict=False)
+        problems = [_problem(detail) for detail in _counted(data, noun, ())]
+        if not problems:
+            return noun, []
     except ValidationError as error:
-        problems = list(dict.fromkeys(_problem(dict(detail)) for detail in error.errors()))
+        details = [dict(detail) for detail in error.errors()]
+        problems = list(dict.fromkeys(map(_problem, details))) + _known_keys(cls, details, also)
     more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
     return None, problems[:_MOST_PROBLEMS] + more
 
@@ -88,8 +94,52 @@ def _problem(error: dict[str, Any]) -> str:
     value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
-    message = error["msg"].replace("Input should be", "must be")
-    return form.format(where=where, value=value) if form else f"{where} {message} (got {value})"
+    if form:
+        return form.format(where=where, value=value)
+    return f"{where} {error['msg'].replace('Input should be', 'must be')} (got {value})"
+
+
+def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+    """An error for each true or false that became a number: pydantic takes them for 1 and 0."""
+    if isinstance(data, bool) and isinstance(noun, int | float) and not isinstance(noun, bool):
+        yield {"type": "int" if isinstance(noun, int) else "float", "loc": where, "input": data}
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            if isinstance(value, bool | dict | list | tuple):
+                part = noun.get(key) if isinstance(noun, dict) else getattr(noun, str(key), None)
+                yield from _counted(value, part, (*where, key))
+    elif isinstance(data, list | tuple) and isinstance(noun, list | tuple):
+        for place, (value, part) in enumerate(zip(data, noun, strict=False)):
+            if isinstance(value, bool | dict | list | tuple):
+                yield from _counted(value, part, (*where, place))
+
+
+def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...]) -> list[str]:
+    """What can be written instead of the first key that isn't known: those that are alike, else all."""
+    for detail in details:
+        if detail["type"] == "unexpected_keyword_argument":
+            *group, wrong = detail["loc"]
+            names = [*(() if group else also), *_fields(cls, group)]
+            near = difflib.get_close_matches(str(wrong), names, n=3, cutoff=0.65)
+            return [f"instead of {wrong} write {', '.join(near)}" if near else f"known are {', '.join(names)}"]
+    return []
+
+
+def _fields(kind: Any, group: list[str | int]) -> list[str]:
+    """The keys of a group within a noun."""
+    nouns = _nouns_in(kind)
+    for place, part in enumerate(group):
+        hints = [hint for noun in nouns if (hint := typing.get_type_hints(noun).get(str(part)))]
+        if hints:
+            return _fields(hints[0], group[place + 1 :])
+    return [field.name for noun in nouns for field in dataclasses.fields(noun)]
+
+
+def _nouns_in(kind: Any) -> list[Any]:
+    """The nouns of a type like `tuple[Noun, ...] | None`."""
+    if dataclasses.is_dataclass(kind):
+        return [kind]
+    return [noun for part in typing.get_args(kind) for noun in _nouns_in(part)]
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:

@@ -156,8 +156,13 @@ def _lengths(
 
 
 def _seconds(moments: list[float | Date], columns: Columns, path: Path) -> list[float]:
-    """Arrivals in seconds: dates since 1970, numbers by their unit."""
+    """Arrivals in seconds: dates since 1970, numbers by their unit; InputError where both come."""
     numbers = [at for at in moments if not isinstance(at, Date)]
+    if 0 < len(numbers) < len(moments):
+        raise InputError(
+            f"'{path}', column '{columns.arrival}': {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, and "
+            f"{len(moments) - len(numbers):,} are dates: write all in one way."
+        )
     unit_s = columns.unit_s or (unit_of(numbers, columns.arrival or "", path) if numbers else 1.0)
     return [at.seconds if isinstance(at, Date) else at * unit_s for at in moments]
 

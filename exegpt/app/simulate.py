@@ -20,7 +20,7 @@ from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text
-from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, percentile_rows
+from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, percentile_rows, steady_notes
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
@@ -133,6 +133,7 @@ def _another(schedule: Schedule, profile: Profile) -> tuple[str, ...]:
 def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:
     """The steady state that a long run tends to."""
     running, notes = resident(schedule, profile)
+    notes = (*notes, *steady_notes(schedule))
     if schedule.prefix_caching:
         notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
     estimate = xsimulator.estimate(running, profile)

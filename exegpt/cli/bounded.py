@@ -59,8 +59,10 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     if len(answers) > 1:
         print()
         print_plot(tuned, None)
-    if options.out and any(answer.schedule for answer in tuned):
-        print(f"Schedule written to {options.out}.")
+    met = [answer.bound_s for answer in answers if answer.tuned.schedule]
+    if options.out and met:
+        under = f" under {format_duration(met[-1])}" if len(answers) > 1 else ""
+        print(f"Schedule{under} written to {options.out}.")
 
 
 def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:

@@ -157,7 +157,7 @@ def _schedule(file: Path) -> "Shown":
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
     from exegpt.report import output
-    from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows
+    from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows, steady_notes
     from exegpt.report.schedule_text import bound_text, schedule_text
     from exegpt.report.stages import COLUMNS, stage_rows
 
@@ -175,6 +175,7 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
     output.table(COLUMNS, stage_rows(schedule, estimate), f"Stages{copies}")
     if estimate is None:
         return output.note("· what it gives isn't told: the profile that the schedule stands on isn't at hand")
+    output.notes(steady_notes(schedule))
     output.table(ESTIMATE_COLUMNS, estimate_rows(estimate, schedule))
 
 
@@ -254,14 +255,17 @@ def _results(file: Path) -> "Shown":
     from xrunner.core.results import read_results
 
     results = read_results(file)
-    done = [r for r in results if r.start_s is not None and r.first_token_s is not None]
+    since = "arrival" if any(r.arrival_s > 0 for r in results) else "start"  # as in an estimate
+    begun = [(r, r.arrival_s if since == "arrival" else r.start_s) for r in results]
+    done = [(r, begin, r.first_token_s) for r, begin in begun if begin is not None and r.first_token_s is not None]
     facts = {
         "requests": len(results),
         "output_tokens": sum(len(r.output_ids) for r in results),
         "finish_reasons": dict(Counter(r.finish_reason for r in results)),
         "seconds": max((r.finish_s for r in results), default=0.0),
-        "latency_s": percentiles([r.finish_s - r.start_s for r in done if r.start_s is not None]),
-        "ttft_s": percentiles([r.first_token_s - r.arrival_s for r in done if r.first_token_s is not None]),
+        "latency_from": since,
+        "latency_s": percentiles([r.finish_s - begin for r, begin, _ in done]),
+        "ttft_s": percentiles([first - begin for _, begin, first in done]),
     }
     return facts, lambda: _print_results(facts)
 
@@ -276,5 +280,5 @@ def _print_results(facts: dict[str, Any]) -> None:
         f"{facts['requests']:,} requests (finish reasons: {_text(facts['finish_reasons'])}), {tokens:,} output tokens"
     )
     times = {"ttft": facts["ttft_s"], "latency": facts["latency_s"]}
-    output.table(("", *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")
-    print("Time to first token counts from arrival, latency from the start of the prefill.")
+    since = f"since {facts['latency_from']}"
+    output.table((since, *PERCENTILES), percentile_rows(times), f"{title} in {duration_text(seconds)}{rate}")

@@ -67,7 +67,12 @@ def tune(
             "--explain", help="All reasons for each policy's place and what limits it. Default: the greatest one."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schedule to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Write the schedule to this file; of several bounds, the last one's that can be met."
+        ),
+    ] = None,
     export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
     report: options.REPORT = None,
     json: options.JSON = False,

@@ -38,9 +38,12 @@ class RRAPolicy:
 
 
 def _nearest(schedule: Schedule) -> Nearest:
-    """B_E prompts every N_D iterations, spread evenly over them."""
-    residents = schedule.variable("decode_batch")
-    share = schedule.variable("encode_batch") * schedule.workload.input.mean / schedule.variable("decode_iterations")
+    """B_E prompts every N_D iterations, or as many as there is something to decode in, spread evenly over them."""
+    residents, lengths = schedule.variable("decode_batch"), schedule.workload
+    longest = lengths.output.quantile(0.5 ** (1 / residents))  # the median of the residents' longest output
+    share = (
+        schedule.variable("encode_batch") * lengths.input.mean / min(schedule.variable("decode_iterations"), longest)
+    )
     lost = "prompts are spread over iterations instead of sharing one"
     return Nearest(residents, residents + math.ceil(share), (lost,))
 

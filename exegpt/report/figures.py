@@ -35,6 +35,16 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
     return [(name, text) for name, text in rows.items() if text]
 
 
+def steady_notes(schedule: Schedule) -> tuple[str, ...]:
+    """A sentence where the steady state isn't what a schedule's requests will experience: they arrive over time."""
+    if not schedule.workload.arrival_rate:
+        return ()
+    rate = figure_text(schedule.workload.arrival_rate, 4)
+    return (
+        f"requests wait at all times in a steady state, whatever their arrivals ({rate}/s): --replay follows those",
+    )
+
+
 def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[list[str]]:
     """A row for each of `times` (key of TIMES → mean and percentiles in seconds)."""
     return [[TIMES[key], *(_time(spread[name]) for name in PERCENTILES)] for key, spread in times.items()]

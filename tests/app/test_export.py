@@ -123,6 +123,16 @@ def test_the_nearest_budget_holds_a_prompt_beside_all_residents(policy):
     assert budget > residents and lost != "nothing is lost"
 
 
+def test_prompts_are_spread_over_the_iterations_that_decode_something():
+    """After 6 iterations nothing is left of outputs of 6 tokens, however many iterations a phase may have."""
+    budgets = []
+    for iterations in (6, 600):
+        varied = schedule("rra", LLAMA, workload=Workload.fixed(600, 6), encode_batch=8, decode_batch=8)
+        options, _ = flags(replace(varied, decode_iterations=iterations))
+        budgets.append(int(options["--max-num-batched-tokens"]))
+    assert budgets == [8 + 800, 8 + 800]
+
+
 def test_unequal_stages_become_equal_with_a_note():
     stages = (Stage((0, 1), 2, "both", None, (0, 20)), *(Stage((i,), 1, "both", None, (i, i + 1)) for i in (2, 3)))
     options, lost = flags(schedule("rra", LLAMA, stages=stages, tp_degree=2, tp_gpus=2))

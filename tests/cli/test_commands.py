@@ -267,6 +267,18 @@ def test_what_is_built_in_is_listed(exegpt, what):
     assert str(next(iter(rows[-1].values()))) in exegpt("list", what).out
 
 
+@pytest.mark.parametrize(
+    ("arrival_s", "since", "ttft_s", "latency_s"), [(0, "start", 1, 3), (0.5, "arrival", 1.5, 3.5)]
+)
+def test_all_times_of_results_count_from_the_same_moment(exegpt, tmp_path, arrival_s, since, ttft_s, latency_s):
+    result = {"id": "a", "prompt_tokens": 1, "output_ids": [1, 2], "finish_reason": "length", "arrival_s": arrival_s}
+    result |= {"start_s": 1.0, "first_token_s": 2.0, "finish_s": 4.0}
+    (tmp_path / "r.jsonl").write_text(json.dumps(result) + "\n")
+    facts = exegpt("show", tmp_path / "r.jsonl", "--json").json["results"]
+    assert (facts["latency_from"], facts["ttft_s"]["mean"], facts["latency_s"]["mean"]) == (since, ttft_s, latency_s)
+    assert f"since {since}" in exegpt("show", tmp_path / "r.jsonl").out
+
+
 def test_files_are_shown(exegpt, tiny_schedule, tiny_profile):
     schedule = exegpt("show", tiny_schedule, "--json").json
     assert schedule["kind"] == "schedule" and schedule["schedule"]["policy"] == "rra"

@@ -91,6 +91,30 @@ def test_all_errors_of_a_file_are_reported_at_once_without_class_names(tmp_path)
     assert not re.search(r"Spec|[Ii]nput should|pydantic|dataclass", message)
 
 
+@pytest.mark.parametrize(
+    ("line", "way"),
+    [
+        ("knd: A40", "knd is not known; instead of knd write kind"),
+        ("colour: red", "colour is not known; known are kind, name, nodes, devices_per_node, device, intra, inter"),
+        ("device: {memory: 1}", "device.memory is not known; instead of memory write memory_bytes"),
+        ("inter: {speed: 1}", "inter.speed is not known; known are bandwidth_bytes_s, latency_s"),
+    ],
+)
+def test_a_key_that_is_not_known_is_answered_with_those_that_are(tmp_path, line, way):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"nodes: 2\ndevices_per_node: 2\nkind: A40\n{line}\n")
+    with pytest.raises(InputError, match=way):
+        parse_cluster(str(path))
+
+
+@pytest.mark.parametrize(("line", "key"), [("nodes: true", "nodes"), ("inter: {latency_s: true}", "inter.latency_s")])
+def test_true_is_no_number(tmp_path, line, key):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"devices_per_node: 2\nkind: A40\n{line}\n" + ("" if key == "nodes" else "nodes: 2\n"))
+    with pytest.raises(InputError, match=rf"{key} must be a (whole )?number \(got True\)"):
+        parse_cluster(str(path))
+
+
 def test_a_file_changes_what_its_kind_has(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(

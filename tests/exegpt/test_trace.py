@@ -177,6 +177,10 @@ def test_seconds_are_made_relative(tmp_path):
         ("input,output\n5," + "9" * 5000 + "\n", "is not a length"),
         ("input,output\n5,99999999999\n", "'99999999999'"),
         ("arrival_s,input,output\nsoon,5,2\n", "'soon' is not an arrival"),
+        (
+            "arrival,input,output\n2020-01-01,5,2\n7,5,2\n",
+            "column 'arrival': 1 arrivals are numbers, like 7, and 1 are",
+        ),
     ],
 )
 def test_bad_rows_are_named(tmp_path, text, message):

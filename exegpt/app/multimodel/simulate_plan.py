@@ -14,6 +14,7 @@ from exegpt.app.engines.planned_units import check_models, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
+from exegpt.app.settings import fit_context
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
@@ -21,7 +22,7 @@ from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import NOTHING, figure_text, percent_text
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
-from exegpt.workload import MAX_TOKENS, RequestLengths
+from exegpt.workload import MAX_TOKENS, RequestLengths, Workload
 from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_plan
 
 REQUESTS = 1000
@@ -57,7 +58,7 @@ def simulate_plan(
         raise InputError(f"--profile {unknown[0]}={given[unknown[0]]} is of no model of the plan: it has {known}.")
     requests = read_model_trace(trace, plan) if trace else {model.name: _drawn(model) for model in plan.models}
     profiles: dict[str, AnyProfile] = {}
-    assumptions = []
+    assumptions = _fit_contexts(requests, plan)
     for model in plan.models:
         profiles[model.name], assumed = _profile(model, given.get(model.name))
         assumptions.append(f"{model.name}: {assumed}")
@@ -103,6 +104,17 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
         name: [replace(request, arrival_s=request.arrival_s - first) for request in of_model]
         for name, of_model in requests.items()
     }
+
+
+def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan) -> list[str]:
+    """Scale the lengths of each model's requests to its context where they don't fit it; sentences that say so."""
+    notes = []
+    for model in plan.models:
+        if of_model := requests.get(model.name):
+            fit, scaling = fit_context(Workload.from_requests(model.name, of_model), model.schedule.model.spec)
+            requests[model.name] = list(fit.requests or ())
+            notes += [f"{model.name}: {text}" for text in scaling]
+    return notes
 
 
 def _request(row: dict[str, str], where: str) -> RequestLengths:

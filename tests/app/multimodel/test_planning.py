@@ -152,6 +152,8 @@ def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkey
         ([CHAT, CHAT], "names chat twice"),
         ([], "has 0 models"),
         ([CHAT | {"colour": "red"}], "colour is not known"),
+        ([CHAT | {"rat": "5/s"}], "models.0.rat is not known; instead of rat write rate"),
+        ([BATCH | {"requests": True}], "models.0.requests must be a whole number (got True)"),
         ([CHAT | {"model": "opt-14b"}], "Model 'chat' of"),
         ([CHAT | {"rate": "often"}], "often"),
         ([BATCH | {"requests": 0}], "has 0 requests"),

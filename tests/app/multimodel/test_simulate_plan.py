@@ -5,6 +5,7 @@ import json
 import pytest
 
 from exegpt import document
+from exegpt.app.engines.planned_units import read_plan_file
 from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.simulate_plan import read_model_trace, simulate_plan
 from exegpt.cli import main
@@ -36,6 +37,19 @@ def test_a_traces_requests_are_replayed(path, tmp_path):
     facts = {model["name"]: model for model in simulate_plan(path, trace, None).facts["models"]}
     assert set(facts) == {"busy", "idle"} and facts["idle"]["requests"] == 2
     assert facts["idle"]["seconds"] > 1.5  # from the first arrival on
+
+
+def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model_are(path, tmp_path):
+    context = {model.name: model.schedule.model.spec.context for model in read_plan_file(path).models}
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"model,input,output\nidle,{3 * context['idle']},{context['idle']}\nbusy,50,10\n")
+    prediction = simulate_plan(path, trace, None)
+    (note,) = [text for text in prediction.assumptions if "context" in text]
+    assert note.startswith("idle: lengths of workload idle times 0.25, to fit the context")
+    trace.write_text(f"model,input,output\nidle,{3 * context['idle'] // 4},{context['idle'] // 4}\nbusy,50,10\n")
+    fits = simulate_plan(path, trace, None)
+    assert fits.facts["models"] == prediction.facts["models"]
+    assert not any("context" in text for text in fits.assumptions)
 
 
 @pytest.mark.parametrize(
