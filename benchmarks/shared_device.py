@@ -104,6 +104,7 @@ def measured(
             results[name] += [event for event in unit.take(name) if isinstance(event, Result)]
     busy = {tenant.name: tenant.busy_s for tenant in unit.tenants}
     preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
+    unit.drain()
     unit.close()
     end_s = max(result.finish_s for some in results.values() for result in some)
     return {

@@ -1,7 +1,7 @@
 """What the server's frontend and its engine send each other over a stream, in the ranks' message format.
 
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
-    frontend ◄──────Opened, Changed, Stepped, LOADS, MOVES── engine
+    frontend ◄──Opened, Changed, Stepped, Speed, LOADS, MOVES── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`exegpt.message`).
 """
@@ -173,8 +173,17 @@ class Stepped:
     prompts: tuple[Prompt, ...] = ()
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The last message of an engine that was asked for it and has drained: its profile at the machine's speed then,
+    while others' engines that ended at once did the same.
+    """
+
+    profile: Profile
+
+
 FROM_FRONTEND = (Request, Abort, Stop, Follow)
-FROM_ENGINE = (Opened, Changed, Stepped)
+FROM_ENGINE = (Opened, Changed, Stepped, Speed)
 
 
 def framed(message: object) -> bytes:

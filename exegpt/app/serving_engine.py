@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.app.choices import admission_rule, policy_names
+from exegpt.app.compare import slowdown_now
 from exegpt.app.files import model_directory, read_schedule
 from exegpt.app.goodput import highest_goodput, nearest_goodput
 from exegpt.app.ordering import OrderChoice, served_hints
@@ -19,16 +20,18 @@ from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
 from exegpt.batching import Hints
 from exegpt.duration import duration_text
-from exegpt.engine_protocol import Opened
+from exegpt.engine_protocol import Opened, Speed
 from exegpt.errors import Infeasible, InputError
 from exegpt.model import ModelSpec
 from exegpt.models import planning
 from exegpt.models.device import find_device
+from exegpt.profile import Profile
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from exegpt.trace import parse_workload
+from xprofiler.rates import rescaled
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.relay import Connect, way_to_frontend
 from xrunner.core import inbox
@@ -65,6 +68,8 @@ class EngineOptions:
     """Whether the schedule stays, whatever the lengths are."""
     best_effort: bool
     """Whether to serve though no schedule keeps the bound for 99 of 100 requests."""
+    report_speed: bool = False
+    """Whether the frontend gets the machine's `Speed` in the end."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,15 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
             moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
             if moved:
                 engine = _onward(engine, options.model, moved)
+        if options.report_speed and (speed := speed_now(plan.opened.profile, engine, ranks)):
+            link.report(speed)
         link.close()
+
+
+def speed_now(profile: Profile, engine: Engine, ranks: Ranks) -> Speed | None:
+    """An engine's profile at the machine's speed of now; None if it is of no measurement here. All ranks call it."""
+    slowdown = slowdown_now(profile, engine.model, ranks)
+    return Speed(rescaled(profile, engine.model.spec, slowdown)) if slowdown else None
 
 
 def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:
@@ -130,6 +143,13 @@ class Link:
         self._inbox = self._inbox or inbox.Inbox(self._connect())
         with _frontend_there():
             return inbox.serve(engine, self._inbox, opened)
+
+    def report(self, speed: Speed) -> None:
+        """Send it, if this rank leads."""
+        if self._inbox:
+            with _frontend_there():
+                self._inbox.send(speed)
+                self._inbox.finish()
 
     def leave_unless(self, leads: bool) -> None:
         """Give up the connection where another rank leads now, which connects after this."""

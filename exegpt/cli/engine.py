@@ -32,6 +32,7 @@ def engine(
     threads: options.THREADS = None,
     pinned: Annotated[bool, typer.Option("--pinned")] = False,
     best_effort: Annotated[bool, typer.Option("--best-effort")] = False,
+    report_speed: Annotated[bool, typer.Option("--report-speed", help="Time the layers again in the end.")] = False,
 ) -> None:
     """Run the requests that come over a socket."""
     from exegpt.app import serving_engine

@@ -24,6 +24,7 @@ def run(directory: Path, ranks: Ranks) -> None:
             (directory / f"ran-{path.name}").write_text(json.dumps(results_of(models)))
         else:
             models.serve()
+            models.close()
         ranks.all(None)
         assert ranks.size == 1 or not ranks.world.Iprobe(), f"{path.name} leaves a message on its way"
 
@@ -40,6 +41,7 @@ def results_of(unit: Unit) -> dict:
         for name, done in tokens.items():
             done |= {event.id: event.output_ids for event in unit.take(name) if isinstance(event, Result)}
     preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
+    unit.drain()
     unit.close()
     return {"tokens": tokens, "preempted": preempted}
 

@@ -35,7 +35,7 @@ def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]
             session.send(session.engine.take())
     for session in sessions:
         session.inbox.finish()
-    unit.close()
+    unit.drain()
 
 
 def _rest(unit: Unit, sessions: list[_Session]) -> None:

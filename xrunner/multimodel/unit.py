@@ -130,9 +130,8 @@ class Unit:
         return all(tenant.engine.leads for tenant in self.tenants)
 
     def serve(self) -> None:
-        """Do what the first rank decides, until it closes the unit; on all others."""
+        """Do what the first rank decides, until it drains the unit; on all others."""
         serve(*(tenant.engine.worker for tenant in self.tenants))
-        self._close()
 
     @property
     def now(self) -> float:
@@ -190,12 +189,12 @@ class Unit:
             tenant.idle_since_s = self.now
             tenant.busy_s += tenant.idle_since_s - began
 
-    def close(self) -> None:
-        """End all requests' runs, let the other ranks go, and give the memory back; on the first."""
+    def drain(self) -> None:
+        """Run all requests to their ends, and let the other ranks go; on the first."""
         for tenant in self.tenants:
             tenant.engine.drain()
-        self._close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Give the memory back; all ranks call it, once the unit is drained."""
         for tenant in self.tenants:  # in one order on all ranks, which wait for each other
             tenant.engine.close()

@@ -20,6 +20,7 @@ from exegpt.engine_protocol import (
     Follow,
     Frames,
     Opened,
+    Speed,
     Stepped,
     Stop,
     TokenLogProb,
@@ -73,6 +74,8 @@ class EngineLink:
     def __init__(self) -> None:
         self.opened: Opened | None = None
         """What the engine is; None while there is none."""
+        self.speed: Speed | None = None
+        """What an engine that was to report it has ended with."""
         self.outputs: dict[str, Output] = {}
         """Sequences that haven't ended, in order of arrival."""
         self.last: Stepped | None = None
@@ -235,6 +238,9 @@ class EngineLink:
             self.opened = replace(self.opened, schedule=message.schedule, goodput_seq_s=None)
             self._taken_up(message.schedule)
             self.on_changed(self.opened)
+            return
+        if isinstance(message, Speed):
+            self.speed = message
             return
         assert isinstance(message, Stepped)
         self.last = message

@@ -29,6 +29,8 @@ class EngineProcess:
     """Whether it can be started again."""
     told: bool = False
     """Whether it was told to drain."""
+    drain_limit_s: float = 3.0
+    """How long it may take then."""
     _process: asyncio.subprocess.Process | None = None
 
     @property
@@ -67,7 +69,7 @@ class EngineProcess:
             return
         if self.told:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
+                await asyncio.wait_for(process.wait(), self.drain_limit_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not signal_session(process.pid, number):
                 break

@@ -16,6 +16,8 @@ from exegpt.report import output
 _MOST_RESTARTS = 5
 """Ends of an engine in a row, without a request's end between them, after which its requests fail."""
 _LOOK_S = 0.02
+_SPEED_LIMIT_S = 60.0
+"""How long engines that have done all may time their layers."""
 
 
 class StartedUnit:
@@ -94,9 +96,11 @@ class StartedUnit:
 
 
 @contextlib.asynccontextmanager
-async def started(units: Sequence[UnitOptions], starts: int) -> AsyncIterator[dict[str, EngineLink]]:
-    """Links to the engines by model, once all have opened; `starts` may start at once. They end with the block.
-    InputError where one doesn't start.
+async def started(
+    units: Sequence[UnitOptions], starts: int, end_in_turn: bool = False
+) -> AsyncIterator[dict[str, EngineLink]]:
+    """Links to the engines by model, once all have opened; `starts` may start at once. They end with the block, all at
+    once or one after the other, which matters to the speed that they report. InputError where one doesn't start.
     """
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}
@@ -108,11 +112,14 @@ async def started(units: Sequence[UnitOptions], starts: int) -> AsyncIterator[di
         try:
             await _all_opened(engines, running)
             yield of_all
+            for engine in engines:
+                engine.process.drain_limit_s = _SPEED_LIMIT_S
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            await asyncio.gather(*(engine.stop() for engine in engines))
+            for ending in [[engine] for engine in engines] if end_in_turn else [engines]:
+                await asyncio.gather(*(engine.stop() for engine in ending))
 
 
 async def _all_opened(engines: Sequence[StartedUnit], running: Iterable["asyncio.Future[int]"]) -> None:

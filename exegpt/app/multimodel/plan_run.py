@@ -97,7 +97,7 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
         check_left(options.out, options.resume)
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
-    units = planned_units(plan, options.flags, options.threads)
+    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads)
     starts = 1 if plan.cluster.is_cpu else len(units)  # those that measure a machine do it one by one
     with ExitStack() as stack:
         file = None
@@ -107,12 +107,12 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
         progress = stack.enter_context(output.progress("running requests"))
 
         async def all_of_it() -> tuple[Asking, dict[str, Profile]]:
-            async with started(units, starts) as links:
+            async with started(units, starts, options.in_turn) as links:
                 profiles = {name: link.opened.profile for name, link in links.items() if link.opened}
                 directories = {model.name: Path(str(model.directory)) for model in plan.models}
                 asking = Asking(links, directories, file, lambda done: progress(done, work.total))
                 await work.run(asking)
-                return asking, profiles
+            return asking, profiles | {name: link.speed.profile for name, link in links.items() if link.speed}
 
         asking, profiles = asyncio.run(all_of_it())
     predicted = {} if asking.resumed else work.predict(asking.results, profiles)

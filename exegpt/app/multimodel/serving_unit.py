@@ -1,5 +1,6 @@
 """The engines of models that share devices, under one server: a job whose rank 0 connects to the frontend for each."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from exegpt import document
 from exegpt.app.files import model_directory
 from exegpt.app.profiles import measured_profile, profile_text
+from exegpt.app.serving_engine import speed_now
 from exegpt.app.settings import set_threads
 from exegpt.engine_protocol import Opened
 from exegpt.errors import InputError
@@ -17,7 +19,6 @@ from exegpt.models.device import find_device
 from exegpt.plan import Plan, PlannedModel
 from exegpt.profile import Profile
 from exegpt.report import output
-from exegpt.schedule import Schedule
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.relay import way_to_frontend
 from xrunner.core import inbox
@@ -42,6 +43,8 @@ class UnitOptions:
     device: str | None
     attention: str | None
     threads: int | None
+    report_speed: bool = False
+    """Whether the frontend gets the machine's `Speed` in the end, for each model."""
 
 
 def serve(options: UnitOptions, ranks: Ranks) -> None:
@@ -56,23 +59,18 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
         output.note("models that share by space take turns here: shares of multiprocessors are simulated alone")
     engines = Unit.load(unit, directories, ranks, device, attention)
     engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
-    if not engines.leads:
-        engines.serve()
-        return
-    opened = {}
-    for tenant in engines.tenants:
-        tenant.engine.prepare_grammars()
-        opened[tenant.name] = _opened(tenant.engine.schedule, profiles[tenant.name], engines.zero_s)
     with ExitStack() as stack:
-        inboxes = {}
-        for number, model in enumerate(plan.models):
-            if model in unit:
-                connect = stack.enter_context(way_to_frontend(Ranks(), str(options.socket / f"engine-{number}")))
-                inboxes[model.name] = inbox.Inbox(connect())
+        inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
         try:
-            serving.serve(engines, inboxes, opened)
+            if engines.leads:
+                serving.serve(engines, inboxes, _opened(engines, profiles))
+            else:
+                engines.serve()
+            if options.report_speed:
+                _report_speed(engines, profiles, inboxes, ranks)
         except inbox.Gone:
             raise InputError("The server's frontend has gone: its engines end.") from None
+    engines.close()
 
 
 def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
@@ -121,6 +119,31 @@ def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Opt
     return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
 
 
-def _opened(schedule: Schedule, profile: Profile, zero_s: float) -> Opened:
-    assumptions = profile_text(profile), "shares its device with other models: no bound is promised"
-    return Opened(schedule, profile, None, assumptions, zero_s)
+def _connect(directory: Path, plan: Plan, unit: tuple[PlannedModel, ...], stack: ExitStack) -> dict[str, inbox.Inbox]:
+    """Connections to the frontend, until `stack` ends."""
+    inboxes = {}
+    for number, model in enumerate(plan.models):
+        if model in unit:
+            connect = stack.enter_context(way_to_frontend(Ranks(), str(directory / f"engine-{number}")))
+            inboxes[model.name] = inbox.Inbox(connect())
+    return inboxes
+
+
+def _opened(engines: Unit, profiles: Mapping[str, Profile]) -> dict[str, Opened]:
+    opened = {}
+    for tenant in engines.tenants:
+        tenant.engine.prepare_grammars()
+        profile = profiles[tenant.name]
+        assumptions = profile_text(profile), "shares its device with other models: no bound is promised"
+        opened[tenant.name] = Opened(tenant.engine.schedule, profile, None, assumptions, engines.zero_s)
+    return opened
+
+
+def _report_speed(
+    engines: Unit, profiles: Mapping[str, Profile], inboxes: Mapping[str, inbox.Inbox], ranks: Ranks
+) -> None:
+    for tenant in engines.tenants:
+        speed = speed_now(profiles[tenant.name], tenant.engine, ranks)
+        if speed and engines.leads:
+            inboxes[tenant.name].send(speed)
+            inboxes[tenant.name].finish()

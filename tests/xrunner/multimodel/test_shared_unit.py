@@ -92,6 +92,7 @@ def test_tokens_are_transformers_though_caches_are_short(directories, theirs, sh
     for tenant in unit.tenants:
         tenant.ledger.check()
         assert tenant.ledger.pool.available == tenant.ledger.pool.total
+    unit.drain()
     unit.close()
     for name, want in theirs.items():
         assert {i: list(r.output_ids) for i, r in results[name].items()} == {
@@ -107,6 +108,7 @@ def test_a_model_takes_the_memory_that_the_other_does_not_need(directories):
         unit.open()
         run(unit, {"llama": requests()})
         counts[pool] = unit.tenants[0].ledger.preemptions
+        unit.drain()
         unit.close()
     assert counts["merged"] < counts["quotas"]
 
@@ -120,6 +122,7 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profi
     todo = {name: requests() for name in directories}
     _, jobs = run(unit, todo)
     preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
+    unit.drain()
     unit.close()
     lengths = {name: [RequestLengths(len(r.prompt_ids), r.max_tokens) for r in some] for name, some in todo.items()}
     replays = replay_models(models, profiles, lengths, timeline=True)
@@ -159,6 +162,7 @@ def test_the_service_whose_requests_are_shorter_comes_first_by_priority(director
     for tenant in unit.tenants:
         assert len(told[tenant.name]) == jobs.count(tenant.name)
         assert 0.8 * tenant.busy_s < sum(told[tenant.name]) <= tenant.busy_s
+    unit.drain()
     unit.close()
 
 
@@ -214,4 +218,5 @@ def test_a_request_that_the_memory_cannot_hold_is_refused(directories):
     unit.open()
     with pytest.raises(InputError, match="needs 6 KV blocks"):
         unit.add("llama", Request("a", tuple(range(60)), 30))
+    unit.drain()
     unit.close()
