@@ -373,7 +373,7 @@ class Engine:
                 if aborted:
                     self._aborted[order[1].id] = None
             if not driver.turn():
-                driver.wait()
+                (follower if driver.idle else driver).wait()
             follower.flush()
         driver.drain()
         follower.drain()

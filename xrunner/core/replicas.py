@@ -13,8 +13,8 @@ from xrunner.comm.transport import CHANGE, REQUEST, RESULT, Transport
 from xrunner.core.events import Event, Token
 from xrunner.rank.worker import END
 
-_NAP_S = 0.02
-"""Longest sleep, so that requests and aborts of this rank are noticed."""
+_LOOK_S = 2e-3
+"""Longest wait for another replica's message, so that a frontend's orders and this rank's aborts are noticed."""
 Order = tuple[int, Request] | str
 """A request with its place, the id of one to abort, or END: no more requests will come."""
 
@@ -56,19 +56,21 @@ class Leader:
     def wait(self) -> None:
         """Sleep until something has come from the others, for a little while."""
         if self._transport and not self.over:
-            end = time.perf_counter() + _NAP_S
+            end = time.perf_counter() + _LOOK_S
             self._transport.wait(lambda: self.listen() or time.perf_counter() >= end)
 
     def listen(self) -> bool:
-        """Hand on what has come; whether that was all."""
+        """Hand on what has come; whether anything had."""
+        heard = False
         while self._running and self._transport and (message := self._transport.poll(tag=RESULT)) is not None:
+            heard = True
             if message == END:
                 self._running -= 1
                 continue
             for event in message:
                 self.outstanding -= isinstance(event, Result)
                 self.emit(event)
-        return self.over
+        return heard
 
     def broadcast(self, change: Change | str) -> None:
         """Let the others change too."""
@@ -79,7 +81,11 @@ class Leader:
         """Wait for all events."""
         self.broadcast(END)
         if self._transport:
-            self._transport.wait(self.listen)
+            self._transport.wait(self._ended)
+
+    def _ended(self) -> bool:
+        self.listen()
+        return self.over
 
 
 class Follower:
@@ -90,6 +96,8 @@ class Follower:
         self._over = False
         """Whether no change will come."""
         self._tokens: list[Token] = []
+        self._orders: list[Order] = []
+        """What has come while it waited."""
 
     def emit(self, event: Event) -> None:
         """Send a result, with the tokens before it; tokens alone wait for `flush`."""
@@ -106,10 +114,20 @@ class Follower:
 
     def orders(self) -> list[Order]:
         """What has come."""
-        orders = []
+        orders, self._orders = self._orders, []
         while (order := self._transport.poll(self._leader, REQUEST)) is not None:
             orders.append(order)
         return orders
+
+    def wait(self) -> None:
+        """Sleep until an order has come, for a little while: a change may come, too."""
+        end = time.perf_counter() + _LOOK_S
+        self._transport.wait(lambda: self._has_order() or time.perf_counter() >= end)
+
+    def _has_order(self) -> bool:
+        order = self._transport.poll(self._leader, REQUEST)
+        self._orders += [] if order is None else [order]
+        return order is not None
 
     def look(self, now: float) -> Change | None:
         """The next change; None where none has come."""

@@ -220,18 +220,7 @@ class EngineLink:
             self._writer.close()
             return
         if isinstance(message, Opened):
-            before, self.opened, self._moving, self._loading = self.opened, message, False, False
-            if before and message.schedule == before.schedule:  # the engine can't take up the one that was asked first
-                del self._asked[:1]
-            self._taken_up(message.schedule)
-            self.on_opened(message)
-            self._send(BEGIN)
-            for output in self.outputs.values():  # which another engine has begun
-                self._send(replace(output.request, output_ids=tuple(output.tokens)))
-            for schedule in self._asked[-1:]:  # it came while no engine looked
-                self._send(Follow(schedule))
-            if self._draining:
-                self._send(DRAIN)
+            self._begin(message)
             return
         if isinstance(message, Changed):
             assert self.opened, "an engine that has opened"
@@ -271,6 +260,21 @@ class EngineLink:
         for output in touched.values():
             output.announce()
         self.on_stepped(message)
+
+    def _begin(self, opened: Opened) -> None:
+        """Let an engine that has opened go on with what hasn't ended."""
+        before, self.opened, self._moving, self._loading = self.opened, opened, False, False
+        if before and opened.schedule == before.schedule:  # the engine can't take up the one that was asked first
+            del self._asked[:1]
+        self._taken_up(opened.schedule)
+        self.on_opened(opened)
+        self._send(BEGIN)
+        for output in self.outputs.values():  # which another engine has begun
+            self._send(replace(output.request, output_ids=tuple(output.tokens)))
+        for schedule in self._asked[-1:]:  # it came while no engine looked
+            self._send(Follow(schedule))
+        if self._draining:
+            self._send(DRAIN)
 
     def _taken_up(self, schedule: Schedule) -> None:
         """Forget that it was asked for, and what was asked for before it."""

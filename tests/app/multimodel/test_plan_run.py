@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from exegpt import document
 from exegpt.app.multimodel.plan_requests import read_plan_requests
-from exegpt.app.multimodel.plan_run import Calls
+from exegpt.app.multimodel.plan_run import Calls, PlanRunOptions, run_plan
 from exegpt.app.multimodel.planned_application import plan_application
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
@@ -305,3 +305,20 @@ def test_without_a_plan_an_application_has_no_models(folder):
     assert done.code == 2 and "pass --plan" in done.err
     done = run_command("run", "--model", folder / "tiny")
     assert done.code == 2 and "pass --requests" in done.err
+
+
+def test_a_prediction_is_made_at_the_speed_that_the_engines_report(folder, monkeypatch):
+    """Alone on a device and sharing one; the profile may be of a slower or faster moment."""
+    profiles = {}
+
+    def predict(self, results, given):
+        profiles.update(given)
+        return {}
+
+    monkeypatch.setattr(Calls, "predict", predict)
+    files = {"plan": folder / "plan.json", "application": folder / "application.yaml"}
+    rest = dict.fromkeys(("requests", "out", "device", "attention"))
+    run_plan(PlanRunOptions(**files, **rest, directories={}, resume=False, seed=0, threads=1))
+    assert set(profiles) == {"tiny", "wide", "deep"}
+    for name, profile in profiles.items():
+        assert "for computing" in profile.provenance["scaled"], name
