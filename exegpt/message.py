@@ -21,10 +21,11 @@ def pack(message: object) -> bytes:
         if isinstance(value, np.ndarray):
             arrays.append(_padded(np.ascontiguousarray(value).tobytes()))
             return {"array": [value.dtype.str, list(value.shape)]}
-        if is_dataclass(value):
-            return {"kind": type(value).__name__, "of": {f.name: encode(getattr(value, f.name)) for f in fields(value)}}
         if isinstance(value, tuple | list):
             return [item if type(item) in _AS_THEY_ARE else encode(item) for item in value]
+        if is_dataclass(value):
+            given = [getattr(value, name) for name in _names(type(value))]
+            return {"kind": type(value).__name__, "of": encode(given)}
         if isinstance(value, dict):
             return {"pairs": [[encode(key), encode(item)] for key, item in value.items()]}
         return value.item() if isinstance(value, np.generic) else value
@@ -48,7 +49,7 @@ def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
         if not isinstance(value, dict):
             return value
         if "kind" in value:
-            return classes[value["kind"]](**{name: decode(item) for name, item in value["of"].items()})
+            return classes[value["kind"]](*decode(value["of"]))
         if "pairs" in value:
             return {decode(key): decode(item) for key, item in value["pairs"]}
         dtype, shape = np.dtype(value["array"][0]), value["array"][1]
@@ -58,6 +59,11 @@ def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
         return array
 
     return decode(json.loads(data[_ALIGNED : _ALIGNED + size]))
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 @cache

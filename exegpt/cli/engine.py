@@ -68,5 +68,6 @@ def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "Eng
         "policies": policy_names(policy) if policy else None,
         "admission": typed["admission"] or "grow",
         "order": choice,
+        "report_speed": typed.get("report_speed", False),
     }
     return options.build(EngineOptions, {**typed, **read})
