@@ -134,6 +134,14 @@ def test_a_unit_that_was_given_up_watches_its_models_no_longer(model, tmp_path):
     assert asyncio.run(run()) == [True, True]
 
 
+def test_models_of_one_engine_are_lost_together(model, tmp_path):
+    """Their connections end one after the other: no model takes requests in between that wait for its restart."""
+    made = frontends(model, EngineLink(), EngineLink())
+    unit_of(made, tmp_path, Engine())
+    made[1].link.on_lost()
+    assert [frontend.admission for frontend in made] == [None, None]
+
+
 def test_journalled_requests_are_run_by_the_model_that_they_name(model, tmp_path):
     for name in ("a", "b", "gone", None):
         body = {"prompt": "a"} | ({"model": name} if name else {})
