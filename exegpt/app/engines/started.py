@@ -10,6 +10,7 @@ from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.engine_unit import EngineUnit
 from exegpt.app.engines.unit_options import UnitOptions
 from exegpt.errors import InputError
+from exegpt.report import output
 
 _LOOK_S = 0.02
 
@@ -24,7 +25,13 @@ class StartedUnit(EngineUnit):
 
     async def run(self) -> int:
         """As that of `EngineUnit`."""
-        code = await super().run()
+        try:
+            code = await super().run()
+        except (InputError, OSError) as error:  # its requests would wait for ever
+            if self.has_opened:  # else who waits for that says so
+                output.note(f"the engine of {self.name} can't be started again: {error}", event="engine_failed")
+            self.fail()
+            raise
         self.fail()
         return code
 

@@ -8,6 +8,7 @@ import pytest
 from exegpt import document
 from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.engine_unit import EngineUnit
+from exegpt.app.engines.started import StartedUnit
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.batching.shared_pool import merged_pools
 from exegpt.plan import Plan, Share
@@ -89,3 +90,28 @@ def test_models_that_share_have_room_too(tmp_path, pool):
     if pool == "merged":
         _, pools = merged_pools([model.schedule for model in read.models[:2]])
         assert min(pool.total for pool in pools) >= 9
+
+
+@pytest.mark.parametrize("error", [None, OSError("no more processes")], ids=["it ends at once", "no process"])
+def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
+    """Whatever keeps it from being started: nobody waits for an engine that never comes."""
+    link, starts = EngineLink(), []
+
+    def start():
+        starts.append(link.opened)
+        link.opened = object() if len(starts) == 1 else None
+        if len(starts) > 1 and error:
+            raise error
+
+    async def run():
+        options = UnitOptions((UnitModel(tmp_path, "a"),), ())
+        unit = StartedUnit(options, {"a": link, "another": EngineLink()}, tmp_path, asyncio.Semaphore(1))
+        unit._engine = Engine(start)
+        asked = link.add(request(9))
+        running = asyncio.ensure_future(unit.run())
+        await asyncio.wait({running}, timeout=5.0)
+        raised = running.exception()
+        return asked.ended.reason, raised, None if raised else running.result()
+
+    assert asyncio.run(run()) == ("error", error, None if error else 3)
+    assert len(starts) == 2
