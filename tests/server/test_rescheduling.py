@@ -54,6 +54,8 @@ def test_a_schedule_for_other_devices_is_refused(administered, model):
     two = replace(schedule_for(model), replicas=2)
     assert follow(administered, two, X_Admin_Token="secret") == 400
     assert administered.post("/schedule", {"policy": "orca"}, X_Admin_Token="secret")[0] == 400
+    none_at_all = replace(schedule_for(model), micro_batches=-1)  # no request would ever be computed
+    assert follow(administered, none_at_all, X_Admin_Token="secret") == 400
 
 
 def test_a_schedule_takes_over_in_place_under_load(administered, model, want):

@@ -17,6 +17,8 @@ from exegpt.report import output
 _MOST_RESTARTS = 5
 """Ends of an engine in a row, without a request's end between them, after which it is given up."""
 _LOOK_S = 0.02
+_LEAVES_S = 10.0
+"""How long the connections of a process that was killed may take to end."""
 
 
 class EngineUnit:
@@ -133,9 +135,15 @@ class EngineUnit:
             self._failures = 0
 
     async def _disconnected(self) -> None:
-        """Take what a process that has ended had sent: it counts, and the next one can't connect before."""
+        """Take what a process that has ended had sent: it counts, and the next one can't connect before. One that waits
+        for a disk or a device isn't waited for.
+        """
         self._lost()
+        until_s = time.monotonic() + _LEAVES_S
         while any(link.connected for link in self.links.values()):
+            if time.monotonic() > until_s:
+                for link in self.links.values():
+                    link.disconnect()
             await asyncio.sleep(_LOOK_S)
 
     def _pass_documents(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
+from exegpt.app.engines import engine_unit
 from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.engine_unit import EngineUnit
 from exegpt.app.engines.started import StartedUnit
@@ -115,3 +116,24 @@ def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
 
     assert asyncio.run(run()) == ("error", error, None if error else 3)
     assert len(starts) == 2
+
+
+def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatch):
+    """It may wait for a device for good, with its socket open."""
+    monkeypatch.setattr(engine_unit, "_LEAVES_S", 0.1)
+
+    async def run():
+        link, starts = EngineLink(), []
+        unit = EngineUnit(UnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1))
+        unit._engine = Engine(lambda: starts.append(link.connected))
+        await unit.listen()
+        _, writer = await asyncio.open_unix_connection(tmp_path / "engine-0")
+        while not link.connected:
+            await asyncio.sleep(0.01)
+        code = await asyncio.wait_for(unit.run(), 5.0)
+        connected = link.connected
+        writer.close()
+        await unit.close()
+        return code, starts, connected
+
+    assert asyncio.run(run()) == (3, [True], False)
