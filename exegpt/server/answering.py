@@ -143,11 +143,11 @@ async def answer(
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
     http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
     if work.body.stream:
-        return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
+        return EventStream(work.chunks(), lambda: _close(work, frontend, entry), frontend.stall_s)
     try:
         texts = await _unless_gone(http, work.generation)
     finally:
-        _close(work, frontend)
+        _close(work, frontend, entry)
     if texts is None:
         return Response(status_code=499)  # nobody reads it
     whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
@@ -194,6 +194,7 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         await generation.finished()
         generation.abort()  # what a stop text has ended
         generation.close()
+        _learn(work, frontend)
         await frontend.journal.finish(entry)
     except ApiError:
         if not frontend.link.failed:  # else the server gives up, and the next one runs it
@@ -203,12 +204,20 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         frontend.active -= 1
 
 
-def _close(work: Answer, frontend: Frontend) -> None:
-    """Count a request that has been answered, or whose client has gone."""
+def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
+    """Count a request that has been answered, or whose client has gone; an `entry` counts once, whoever joins it."""
     work.generation.close()
     frontend.active -= 1
+    if entry is None:
+        _learn(work, frontend)
+
+
+def _learn(work: Answer, frontend: Frontend) -> None:
+    """Let admission know how long the answers took, those that a stop text has ended among them."""
     for choice in work.choices:
-        if frontend.admission and choice.output.ended:
+        ended = choice.output.ended
+        whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # though its client has gone
+        if frontend.admission and whole:
             frontend.admission.ended(choice.output)
 
 

@@ -401,3 +401,40 @@ def test_requests_to_models_that_are_served_no_longer_are_deleted_in_time(model,
     assert asyncio.run(serve(EngineLink(), EngineLink())) == (4, ["a", "b"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
     assert "models that this server doesn't have: 2" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("key", [None, "a"], ids=["no key", "three of one key"])
+@pytest.mark.parametrize("ends", ["length", "stop text", "error"])
+def test_admission_learns_from_each_answer_once(model, tmp_path, key, ends):
+    """However many join it, and though the engine was told to end it at a stop text; not from one that failed."""
+    learned = []
+
+    class Learning(Refusing):
+        def ended(self, output):
+            learned.append(output.request.id)
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Learning(0))
+        (letter,) = frontend.model.encode("a", special=False)
+        body = {"prompt": [5, 6], "max_tokens": 4, "stop": "aa", "seed": 1}
+
+        def answered():
+            entry = frontend.journal.entry("", key, PATH, body, lambda: 7) if key else None
+            gone = asyncio.Event().wait
+            http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})), receive=gone)
+            return answer(http, lambda: make_answer(PATH, body, frontend, "id"), frontend, entry)
+
+        asking = [asyncio.ensure_future(answered()) for _ in range(3 if key else 1)]
+        while frontend.active < len(asking) + bool(key):
+            await asyncio.sleep(0.01)
+        output = frontend.link.outputs["0"]
+        output.tokens += [letter, letter] if ends == "stop text" else [letter]
+        output.ended = None if ends == "stop text" else Ended("0", ends)
+        output.announce()
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(one, ApiError) == (ends == "error") for one in done)
+        while frontend.active:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
+    assert learned == ([] if ends == "error" else ["0"])
