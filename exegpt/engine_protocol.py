@@ -77,6 +77,8 @@ class Opened:
     assumptions: tuple[str, ...]
     zero_s: float
     """When its clock began, by the frontend's monotonic clock, which is that of rank 0's machine."""
+    refused: Schedule | None = None
+    """The schedule that it was to follow, and can't: with as many KV blocks as accepted requests would need."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Ended:
     reason: FinishReason
     refused: str | None = None
     """Why the engine can't run it."""
+    too_long: bool = False
+    """Whether that is its length."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ class InputError(ValueError):
     """A bad input. The message is one sentence: what was wrong, with the value, and the way out. Exit code 2."""
 
 
+class TooLong(InputError):
+    """A request that fits neither the model's context nor the cache."""
+
+
 class Infeasible(Exception):
     """No schedule meets the bound. Exit code 3.
 

@@ -24,7 +24,7 @@ def pack(message: object) -> bytes:
         if isinstance(value, tuple | list):
             return [item if type(item) in _AS_THEY_ARE else encode(item) for item in value]
         if is_dataclass(value):
-            given = [getattr(value, name) for name in _names(type(value))]
+            given = [getattr(value, name) for name in _names(value.__class__)]
             return {"kind": type(value).__name__, "of": encode(given)}
         if isinstance(value, dict):
             return {"pairs": [[encode(key), encode(item)] for key, item in value.items()]}

@@ -65,7 +65,11 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
     slow. Question and answer are JSON on its standard input and output; it ends when the former does, with the run.
     """
     command = [sys.executable, "-c", _PROCESS, *sys.path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
+    try:
+        searching = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+    except OSError as error:  # for lack of memory, say, which must not end the run
+        return NewSchedule(None, f"the search can't be started ({(error.strerror or str(error)).lower()})")
+    with searching as process:
         assert process.stdin and process.stdout
         try:
             process.stdin.write(document.dumps(document.to_dict(search_input), indent=None) + "\n")

@@ -96,6 +96,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
     with way_to_frontend(ranks, path) as connect:
         link = Link(connect)
         moved: Schedule | None = plan.opened.schedule
+        refused: Schedule | None = None
         while moved:
             link.leave_unless(engine.leads)
             context = engine.schedule.model.spec.context
@@ -105,10 +106,10 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
             engine.open(Extent.within(engine.schedule, context - 1, 1), how, again)
             engine.prepare_grammars()
             zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
-            moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s))
+            moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s, refused=refused))
             moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
             if moved:
-                engine = _onward(engine, options.model, moved)
+                engine, refused = _onward(engine, options.model, moved)
         if options.report_speed and (speed := speed_now(plan.opened.profile, engine, ranks)):
             link.report(speed)
         link.close()
@@ -177,13 +178,13 @@ def _zero_s(engine: Engine) -> float:
     return time.monotonic() - engine.worker.now()
 
 
-def _onward(engine: Engine, model: str, schedule: Schedule) -> Engine:
-    """The engine of the next schedule, or, where the ranks can't take that, of the one before."""
+def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Schedule | None]:
+    """The engine of the next schedule, or, where the ranks can't take that, of the one before, and that schedule."""
     try:
-        return engine.onward(model, schedule)
+        return engine.onward(model, schedule), None
     except Agreed as error:
         output.note(f"the server keeps its schedule: {error}")
-        return engine.onward(model, engine.schedule)
+        return engine.onward(model, engine.schedule), schedule
 
 
 def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:

@@ -56,6 +56,10 @@ def checked(schedule: Schedule) -> Schedule:
                 f"A schedule of policy {traits.name} needs {name} from 1 to {MAX_TOKENS:,} "
                 f"(got {getattr(schedule, name)})."
             )
+    for name in VARIABLES:  # of other policies too: those that are set are read
+        value = getattr(schedule, name)
+        if value is not None and not 1 <= value <= MAX_TOKENS:
+            raise InputError(f"A schedule can't have {name} {value}: it must be from 1 to {MAX_TOKENS:,}, or null.")
     phases = {stage.phase for stage in schedule.stages}
     if phases != ({"encode", "decode"} if traits.disaggregated else {"both"}):
         raise InputError(

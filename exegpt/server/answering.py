@@ -16,7 +16,7 @@ from exegpt.server.event_stream import EventStream, disconnected
 from exegpt.server.frontend import Frontend
 from exegpt.server.generation import Choice, Generation, Piece
 from exegpt.server.journal import Entry
-from exegpt.server.monitor import Answering
+from exegpt.server.monitor import Answering, Arrival
 from exegpt.server.sampling import requests_of, stop_texts
 from exegpt.server.schemas import Sampled
 from exegpt.server.served_model import ServedModel
@@ -131,47 +131,50 @@ async def answer(
     """The response to one API request: a stream, or a document once all is there. An `entry` of the journal is joined
     where it runs already.
     """
-    arrived_s, work = http.state.arrival.at_s, make()
+    arrival, work = http.state.arrival, make()
     if entry is None:
         await asyncio.to_thread(work.prepare, frontend)
-        _admit(work, frontend, arrived_s)
+        _admit(work, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
     else:
-        await _join(entry, make, work, frontend, arrived_s)
+        await _join(entry, make, work, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
     http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
     if work.body.stream:
-        return EventStream(work.chunks(), lambda: _close(work, frontend), frontend.stall_s)
+        return EventStream(work.chunks(), lambda: _close(work, frontend, entry), frontend.stall_s)
     try:
         texts = await _unless_gone(http, work.generation)
     finally:
-        _close(work, frontend)
+        _close(work, frontend, entry)
     if texts is None:
         return Response(status_code=499)  # nobody reads it
     whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
     return JSONResponse(work.document(whole, usage=work.usage))
 
 
-def _admit(work: Answer, frontend: Frontend, arrived_s: float) -> None:
+def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
     """Accept a request, or raise ApiError."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
-    frontend.arrived += len(work.choices)
+    if not arrival.again:  # else it was counted, unless there was no engine: then popularity isn't watched
+        frontend.arrived += len(work.choices)
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
-    work.promise = frontend.admission.admit(lengths, arrived_s)
+    work.promise = frontend.admission.admit(lengths, arrival.at_s)
 
 
-async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrived_s: float) -> None:
+async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrival: Arrival) -> None:
     """Prepare a journalled request, and accept and run it where it doesn't run yet, or raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
         await asyncio.to_thread(work.prepare, frontend)
         async with entry.admitting:
             if entry.outputs is None:
-                _admit(work, frontend, arrived_s)
-                await frontend.journal.accept(entry)
+                frontend.check_ready()
+                await frontend.journal.keep(entry)
+                _admit(work, frontend, arrival)  # behind it: others that come meanwhile must count this one
+                entry.accepted = True
                 run_entry(entry, make, work, frontend)
 
 
@@ -191,6 +194,7 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         await generation.finished()
         generation.abort()  # what a stop text has ended
         generation.close()
+        _learn(work, frontend)
         await frontend.journal.finish(entry)
     except ApiError:
         if not frontend.link.failed:  # else the server gives up, and the next one runs it
@@ -200,12 +204,20 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         frontend.active -= 1
 
 
-def _close(work: Answer, frontend: Frontend) -> None:
-    """Count a request that has been answered, or whose client has gone."""
+def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
+    """Count a request that has been answered, or whose client has gone; an `entry` counts once, whoever joins it."""
     work.generation.close()
     frontend.active -= 1
+    if entry is None:
+        _learn(work, frontend)
+
+
+def _learn(work: Answer, frontend: Frontend) -> None:
+    """Let admission know how long the answers took, those that a stop text has ended among them."""
     for choice in work.choices:
-        if frontend.admission and choice.output.ended:
+        ended = choice.output.ended
+        whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # though its client has gone
+        if frontend.admission and whole:
             frontend.admission.ended(choice.output)
 
 

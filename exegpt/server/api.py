@@ -156,7 +156,9 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
 
 def make_answer(path: str, data: dict[str, Any], frontend: Frontend, request_id: str) -> Answer:
-    """The answer to a body that is valid."""
+    """The answer to a body that is valid; ApiError for one that isn't, or a path of another version's journal."""
+    if path not in KINDS:
+        raise ApiError(404, _NOT_SERVED, "not_found")
     kind, answer_kind, _ = KINDS[path]
     return answer_kind(parsed(kind, data), frontend, request_id)
 

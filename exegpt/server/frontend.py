@@ -43,7 +43,7 @@ class Frontend:
     active: int = 0
     """Requests that are being answered."""
     arrived: int = 0
-    """Sequences that an engine could have taken, accepted or not."""
+    """Sequences that an engine could have taken, accepted or not; not those that are known to have come before."""
     reports: Reports = field(default_factory=Reports)
     shares: tuple[str, ...] = ()
     """Models on the same devices. With any, no bound is promised: the pace depends on the others."""

@@ -1,6 +1,6 @@
 """Frontends: the models of one server, and which of them a request is for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -79,6 +79,10 @@ class Frontends:
         """The journal's requests to this model that another process has left unanswered."""
         entries = frontend.journal.unfinished if frontend.journal else []
         return entries if self.only else [e for e in entries if e.body.get("model") == frontend.model.name]
+
+    def unserved(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of the journal's entries that no model of this server runs."""
+        return [] if self.only else [entry for entry in entries if entry.body.get("model") not in self._by_name]
 
     def check_ready(self) -> None:
         """ApiError while one of them takes no requests."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from exegpt.app.engines.engine_link import EngineLink, Output
 from exegpt.request import Request
-from exegpt.server.errors import SERVER, ApiError
+from exegpt.server.errors import SERVER, ApiError, invalid
 from exegpt.server.text.log_probs import TextLogProb
 from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts
+
+_SHOWN = 300
+"""Characters of an engine's refusal that a client sees."""
 
 
 @dataclass(eq=False)
@@ -125,7 +128,7 @@ class Generation:
         output = choice.output
         tokens, ended = output.tokens[choice.taken :], output.ended
         if ended and ended.refused:
-            raise ApiError(400, "The engine can't run this request: it is too long.", "context_length_exceeded")
+            raise _refusal(ended.refused, ended.too_long)
         if ended and ended.reason in ("error", "cancelled"):
             raise ApiError(500, "The request was ended by an internal error.", "internal_error", None, SERVER)
         if not tokens and not ended:
@@ -139,3 +142,11 @@ class Generation:
             choice.finish_reason = "length" if choice.dropped else ended.reason
         new = slice(begun, choice.taken)
         return Piece(choice, text, output.tokens[new], choice.logprobs[new], choice.finish_reason)
+
+
+def _refusal(why: str, too_long: bool) -> ApiError:
+    """400 for what the engine refuses: `why` is a sentence about Request 'NUMBER', which no client knows."""
+    if too_long:
+        return invalid("The engine can't run this request: it is too long.", code="context_length_exceeded")
+    fault = why.partition("' ")[2]
+    return invalid(f"The engine can't run this request: it {fault}"[:_SHOWN])

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Entry:
     """A hash of the body as it came."""
     body: dict[str, Any]
     accepted: bool = False
-    """Whether its file is there, by this process or another: it is run to its end."""
+    """Whether it is run to its end: it was admitted, by this process or another, and its file is there."""
     outputs: list[Output] | None = None
     """Once the engine has been given it."""
     ended_s: float | None = None
@@ -72,6 +72,8 @@ class Journal:
         self._directory, self._ttl_s = directory, ttl_s
         self.entries: dict[str, Entry] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in directory.glob("*.partial"):  # of a process that was killed as it wrote
+            path.unlink(missing_ok=True)
         for path in directory.glob("*.json"):
             self._read(path)
 
@@ -97,13 +99,16 @@ class Journal:
         entry = self.entries[name] = Entry(name, path, asked, seeded)
         return entry
 
-    async def accept(self, entry: Entry) -> None:
-        """Keep an entry, before its sequences are given to the engine. ApiError where it can't be written."""
+    async def keep(self, entry: Entry) -> None:
+        """Write an entry, before it is accepted. ApiError where it can't be written."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, entry))
         try:
-            await asyncio.to_thread(self._write, entry)
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})  # else its thread would leave a file behind `forget`
+            raise
         except OSError as error:
             raise self._unavailable((error.strerror or str(error)).lower()) from None
-        entry.accepted = True
 
     @contextlib.contextmanager
     def asking(self, entry: Entry) -> Iterator[None]:
@@ -131,17 +136,23 @@ class Journal:
             await asyncio.to_thread(self._write, entry)
         except OSError as error:  # it is answered all the same, by this process
             output.note(f"an answer can't be journalled ({(error.strerror or str(error)).lower()})")
-        self._delete_later(entry)
+        self._delete_later(entry, entry.ended_s)
 
-    def begin(self) -> None:
-        """Delete in time the answers that another process has left; in the event loop."""
+    def begin(self, unserved: Sequence[Entry] = ()) -> None:
+        """Delete in time the answers that another process has left, and the requests of it that are `unserved`: until
+        then a server that has their models may be started in this one's place. In the event loop.
+        """
+        if unserved:
+            output.note(f"journalled requests to models that this server doesn't have: {len(unserved)}, deleted later")
+        for entry in unserved:
+            self._delete_later(entry, time.time())
         for entry in self.entries.values():
             if entry.ended_s is not None:
-                self._delete_later(entry)
+                self._delete_later(entry, entry.ended_s)
 
-    def _delete_later(self, entry: Entry) -> None:
-        assert entry.ended_s is not None
-        left_s = max(0.0, entry.ended_s + self._ttl_s - time.time())
+    def _delete_later(self, entry: Entry, since_s: float) -> None:
+        """Delete an entry when it has been kept for long enough since then, by the clock of the wall."""
+        left_s = max(0.0, since_s + self._ttl_s - time.time())
         asyncio.get_running_loop().call_later(left_s, self.forget, entry)
 
     def _unavailable(self, why: str) -> ApiError:

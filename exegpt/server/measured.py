@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exegpt.server.monitor import Arrival, Exchange
 from exegpt.server.tracing import PARENT
 
+RETRIES = "x-stainless-retry-count"
+"""How often OpenAI's client has sent a request before."""
+
 
 class Counts(Protocol):
     """What requests are reported to when they have ended."""
@@ -33,14 +36,15 @@ class Measured:
             return
         state, headers = scope["state"], Headers(scope=scope)
         parent = {name: headers[name] for name in PARENT if name in headers}
-        state["arrival"] = Arrival(time.monotonic(), parent)
+        again = headers.get(RETRIES, "0") != "0"
+        state["arrival"] = Arrival(time.monotonic(), parent, again)
         status: int | None = None
         sent = False
 
         async def receive_timed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                state["arrival"] = Arrival(time.monotonic(), parent)
+                state["arrival"] = Arrival(time.monotonic(), parent, again)
             return message
 
         async def send_timed(message: Message) -> None:

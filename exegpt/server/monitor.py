@@ -26,6 +26,8 @@ class Arrival:
     """By the monotonic clock."""
     parent: Mapping[str, str]
     """The headers of the caller's trace, where there are any."""
+    again: bool = False
+    """Whether its client says that it has sent it before."""
 
 
 @dataclass(frozen=True)

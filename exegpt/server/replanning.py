@@ -132,13 +132,13 @@ class Replanning:
 
     async def _replan(self, rates: dict[str, float]) -> None:
         """Search a plan for these rates, and follow it if it is better."""
-        before = self.plan
+        since_s = self._since_s
         asked = ", ".join(f"{name} {figure_text(rate)}/s" for name, rate in rates.items())
         output.note(f"popularity has drifted, to {asked}: another plan is searched", event="replan")
         found = await self._search(rates)
         while not self._ready:
             await asyncio.sleep(_READY_S)
-        if self.plan is not before:  # an administrator has sent another one meanwhile
+        if self._since_s != since_s:  # an administrator has sent another one meanwhile, which may have failed since
             return
         self._interval_s = next_interval_s(self._interval_s, found.error)
         begin_s = time.monotonic() + self._interval_s

@@ -92,7 +92,7 @@ class Supervisor:
         """What the units of the plan follow; others are on their way out."""
         self._plan = options.plan
         self._before: Plan | None = None
-        """The plan before, with other engines."""
+        """The latest plan before, with other engines, which had all opened."""
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
         """Of what ended as it never should."""
@@ -149,11 +149,14 @@ class Supervisor:
         task.add_done_callback(partial(self._unit_ended, unit))
 
     def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
-        wanted = unit.options.follows in self._wanted
         error = None if task.cancelled() else task.exception()
-        if wanted and isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
+        if unit.options.follows not in self._wanted:  # another one has its models, or is about to get them
+            if error:
+                output.note(f"the engine of {unit.name}, which is replaced, has failed: {error}", event="engine_failed")
+            return
+        if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
             return  # a plan of several ranks where there is no mpirun, say
-        if self._failed(task) or task.cancelled() or not wanted:
+        if self._failed(task) or task.cancelled():
             return
         code = task.result()
         if code and not self._go_back(unit):
@@ -175,11 +178,17 @@ class Supervisor:
         """Follow another plan for the same models from now on; InputError for one that can't be."""
         assert self._options.replan, "a server of a plan"
         units = self._options.replan(plan)
-        if any(unit.follows not in self._wanted for unit in units):
+        if any(unit.follows not in self._wanted for unit in units) and self._has_opened:
             self._before = self._plan
         self._change(plan, units)
         if self._replanning:
             self._replanning.follows(plan)
+
+    @property
+    def _has_opened(self) -> bool:
+        """Whether all engines of the plan have."""
+        opened = [unit.options.follows for unit in self._units if unit.has_opened]
+        return all(follows in opened for follows in self._wanted)
 
     def _go_back(self, unit: Unit, why: str = "") -> bool:
         """Follow the plan before again, as a unit of this one can't be started; whether that helps. `why` goes behind
@@ -296,8 +305,6 @@ async def _run(options: ServerOptions) -> int:
 def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
     """Of all models, in their order."""
     journal = Journal(options.journal, options.answer_ttl_s) if options.journal else None
-    if journal:
-        journal.begin()
     models = sorted((model for unit in options.units for model in unit.models), key=lambda model: model.place)
     read = [ServedModel.read(model.directory, model.name, model.chat_template) for model in models]
     shares = {
@@ -319,7 +326,10 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
         )
         for place, model in enumerate(read)
     ]
-    return Frontends(each, hashed(options.admin_token) if options.admin_token else None, reports)
+    frontends = Frontends(each, hashed(options.admin_token) if options.admin_token else None, reports)
+    if journal:
+        journal.begin(frontends.unserved(journal.unfinished))
+    return frontends
 
 
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:

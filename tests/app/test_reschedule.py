@@ -100,6 +100,16 @@ def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, 
     assert "the run keeps its schedule: the search was ended (exit code 3)" in printed
 
 
+def test_a_search_that_cannot_be_started_leaves_the_schedule_as_it_is(setting, pipeline, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(reschedule.subprocess, "Popen", fails)
+    assert reschedule.rescheduler(setting)(task("T"), pipeline) is None
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "the run keeps its schedule: the search can't be started (cannot allocate memory)" in printed
+
+
 RUN = """
 import sys, threading, time
 from exegpt.app import reschedule

@@ -19,6 +19,7 @@ from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
+from exegpt.schedule import VARIABLES
 from exegpt.workload import MAX_TOKENS, LengthDistribution, Workload
 from tests.exegpt.nouns import schedule
 
@@ -332,3 +333,15 @@ def test_the_nearest_flags_of_orca_have_room_for_its_prompts():
     plan = schedule("orca", workload=Workload("some", lengths, lengths, 50), max_num_seqs=8, prefills_per_step=3)
     nearest = TRAITS["orca"].nearest(plan)
     assert (nearest.residents, nearest.budget) == (8, 8 + 3 * 50)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("wrong", [0, -1, MAX_TOKENS + 1])
+def test_a_variable_of_another_policy_is_checked_too(name, wrong):
+    """Micro-batches apply under every policy: of -1 none would be computed, and of 0 at a prefill none either."""
+    policy = next(
+        policy for policy in ("static", "hybrid", "orca", "chunked", "rra") if name not in TRAITS[policy].required
+    )
+    with pytest.raises(InputError, match=f"can't have {name} {wrong}: it must be from 1 to 10,000,000"):
+        checked(replace(schedule(policy), **{name: wrong}))
+    assert getattr(checked(replace(schedule(policy), **{name: 1})), name) == 1

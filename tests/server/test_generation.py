@@ -7,6 +7,7 @@ import pytest
 from exegpt.app.engines.engine_link import Output
 from exegpt.engine_protocol import Ended
 from exegpt.request import Request
+from exegpt.server.errors import ApiError
 from exegpt.server.generation import Choice, Generation
 from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts
@@ -79,3 +80,23 @@ def test_a_token_that_ends_the_output_has_no_text(at_once):
 def test_a_dropped_output_has_no_tokens():
     text, choice, _ = taken(1, dropped=True, reason="stop")
     assert (text, choice.taken, choice.finish_reason) == ("", 0, "length")
+
+
+@pytest.mark.parametrize(
+    "why, too_long, code, words",
+    [
+        ("Request '7' needs 9 KV blocks, and the schedule's cache has 8.", True, "context_length_exceeded", "too long"),
+        ("Request '7' has a grammar, and it's in vain.", False, "invalid_value", "it has a grammar, and it's in vain."),
+    ],
+)
+def test_a_refusal_of_the_engine_gives_its_reason(why, too_long, code, words):
+    async def run():
+        link = Link()
+        choice = Choice(0, Request("", (1,), 5), OutputText(BYTES["byte-level"], (1,)), StopTexts(()))
+        generation = Generation(link, [choice])
+        link.output.ended = Ended("7", "error", refused=why, too_long=too_long)
+        await generation.finished()
+
+    with pytest.raises(ApiError, match=words) as refused:
+        asyncio.run(run())
+    assert (refused.value.status, refused.value.code) == (400, code) and "'7'" not in refused.value.message

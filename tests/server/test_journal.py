@@ -17,7 +17,9 @@ from exegpt.request import Request
 from exegpt.server.answering import answer
 from exegpt.server.api import make_answer
 from exegpt.server.errors import ApiError, unavailable
+from exegpt.server.frontends import Frontends
 from exegpt.server.journal import Journal
+from exegpt.server.monitor import Arrival
 from tests.server.conftest import serving
 from tests.server.test_faults import LONG, ask, prompts
 from tests.server.test_unit import frontends
@@ -124,11 +126,11 @@ def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
 
     async def run():
         accepted = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
-        await journal.accept(accepted)
+        await journal.keep(accepted)
         monkeypatch.setattr("os.fsync", _full)
         refused = journal.entry("", "b", "/v1/completions", {"prompt": "x"}, lambda: 7)
         with pytest.raises(ApiError) as error:
-            await journal.accept(refused)
+            await journal.keep(refused)
         assert error.value.status == 503 and "No space left".lower() in error.value.message.lower()
         accepted.outputs = []
         await journal.finish(accepted)  # answered all the same
@@ -214,7 +216,7 @@ def _post(frontend, body=BODY):
 
 
 async def _answered(frontend, entry):
-    http = SimpleNamespace(state=SimpleNamespace(arrival=SimpleNamespace(at_s=0.0)))
+    http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})))
     await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
     entry.reading.cancel()
     return entry.outputs[0].request.id
@@ -232,7 +234,7 @@ def test_a_client_that_asks_too_early_does_not_delete_what_was_accepted(model, t
 
     async def accept():
         journal = Journal(tmp_path, 60.0)
-        await journal.accept(journal.entry("", "a", PATH, BODY, lambda: 7))
+        await journal.keep(journal.entry("", "a", PATH, BODY, lambda: 7))
 
     async def ask():
         frontend = _journalling(model, tmp_path, admission)
@@ -307,7 +309,7 @@ def test_one_that_fails_is_forgotten_unless_the_next_server_can_run_it(model, tm
     async def ask():
         frontend = _journalling(model, tmp_path, Refusing(0))
         entry = frontend.journal.entry("", "a", PATH, BODY | {"n": 2}, lambda: 7)
-        http = SimpleNamespace(state=SimpleNamespace(arrival=SimpleNamespace(at_s=0.0)))
+        http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})))
         await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
         if gives_up:
             frontend.link.fail()
@@ -320,3 +322,119 @@ def test_one_that_fails_is_forgotten_unless_the_next_server_can_run_it(model, tm
 
     assert asyncio.run(ask()) == (0, gives_up)
     assert len(list(tmp_path.glob("*.json"))) == gives_up
+
+
+def test_one_that_is_being_written_counts_when_others_are_admitted(model, tmp_path):
+    """A disk takes milliseconds: all that came meanwhile were accepted by an engine that seemed idle."""
+    running = []
+
+    class Counting(Refusing):
+        def admit(self, prompts, arrived_s):
+            running.append(len(frontend.link.outputs))
+
+    async def ask(key):
+        return await _answered(frontend, frontend.journal.entry("", key, PATH, BODY, lambda: 7))
+
+    async def ask_all():
+        await asyncio.gather(*(ask(str(number)) for number in range(8)))
+
+    frontend = _journalling(model, tmp_path, Counting(0))
+    asyncio.run(ask_all())
+    assert running == list(range(8))
+
+
+def test_a_request_whose_handler_is_cancelled_as_it_is_written_leaves_no_file(model, tmp_path, monkeypatch):
+    """Its thread goes on: the next server would run what nobody was promised."""
+    writing, go_on = threading.Event(), threading.Event()
+    write = Journal._write
+
+    def slowly(journal, entry):
+        writing.set()
+        go_on.wait(5.0)
+        write(journal, entry)
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(0))
+        monkeypatch.setattr(Journal, "_write", slowly)
+        asking = asyncio.ensure_future(_post(frontend))
+        await asyncio.to_thread(writing.wait, 5.0)
+        asking.cancel()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await asyncio.wait({asking})
+        return asking.cancelled(), frontend.journal.entries
+
+    assert asyncio.run(ask()) == (True, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_that_is_refused_leaves_no_file(model, tmp_path):
+    async def ask():
+        frontend = _journalling(model, tmp_path, Refusing(1))
+        with pytest.raises(ApiError, match="Later"):
+            await _post(frontend)
+        return frontend.journal.entries
+
+    assert asyncio.run(ask()) == {} and list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_had_written_by_half_is_deleted(tmp_path):
+    (tmp_path / "half.partial").write_text('{"path": "/v1/')
+    assert not Journal(tmp_path, 60.0).entries and list(tmp_path.iterdir()) == []
+
+
+def test_requests_to_models_that_are_served_no_longer_are_deleted_in_time(model, tmp_path, capsys):
+    """Until then another server may be started on the folder, which has their models."""
+    for name in ("a", "b", "gone", None):
+        body = {"prompt": "a"} | ({"model": name} if name else {})
+        entry = {"path": PATH, "asked": "", "body": body, "ended_s": None}
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry))
+
+    async def serve(*links):
+        journal = Journal(tmp_path, 0.1)
+        served = Frontends(frontends(model, *links, journal=journal))
+        journal.begin(served.unserved(journal.unfinished))
+        before = len(journal.unfinished)
+        await asyncio.sleep(0.3)
+        return before, sorted(entry.name for entry in journal.unfinished)
+
+    assert asyncio.run(serve(EngineLink())) == (4, ["None", "a", "b", "gone"]), "the name may have changed"
+    assert asyncio.run(serve(EngineLink(), EngineLink())) == (4, ["a", "b"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+    assert "models that this server doesn't have: 2" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("key", [None, "a"], ids=["no key", "three of one key"])
+@pytest.mark.parametrize("ends", ["length", "stop text", "error"])
+def test_admission_learns_from_each_answer_once(model, tmp_path, key, ends):
+    """However many join it, and though the engine was told to end it at a stop text; not from one that failed."""
+    learned = []
+
+    class Learning(Refusing):
+        def ended(self, output):
+            learned.append(output.request.id)
+
+    async def ask():
+        frontend = _journalling(model, tmp_path, Learning(0))
+        (letter,) = frontend.model.encode("a", special=False)
+        body = {"prompt": [5, 6], "max_tokens": 4, "stop": "aa", "seed": 1}
+
+        def answered():
+            entry = frontend.journal.entry("", key, PATH, body, lambda: 7) if key else None
+            gone = asyncio.Event().wait
+            http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})), receive=gone)
+            return answer(http, lambda: make_answer(PATH, body, frontend, "id"), frontend, entry)
+
+        asking = [asyncio.ensure_future(answered()) for _ in range(3 if key else 1)]
+        while frontend.active < len(asking) + bool(key):
+            await asyncio.sleep(0.01)
+        output = frontend.link.outputs["0"]
+        output.tokens += [letter, letter] if ends == "stop text" else [letter]
+        output.ended = None if ends == "stop text" else Ended("0", ends)
+        output.announce()
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(one, ApiError) == (ends == "error") for one in done)
+        while frontend.active:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
+    assert learned == ([] if ends == "error" else ["0"])

@@ -20,6 +20,8 @@ from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.server import replanning
 from exegpt.server.answered import Answered
+from exegpt.server.answering import _admit
+from exegpt.server.measured import Measured
 from exegpt.server.observed import Observed
 from exegpt.server.replanning import Replanning, ReplanOptions
 from exegpt.workload import Workload
@@ -170,6 +172,49 @@ def test_an_administrators_plan_goes_before_what_was_searched_for_another(monkey
     watching = Watching(monkeypatch, found, during=lambda watching: watching.replanning.follows(theirs)).run(0.5)
     assert watching.followed == [] and watching.replanning.plan is theirs
     assert watching.replanning.state["replans"] == {"followed": 0, "kept": 0, "failed": 0}
+
+
+def test_a_plan_that_came_back_meanwhile_stays_all_the_same(monkeypatch):
+    """An administrator's plan has failed during the search: what was followed before is followed again, and no search
+    is to replace it.
+    """
+    theirs = planned({"chat": 9.0, "code": 9.0}, "by hand")
+
+    def fails(watching):
+        watching.replanning.follows(theirs)
+        watching.replanning.goes_back(PLAN, "the engine of chat can't be started")
+
+    watching = Watching(monkeypatch, Replanned(OTHER, "better"), during=fails).run(0.5)
+    assert watching.followed == [] and watching.replanning.plan is PLAN
+    state = watching.replanning.state
+    assert state["watched_seq_s"] is None and state["replans"] == {"followed": 0, "kept": 0, "failed": 1}
+
+
+@pytest.mark.parametrize("header, again", [(None, False), ("0", False), ("2", True)])
+def test_what_a_client_says_it_has_sent_before_is_no_further_arrival(header, again):
+    """OpenAI's client counts its tries: planned for are its requests, not its patience."""
+    arrivals, exchange = [], SimpleNamespace(ended=lambda exchange: None)
+
+    async def app(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        arrivals.append(scope["state"]["arrival"])
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    headers = [(b"x-stainless-retry-count", header.encode())] if header else []
+    state = {"request_id": "1"}
+    scope = {"type": "http", "path": "/asked", "method": "POST", "headers": headers, "state": state}
+    asyncio.run(Measured(app, exchange, ["/asked"])(scope, receive, None))
+    (arrival,) = arrivals
+    assert arrival.again == again
+    choices = [SimpleNamespace(request=SimpleNamespace(prompt_ids=(1,), max_tokens=1))] * 3
+    admitted = []
+    admission = SimpleNamespace(admit=lambda lengths, arrived_s: admitted.append(lengths))
+    frontend = SimpleNamespace(check_ready=lambda: None, admission=admission, arrived=10)
+    _admit(SimpleNamespace(choices=choices), frontend, arrival)
+    assert frontend.arrived == (10 if again else 13) and admitted == [[(1, 1)] * 3]
 
 
 def test_what_is_pinned_or_can_not_be_planned_again_stays(monkeypatch, capsys):

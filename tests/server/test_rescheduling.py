@@ -1,6 +1,8 @@
 """Schedules that change while requests run: nothing is lost, and tokens stay what they were."""
 
 import json
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -9,7 +11,7 @@ import pytest
 
 from exegpt.document import to_dict
 from tests.server.conftest import schedule_for, serving
-from tests.server.test_faults import ask, check_all, prompts, under_load
+from tests.server.test_faults import ask, check_all, engine_of, prompts, under_load
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,8 @@ def test_a_schedule_for_other_devices_is_refused(administered, model):
     two = replace(schedule_for(model), replicas=2)
     assert follow(administered, two, X_Admin_Token="secret") == 400
     assert administered.post("/schedule", {"policy": "orca"}, X_Admin_Token="secret")[0] == 400
+    none_at_all = replace(schedule_for(model), micro_batches=-1)  # no request would ever be computed
+    assert follow(administered, none_at_all, X_Admin_Token="secret") == 400
 
 
 def test_a_schedule_takes_over_in_place_under_load(administered, model, want):
@@ -72,6 +76,22 @@ def test_another_policy_goes_on_with_what_runs(administered, model, want, policy
     wait_until(lambda: enforced(administered)["policy"] == name)
     check_all([ask(administered, prompt) for prompt in prompts(3)], want[:3])
     assert administered.log.read_text().count("serving tiny") >= 2
+
+
+def test_what_was_accepted_under_a_larger_cache_goes_on_in_the_next_engine(model, schedule, tmp_path, want):
+    """Which follows the schedule that has taken over: in its blocks alone, none of these has room."""
+    (tmp_path / "token").write_text("secret\n")
+    with serving(model, schedule, tmp_path, "--admin-token-file", str(tmp_path / "token")) as server:
+        first = engine_of(server)
+
+        def lose():
+            small = replace(schedule_for(model), kv_blocks=2)
+            assert follow(server, small, X_Admin_Token="secret") == 202
+            wait_until(lambda: enforced(server)["kv_blocks"] == 2)
+            os.kill(first, signal.SIGKILL)
+
+        check_all(under_load(server, lose), want)
+        assert engine_of(server) != first
 
 
 def test_the_last_of_several_schedules_holds(administered, model):

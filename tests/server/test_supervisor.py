@@ -27,10 +27,15 @@ class Unit:
     error = None
     errors: ClassVar[dict[str, Exception]] = {}
     codes: ClassVar[dict[str, list[int | None]]] = {}
+    loading: ClassVar[set[str]] = set()
+    """Those whose engines never open."""
+    lasts_s = 0.08
+    """How long those run that end with a code."""
     made: ClassVar[list["Unit"]] = []
 
     def __init__(self, options, served, directory, where, resume, turns):
         self.options, self.frontends, self.state, self.failed = options, served, "made", False
+        self.has_opened = False
         (self.name,) = options.follows
         self.made.append(self)
 
@@ -40,9 +45,9 @@ class Unit:
     async def run(self):
         if error := self.error or self.errors.get(self.name):
             raise error
-        self.state = "runs"
+        self.state, self.has_opened = "runs", self.name not in self.loading
         if (left := self.codes.get(self.name)) and (code := left.pop(0)):
-            await asyncio.sleep(0.08)
+            await asyncio.sleep(self.lasts_s)
             return code
         await asyncio.Event().wait()
 
@@ -143,7 +148,7 @@ def test_engines_of_a_plan_that_is_followed_as_the_server_ends_are_stopped(model
 FIRST = planned({"chat": 4000.0, "code": 1000.0})
 
 
-def followed(model, tmp_path, *plans):
+def followed(model, tmp_path, *plans, between_s=0.05, after_s=0.5):
     """A server that follows these plans, one after the other, each of units of these names; its code and what it says
     of its plan. It runs for so long that engines of one plan more have come; then a signal ends it.
     """
@@ -153,9 +158,9 @@ def followed(model, tmp_path, *plans):
     async def run():
         running = asyncio.ensure_future(supervised.run(Http()))
         for plan in plans:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(between_s)
             supervised.follow(replace(FIRST, method=str(plan)))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(after_s)
         state = supervised._frontends.followed()
         if not running.done():
             supervised.interrupt()
@@ -197,8 +202,10 @@ def test_a_plan_whose_engines_raise_an_error_is_left_too(model, tmp_path, made, 
     ],
 )
 def test_a_server_ends_where_no_plan_before_helps(model, tmp_path, made, monkeypatch, codes, plans):
+    """Each plan has opened before the next one is followed."""
     monkeypatch.setattr(Unit, "codes", codes)
-    code, _ = followed(model, tmp_path, *plans)
+    monkeypatch.setattr(Unit, "lasts_s", 0.25)
+    code, _ = followed(model, tmp_path, *plans, between_s=0.2, after_s=1.0)
     assert code == 3 and [one.failed for one in made if one.failed] == [True]
 
 
@@ -220,3 +227,37 @@ def test_a_plan_before_that_this_machine_can_follow_no_more_does_not_help(model,
 
     asyncio.run(run())
     assert supervised.code == 3
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["it loads", "its engines aren't made yet"])
+def test_a_plan_whose_engines_have_never_opened_is_none_to_go_back_to(model, tmp_path, made, monkeypatch, quick):
+    monkeypatch.setattr(Unit, "codes", {"broken": [3]})
+    monkeypatch.setattr(Unit, "loading", {"slow"})
+    named = {FIRST.method: ("first",), "slow": ("slow",), "broken": ("broken",)}
+    supervised = supervising(model, tmp_path, lambda plan: tuple(map(unit, named[plan.method])), FIRST)
+
+    async def run():
+        running = asyncio.ensure_future(supervised.run(Http()))
+        await asyncio.sleep(0.05)
+        supervised.follow(replace(FIRST, method="slow"))
+        await asyncio.sleep(0.0 if quick else 0.2)
+        supervised.follow(replace(FIRST, method="broken"))
+        await asyncio.sleep(0.8)
+        state = supervised._frontends.followed()
+        supervised.interrupt()
+        await asyncio.wait_for(running, 2.0)
+        return state
+
+    assert asyncio.run(run())["plan"] == document.to_dict(FIRST)
+    assert supervised.code == 0 and [one.name for one in made] == ["first", "slow", "broken", "first"]
+
+
+def test_an_error_of_a_unit_that_is_replaced_does_not_end_the_server(model, tmp_path, made, monkeypatch, capsys):
+    """Both engines of a plan want an mpirun that isn't there, say: the first error lets the plan before come back."""
+    monkeypatch.setattr(Unit, "errors", {name: InputError(f"No mpirun for {name}.") for name in ("broken", "too")})
+    code, state = followed(model, tmp_path, ("broken", "too"))
+    assert code == 0 and [(one.name, one.state) for one in made if one.name == "first"][-1] == ("first", "stopped")
+    assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "the engine of broken can't be started: No mpirun for broken." in printed
+    assert "the engine of too, which is replaced, has failed: No mpirun for too." in printed

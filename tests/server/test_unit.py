@@ -134,6 +134,14 @@ def test_a_unit_that_was_given_up_watches_its_models_no_longer(model, tmp_path):
     assert asyncio.run(run()) == [True, True]
 
 
+def test_models_of_one_engine_are_lost_together(model, tmp_path):
+    """Their connections end one after the other: no model takes requests in between that wait for its restart."""
+    made = frontends(model, EngineLink(), EngineLink())
+    unit_of(made, tmp_path, Engine())
+    made[1].link.on_lost()
+    assert [frontend.admission for frontend in made] == [None, None]
+
+
 def test_journalled_requests_are_run_by_the_model_that_they_name(model, tmp_path):
     for name in ("a", "b", "gone", None):
         body = {"prompt": "a"} | ({"model": name} if name else {})
@@ -198,18 +206,19 @@ def test_one_page_has_each_models_series(model, accept):
 
 
 def test_a_journalled_request_that_can_not_be_run_any_more_keeps_no_other_from_it(model, tmp_path):
-    """Its prompt may have been for a model with a longer context."""
-    for name, count in (("long", 10_000), ("short", 3)):
+    """Its prompt may have been for a model with a longer context, or for another version of this server."""
+    for name, count in (("long", 10_000), ("other", 3), ("short", 3)):
         body = {"prompt": [5] * count, "max_tokens": 4, "seed": 1}
-        entry = {"path": "/v1/completions", "asked": "", "body": body, "ended_s": None}
+        path = "/v1/other" if name == "other" else "/v1/completions"
+        entry = {"path": path, "asked": "", "body": body, "ended_s": None}
         (tmp_path / f"{name}.json").write_text(json.dumps(entry))
 
     async def run():
         (frontend,) = frontends(model, EngineLink(), journal=Journal(tmp_path, 1.0))
         entries = sorted(frontend.journal.unfinished, key=lambda entry: entry.name)
         await resume_entries(frontend, entries)
-        entries[1].reading.cancel()
-        return [entry.name for entry in frontend.journal.unfinished], [o.request.prompt_ids for o in entries[1].outputs]
+        entries[2].reading.cancel()
+        return [entry.name for entry in frontend.journal.unfinished], [o.request.prompt_ids for o in entries[2].outputs]
 
     assert asyncio.run(run()) == (["short"], [(5, 5, 5)])
-    assert not (tmp_path / "long.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["short.json"]

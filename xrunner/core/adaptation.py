@@ -92,7 +92,8 @@ def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
     """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
     encoding ranks have room for one batch of the held schedule.
     """
-    if (new.policy, new.stages, new.replicas) != (held.policy, held.stages, held.replicas):
+    alike = "policy", "stages", "replicas", "dtype", "kv_dtype", "block_size"
+    if any(getattr(new, name) != getattr(held, name) for name in alike):
         return False
     disaggregated = any(stage.phase == "encode" for stage in held.stages)
     return new.kv_blocks <= held.kv_blocks and not (

@@ -2,25 +2,17 @@
 
 import torch
 
-from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import Model
 from exegpt.models.device import free_memory, identity
 from exegpt.models.weights import torch_dtype
 from exegpt.policies.waa import most_in_transfer
-from exegpt.request import Request
 from exegpt.schedule import Schedule
 from xrunner.comm import kv_transfer
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.rank.warm_up import Extent
-
-
-def blocks_needed(request: Request, schedule: Schedule) -> int:
-    """KV blocks for all tokens that a request may ever cache."""
-    start = bool(schedule.model.spec.encoder_layers)
-    return -(-most_cached(len(request.prompt_ids), request.max_tokens, start) // schedule.block_size)
 
 
 def cache_blocks(place: Place, spec: ModelSpec) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from exegpt.batching.room import with_room
 from exegpt.change import Change
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
@@ -11,7 +12,6 @@ from exegpt.served import Served
 from exegpt.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
 from xrunner.core.adaptation import Reschedule
-from xrunner.core.capacity import blocks_needed
 from xrunner.core.engine import Engine
 from xrunner.core.report import RunReport
 
@@ -53,9 +53,8 @@ def _onward(
     """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed.
     Where the ranks can't take it, one of the schedule as it was, and why.
     """
-    blocks = max(schedule.kv_blocks, *(blocks_needed(request, schedule) for request in left))
     try:
-        return engine.onward(directory, replace(schedule, kv_blocks=blocks)), None
+        return engine.onward(directory, with_room(schedule, left)), None
     except Agreed as error:
         why_not = str(error)
     # These lengths are known now: that they aren't those that it was found for is no reason to search again.

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from exegpt.batching import Hints, Ledger, Order, deal
+from exegpt.batching.room import blocks_needed, with_room
 from exegpt.change import Change
 from exegpt.engine_protocol import Occupancy
-from exegpt.errors import InputError
+from exegpt.errors import InputError, TooLong
 from exegpt.models import KVCache, Model, Shard, load_model
 from exegpt.models.device import CPU
 from exegpt.orders import fcfs
@@ -24,7 +24,7 @@ from xrunner.comm.place import Place, devices, ranks_needed
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import SPANS, Transport
 from xrunner.core.adaptation import Adaptation, Reschedule
-from xrunner.core.capacity import blocks_needed, buffer_bytes, cache_blocks, cache_bytes, check_memory
+from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
 from xrunner.core.events import Event
@@ -388,8 +388,7 @@ class Engine:
 
     def with_room(self, schedule: Schedule) -> Schedule:
         """The next engine's schedule, with the KV blocks that each unfinished request needs; on the leader."""
-        needed = (blocks_needed(request, schedule) for request in self._unfinished.values())
-        return replace(schedule, kv_blocks=max(schedule.kv_blocks, *needed, 0))
+        return with_room(schedule, self._unfinished.values())
 
     def surrender(self) -> None:
         """End all requests without a word, since another engine goes on with them, and let the other ranks go. On the
@@ -483,7 +482,7 @@ class Engine:
         need = blocks_needed(request, self.schedule)
         have = self._shared.pool.total if self._shared else self.schedule.kv_blocks
         if need > have:
-            raise InputError(
+            raise TooLong(
                 f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {have}: "
                 f"shorten it, or tune with more memory."
             )

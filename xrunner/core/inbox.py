@@ -29,7 +29,7 @@ from exegpt.engine_protocol import (
     Stop,
     framed,
 )
-from exegpt.errors import InputError
+from exegpt.errors import InputError, TooLong
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from xrunner.core.compiling import Compiling
@@ -188,7 +188,8 @@ class Session:
         try:
             self.engine.add(request)
         except InputError as error:
-            self._refused.append(Ended(request.id, "error", refused=str(error)))
+            refused = Ended(request.id, "error", refused=str(error), too_long=isinstance(error, TooLong))
+            self._refused.append(refused)
 
     def send(self, events: Sequence[Event]) -> None:
         """Send what has come of the engine's steps, and which schedule it has taken up."""

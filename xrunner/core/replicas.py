@@ -43,7 +43,9 @@ class Leader:
         self.outstanding += 1
 
     def abort(self, request_id: str) -> None:
-        """End a request, whichever other replica has it."""
+        """End a request, whichever other replica has it. Their lengths aren't followed (`Adaptation`): how long the
+        output is that a stop text ends doesn't matter there.
+        """
         if self._transport:
             self._transport.post(request_id, *self._others, tag=REQUEST)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from exegpt.columns import COLUMNS
 from exegpt.document import parse_json, read_lines
-from exegpt.errors import InputError
+from exegpt.errors import InputError, TooLong
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
 from exegpt.trace import SUFFIXES, Note, read_labels, read_trace, silent
@@ -142,7 +142,7 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
     if tokens > model.context:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
         skipped = ", or run the others with --skip-invalid" if skippable else ""
-        raise InputError(
+        raise TooLong(
             f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: "
             f"shorten it{skipped}."
         )

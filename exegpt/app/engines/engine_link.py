@@ -264,9 +264,11 @@ class EngineLink:
     def _begin(self, opened: Opened) -> None:
         """Let an engine that has opened go on with what hasn't ended."""
         before, self.opened, self._moving, self._loading = self.opened, opened, False, False
-        if before and opened.schedule == before.schedule:  # the engine can't take up the one that was asked first
-            del self._asked[:1]
         self._taken_up(opened.schedule)
+        if opened.refused:
+            self._drop(opened.refused)
+            if before and before.schedule != opened.schedule:  # which had taken over in place
+                self._asked.insert(0, before.schedule)
         self.on_opened(opened)
         self._send(BEGIN)
         for output in self.outputs.values():  # which another engine has begun
@@ -280,3 +282,9 @@ class EngineLink:
         """Forget that it was asked for, and what was asked for before it."""
         if schedule in self._asked:
             del self._asked[: self._asked.index(schedule) + 1]
+
+    def _drop(self, refused: Schedule) -> None:
+        """Forget likewise what the engine can't follow. It had room for what was accepted."""
+        alike = (asked for asked in self._asked if replace(asked, kv_blocks=refused.kv_blocks) == refused)
+        if asked := next(alike, None):
+            self._taken_up(asked)

@@ -12,6 +12,8 @@ from pathlib import Path
 from exegpt.app.child import child_command
 from exegpt.errors import InputError
 
+DRAIN_LIMIT_S = 3.0
+"""How long an engine that was told to drain may take, if nobody waits for its requests."""
 _KILL_AFTER_S = 3.0
 _KILLS = 100
 """Looks for a process that is still there: one that waits for a disk or a device doesn't end before that."""
@@ -29,8 +31,6 @@ class EngineProcess:
     """Whether it can be started again."""
     told: bool = False
     """Whether it was told to drain."""
-    drain_limit_s: float = 3.0
-    """How long it may take then."""
     _process: asyncio.subprocess.Process | None = None
 
     @property
@@ -62,14 +62,14 @@ class EngineProcess:
         assert self._process, "a process that was started"
         return await self._process.wait()
 
-    async def stop(self) -> None:
-        """End it and its ranks; one that was told to drain ends by itself."""
+    async def stop(self, limit_s: float) -> None:
+        """End it and its ranks; one that was told to drain ends by itself, within `limit_s`."""
         process = self._process
         if process is None:
             return
         if self.told:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), self.drain_limit_s)
+                await asyncio.wait_for(process.wait(), limit_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not signal_session(process.pid, number):
                 break

@@ -44,8 +44,8 @@ class StageEngines:
 
     def start(self, name: str, options: UnitOptions) -> None:
         """Start a node's engine, of which none runs."""
-        unit = StartedUnit(options, self._directory, self.links)
-        self._units[name] = unit, asyncio.ensure_future(unit.run(self._turns))
+        unit = StartedUnit(options, self.links, self._directory, self._turns)
+        self._units[name] = unit, asyncio.ensure_future(unit.run())
 
     async def stop(self, names: Collection[str]) -> None:
         """End the engines of some nodes, where they have any; their devices are free then."""

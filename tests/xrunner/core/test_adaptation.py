@@ -277,6 +277,8 @@ def test_what_takes_over_in_place(directories):
     assert not takes_over_in_place(schedule(spec, kv_blocks=41), plan)
     assert not takes_over_in_place(schedule(spec, "orca"), plan)
     assert not takes_over_in_place(schedule(spec, degrees=(1, 1)), plan)
+    assert not takes_over_in_place(replace(plan, block_size=2 * plan.block_size), plan)  # as many, twice as large
+    assert not takes_over_in_place(replace(plan, kv_dtype="bf16"), plan)
     split = disaggregated(spec, (1,), (1,))
     assert takes_over_in_place(replace(split, encode_batch=2, micro_batches=2), split)
     assert not takes_over_in_place(replace(split, encode_batch=4), split)  # its encoding ranks hold three

@@ -30,9 +30,9 @@ class JoinedEngine:
             await asyncio.sleep(_LOOK_S)
         return 1
 
-    async def stop(self) -> None:
-        """Wait until it has ended, as it was told."""
-        until = asyncio.get_running_loop().time() + _DRAIN_S
+    async def stop(self, limit_s: float) -> None:
+        """Wait until it has ended, as it was told: for longer than `limit_s`, since nobody else ends it."""
+        until = asyncio.get_running_loop().time() + max(limit_s, _DRAIN_S)
         while self._link.opened is not None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK_S)
 
