@@ -193,7 +193,10 @@ class Ledger:
         return True
 
     def _last(self, now: float) -> Sequence:
-        """The resident to preempt: the last that isn't finished, and whose keys and values aren't on their way."""
+        """The resident to preempt: the last that isn't finished, and whose keys and values aren't on their way. There
+        is one, the resident that needs blocks: where prefill is disaggregated, prompts are booked whole as they are
+        ordered, and `encoding` is empty.
+        """
         residents = self.encoding or self.decoding
         return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
 

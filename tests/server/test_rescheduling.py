@@ -94,6 +94,25 @@ def test_what_was_accepted_under_a_larger_cache_goes_on_in_the_next_engine(model
         assert engine_of(server) != first
 
 
+def test_a_schedule_that_finds_no_memory_leaves_the_one_that_had_taken_over(model, schedule, tmp_path, want):
+    """It is tried once, with all that runs, and no request is lost."""
+    (tmp_path / "token").write_text("secret\n")
+    with serving(model, schedule, tmp_path, "--pinned", "--admin-token-file", str(tmp_path / "token")) as server:
+        assert follow(server, replace(schedule_for(model), max_num_seqs=3), X_Admin_Token="secret") == 202
+        wait_until(lambda: enforced(server)["max_num_seqs"] == 3)
+
+        def ask_too_much():
+            too_large = replace(schedule_for(model), max_num_seqs=5, kv_blocks=10**9)
+            assert follow(server, too_large, X_Admin_Token="secret") == 202
+            wait_until(lambda: "the server keeps its schedule" in server.log.read_text())
+
+        check_all(under_load(server, ask_too_much), want)
+        wait_until(lambda: enforced(server)["max_num_seqs"] == 3)
+        time.sleep(1.0)
+        assert enforced(server)["max_num_seqs"] == 3 and enforced(server)["kv_blocks"] == 64
+        assert server.log.read_text().count("the server keeps its schedule") == 1
+
+
 def test_the_last_of_several_schedules_holds(administered, model):
     """The first two need another engine each, while whose layers are loaded the next one comes."""
     asked = [
