@@ -91,6 +91,30 @@ def test_a_request_that_is_alone_takes_its_time_alone():
         assert figures.in_time == 1 and figures.waiting == 0 and figures.groups == "1 × 1"
 
 
+def test_services_alone_meet_nobody():
+    """Two services in a group of one device, each as alone there as in a group of its own; together they wait."""
+    pair = [service_of("llama-2-7b"), service_of("opt-6.7b")]
+    asked = {
+        service.name: Asked(service, np.array([1.0, 1.0]), *(np.array([800.0, 90.0]), *2 * (np.array([60.0, 9.0]),)))
+        for service in pair
+    }
+    history = seallm_systems.History(tuple(pair), asked, 1, 1.0)
+    groups = [Group((0,), tuple(sorted(service.name for service in pair)))]
+    rule = seallm_systems.RULES[OURS]
+    engines = seallm_systems.merged_engines(groups, history.by_name, rule)
+    alone = figures_of(asked, seallm_systems.alone_replay(asked, groups, history, rule), engines)
+    together = figures_of(asked, replay_of(asked, engines), engines)
+    assert alone.waiting == 0 < together.waiting and alone.normalised < together.normalised
+    nobody = {service.name: replace(asked[service.name]).only(slice(0)) for service in pair}
+    for service in pair:
+        of_one = nobody | {service.name: asked[service.name]}
+        (engine,) = seallm_systems.merged_engines(groups, history.by_name, rule)
+        own = replay_of(of_one, [engine]).served[service.name]
+        assert [s.finish_s for s in own] == [
+            s.finish_s for s in seallm_systems.alone_replay(asked, groups, history, rule).served[service.name]
+        ]
+
+
 def test_an_even_split_uses_what_there_is_and_crosses_no_node():
     sizes = even_split(services(), 4)
     assert sum(sizes.values()) == 32 and min(sizes.values()) >= 1
