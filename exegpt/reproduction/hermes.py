@@ -14,6 +14,7 @@ from statistics import fmean, median
 import numpy as np
 
 from exegpt.demand_graph import DemandGraph
+from exegpt.orders.gittins import RankedDemand
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
@@ -116,6 +117,10 @@ class Kind:
     """Mean demand, parallel requests summed."""
     deviation: float
     """Standard deviation of demands over their mean."""
+    expected_s: float
+    """By its graph at arrival: by which the lowest mean ranks it."""
+    rank_s: float
+    """By which Gittins does."""
     mean_s: dict[str, float]
     """Mean completion time by order, as in `Ablation`."""
 
@@ -306,7 +311,9 @@ def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -
         mean_s = {order: float(each[of_kind].mean()) for order, each in seconds.items()}
         demand_s = service_s[of_kind]
         deviation = float(demand_s.std() / demand_s.mean())
-        rows.append(Kind(name, float(of_kind.mean()), float(demand_s.mean()), deviation, mean_s))
+        at_arrival = RankedDemand(models[name].prior.total_s.tolist())
+        known = (at_arrival.mean, at_arrival.rank(0.0))
+        rows.append(Kind(name, float(of_kind.mean()), float(demand_s.mean()), deviation, *known, mean_s))
     return tuple(rows)
 
 
@@ -456,11 +463,13 @@ def _kinds_section(result: Hermes) -> Section:
     for kind in result.kinds:
         gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])
         head = (kind.application, _share(kind.share), figure_text(kind.service_s), f"{kind.deviation:.2f}")
-        rows.append((*head, *(figure_text(mean_s) for mean_s in kind.mean_s.values())))
+        known = (figure_text(kind.expected_s), figure_text(kind.rank_s))
+        rows.append((*head, *known, *(figure_text(mean_s) for mean_s in kind.mean_s.values())))
     orders = tuple(result.kinds[0].mean_s) if result.kinds else ()
     most = sorted(gaps, key=lambda name: -gaps[name])[:2]
     note = " and ".join(f"{name} {gaps[name] / sum(gaps.values()):.0%}" for name in most)
-    columns = ("application", "of all", "service, s", "deviation / mean", *(f"{order}, s" for order in orders))
+    columns = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
+    columns += tuple(f"{order}, s" for order in orders)
     return Section(
         "Mean completion time by application, 3x, 8 at once",
         columns,

@@ -57,6 +57,8 @@ class _StepByStep:
         ]
         self._events = []
         self._number = self._calls = 0
+        self.waited_s = {}
+        """By application and position of the call: until its first request began."""
         for progress in self.progresses:
             self._at(progress.arrival_s, lambda now, progress=progress: self._call(progress, now))
 
@@ -116,6 +118,9 @@ class _StepByStep:
                 self._pause(call, len(call.running) - count)
                 count -= len(call.running)
             begin.append((call, count))
+            if count > 0 and call.waiting.progress.call.parallel == len(call.idle):
+                key = call.waiting.index, call.waiting.progress.position
+                self.waited_s.setdefault(key, now - call.waiting.arrival_s)
         for call, count in begin:
             prompt_tokens += self._begin(call, count)
         return prompt_tokens * self.limits.rates.prefill_s
@@ -180,3 +185,11 @@ def _stop(progress, generated):
 def completion_s(applications, order, limits, estimates=None, preempts=True):
     """Seconds from arrival to end of each application, in the workload's order; clients are the applications."""
     return _StepByStep(applications, order, limits, estimates, preempts).run()
+
+
+def waited_s(applications, order, limits, estimates=None):
+    """Seconds for which all first calls waited together, and all later ones, without preemption."""
+    simulation = _StepByStep(applications, order, limits, estimates, preempts=False)
+    simulation.run()
+    first = sum(seconds for (_, position), seconds in simulation.waited_s.items() if position == 0)
+    return first, sum(simulation.waited_s.values()) - first
