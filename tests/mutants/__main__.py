@@ -41,6 +41,7 @@ TESTS = {
         )
     ),
     "xscheduler/multimodel": "xscheduler/multimodel",
+    "xsimulator/multimodel": "xsimulator/multimodel",
     **dict.fromkeys(
         ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
         " ".join(

@@ -7,6 +7,7 @@ from exegpt.reproduction import muxserve
 from exegpt.reproduction.muxserve import Case, Measured, Result, Sums, read_measured, sections, simulate
 from tests.public_data import needs_data
 from xprofiler.muxserve import muxserve_profiles
+from xsimulator.multimodel.replay import replay_unit
 
 
 def test_where_the_measurements_are_missing_the_way_out_is_named(monkeypatch, tmp_path, capsys):
@@ -68,6 +69,22 @@ def test_time_sharing_has_one_cache_without_quotas_and_perhaps_limits():
         assert all((load.pool.quota == total) == quotas for load in loads[name])
     assert {load.limits.max_num_seqs for load in loads["temporal"]} == {256}
     assert max(load.limits.max_num_seqs for load in loads[muxserve.LIMITED]) < 256
+
+
+def test_where_time_sharing_is_measured_slow_batches_were_limited():
+    """The unit that makes the sign of one case wrong (1.3 × 0.75): two LLaMA-30B and two 7B on four devices, measured at
+    less than half of what the engine could do, and near what it does with the placement's batches as limits.
+    """
+    folder = needs_data("muxserve")
+    profiles = muxserve_profiles(folder / "llama_a100_cost.json")
+    rows = [row for row in read_measured(folder)["1.3", "0.75"]["temporal"] if row.mesh == "mesh4idx2"]
+    reached = {}
+    for name in ("temporal", muxserve.LIMITED):
+        run = replay_unit(muxserve._loads(profiles, rows, name), muxserve.STRATEGIES["temporal"]())
+        reached[name] = {row.llm: row.requests / run.served[row.llm][-1].finish_s for row in rows}
+    for row in rows:
+        assert reached["temporal"][row.llm] > 2 * row.throughput
+        assert row.throughput < reached[muxserve.LIMITED][row.llm] < 1.8 * row.throughput
 
 
 def test_the_smallest_share_that_has_the_rate():
