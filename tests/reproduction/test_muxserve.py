@@ -72,8 +72,8 @@ def test_time_sharing_has_one_cache_without_quotas_and_perhaps_limits():
 
 
 def test_where_time_sharing_is_measured_slow_batches_were_limited():
-    """The unit that makes the sign of one case wrong (1.3 × 0.75): two LLaMA-30B and two 7B on four devices, measured at
-    less than half of what the engine could do, and near what it does with the placement's batches as limits.
+    """The unit that makes the sign of one case wrong (1.3 × 0.75): two LLaMA-30B and two 7B on four devices, measured
+    at less than half of what the engine could do, and near what it does with the placement's batches as limits.
     """
     folder = needs_data("muxserve")
     profiles = muxserve_profiles(folder / "llama_a100_cost.json")
