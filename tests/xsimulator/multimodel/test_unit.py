@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import BlockPool
+from exegpt.batching import BlockPool, Ledger
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.policies.sharing import TimeSharing
 from exegpt.workload import RequestLengths
@@ -125,6 +125,14 @@ def test_who_decodes_next(turns):
     run = replay_unit(pair, rule, timeline=True)
     decoded = [span.stage for span in run.spans if span.phase == "decode" for _ in range(span.tokens)]
     assert decoded == ([1, 0] * 4 if turns else [1] * 4 + [0] * 4)
+
+
+def test_every_models_blocks_are_checked_at_the_end(monkeypatch):
+    checked = []
+    check = Ledger.check
+    monkeypatch.setattr(Ledger, "check", lambda ledger: (checked.append(ledger), check(ledger)))
+    replay_unit(loads([([(1, 2, 0.0)], 0.5), ([(3, 4, 0.0)], 0.5)]), "time")
+    assert len(set(checked)) == len(checked) == 2
 
 
 def test_one_model_alone_takes_the_sum_of_its_iterations():
