@@ -7,14 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching.shared_pool import MergedPool, QuotaPool
+from exegpt.cluster import parse_cluster
+from exegpt.errors import InputError
+from exegpt.iteration_profile import IterationProfile
 from exegpt.plan import PlannedModel, Share
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import SpatialSharing, TimeSharing
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths
-from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, schedule
-from xsimulator.multimodel.plan_replay import loads_of, replay_alone, replay_models, rule_of
+from tests.xsimulator.multimodel.test_iteration_cost import tables
+from tests.xsimulator.replay.test_event_simulator import MODEL, PROFILE, REQUESTS, plans, schedule, stages_of
+from xsimulator.multimodel.iteration_cost import TableCost
+from xsimulator.multimodel.plan_replay import _cost, loads_of, replay_alone, replay_models, rule_of
 from xsimulator.replay.event_simulator import replay
+
+MEASURED = IterationProfile(1, "m", "d", (tables(1.0, 1.0, 0.1),))
 
 
 @settings(max_examples=100)
@@ -70,3 +77,16 @@ def test_one_of_a_units_models_can_be_replayed_by_itself(pool):
     again = replay_models([model, sharing("b", model.share)], dict.fromkeys("ab", PROFILE), requests | {"b": []})["a"]
     longer = 1.04 if pool == "merged" else 1.0
     assert max(s.finish_s for s in again.served) == pytest.approx(longer * max(s.finish_s for s in found), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [({}, True), ({"replicas": 2}, False), ({"stages": stages_of(MODEL, "both", 0, 2)}, False)],
+)
+def test_measured_iterations_are_of_one_group_of_devices(changes, allowed):
+    made = replace(schedule("orca"), cluster=parse_cluster("2xA40"), **changes)
+    if allowed:
+        assert isinstance(_cost(made, MEASURED), TableCost)
+        return
+    with pytest.raises(InputError, match="replay it by a profile of layers"):
+        _cost(made, MEASURED)
