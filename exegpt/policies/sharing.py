@@ -141,11 +141,13 @@ class TimeSharing:
     """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
 
     `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need that: a large
-    block would never be free while small ones are asked for.
+    block would never be free while small ones are asked for. `oldest_first`: instead of turns, whoever has the resident
+    that arrived first decodes, until that one is done.
     """
 
-    def __init__(self, in_order: bool):
+    def __init__(self, in_order: bool, oldest_first: bool = False):
         self._in_order = in_order
+        self._oldest_first = oldest_first
 
     def start(self, unit: Unit, now: float) -> None:
         """Start a job if none runs; a row ends where a prompt waits."""
@@ -158,8 +160,11 @@ class TimeSharing:
             unit.prefill(first)
             return
         decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
+        if self._oldest_first:  # the same one until a resident ends: rows need no cut
+            places = {id(tenant): place for place, tenant in enumerate(unit.tenants)}
+            decoding.sort(key=lambda tenant: (_oldest_s(tenant), places[id(tenant)]))
         for tenant in decoding:
-            unit.decode(tenant, 1 if len(decoding) > 1 else None)
+            unit.decode(tenant, 1 if len(decoding) > 1 and not self._oldest_first else None)
             if unit.running:
                 return
 
@@ -174,3 +179,8 @@ class TimeSharing:
             return None
         tenant: Tenant = unit.tenants[min(arrivals)[1]]
         return tenant if tenant.can_prefill(now) else None
+
+
+def _oldest_s(tenant: Tenant) -> float:
+    """When the first of its residents arrived."""
+    return min(sequence.arrival_s for sequence in tenant.ledger.decoding)

@@ -30,7 +30,7 @@ from exegpt.schedule import BLOCK_SIZE
 from xscheduler.multimodel.placement import Mesh, Placer, Popular
 from xscheduler.multimodel.two_stage import Group, Outcome, Placed, Service, place_in_stages
 from xsimulator.cost.memory import RESERVE_BYTES
-from xsimulator.multimodel.cluster import ClusterReplay, Engine, replay_cluster
+from xsimulator.multimodel.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
 from xsimulator.multimodel.iteration_cost import sharing_overhead
 from xsimulator.multimodel.replay import Load
 from xsimulator.multimodel.tenant import Limits
@@ -283,6 +283,20 @@ SCALES = (1.0, 2.0, 5.0, 10.0, 20.0)
 def replay_of(asked: Mapping[str, Asked], engines: Sequence[Engine]) -> ClusterReplay:
     """All services' requests on these engines."""
     return replay_cluster(engines, {name: own.requests for name, own in asked.items()})
+
+
+def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: History, rule: Rule) -> ClusterReplay:
+    """Each service's requests on the groups that it is in, as if nobody asked the services beside it."""
+    served, busy_s, preemptions = {}, {"encode": 0.0, "decode": 0.0}, 0
+    for name, own in asked.items():
+        hosts = [group for group in groups if name in group.services]
+        nobody = {beside: ServiceRequests(()) for group in hosts for beside in group.services}
+        engines = merged_engines(hosts, history.by_name, rule)
+        replay = replay_cluster(engines, nobody | {name: own.requests})
+        served[name] = replay.served[name]
+        busy_s = {phase: seconds + replay.busy_s[phase] for phase, seconds in busy_s.items()}
+        preemptions += replay.preemptions
+    return ClusterReplay(served, busy_s, preemptions, sum(bool(group.services) for group in groups))
 
 
 def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Sequence[Engine]) -> Figures:

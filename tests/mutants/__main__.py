@@ -41,6 +41,9 @@ TESTS = {
         )
     ),
     "xscheduler/multimodel": "xscheduler/multimodel",
+    "xsimulator/multimodel": "xsimulator/multimodel",
+    "xsimulator/multimodel/plan_replay": "xsimulator/multimodel/test_call_replay.py "
+    "app/multimodel/test_shared_devices.py",
     **dict.fromkeys(
         ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
         " ".join(

@@ -91,6 +91,30 @@ def test_a_request_that_is_alone_takes_its_time_alone():
         assert figures.in_time == 1 and figures.waiting == 0 and figures.groups == "1 × 1"
 
 
+def test_services_alone_meet_nobody():
+    """Two services in a group of one device, each as alone there as in a group of its own; together they wait."""
+    pair = [service_of("llama-2-7b"), service_of("opt-6.7b")]
+    asked = {
+        service.name: Asked(service, np.array([1.0, 1.0]), *(np.array([800.0, 90.0]), *2 * (np.array([60.0, 9.0]),)))
+        for service in pair
+    }
+    history = seallm_systems.History(tuple(pair), asked, 1, 1.0)
+    groups = [Group((0,), tuple(sorted(service.name for service in pair)))]
+    rule = seallm_systems.RULES[OURS]
+    engines = seallm_systems.merged_engines(groups, history.by_name, rule)
+    alone = figures_of(asked, seallm_systems.alone_replay(asked, groups, history, rule), engines)
+    together = figures_of(asked, replay_of(asked, engines), engines)
+    assert alone.waiting == 0 < together.waiting and alone.normalised < together.normalised
+    nobody = {service.name: replace(asked[service.name]).only(slice(0)) for service in pair}
+    for service in pair:
+        of_one = nobody | {service.name: asked[service.name]}
+        (engine,) = seallm_systems.merged_engines(groups, history.by_name, rule)
+        own = replay_of(of_one, [engine]).served[service.name]
+        assert [s.finish_s for s in own] == [
+            s.finish_s for s in seallm_systems.alone_replay(asked, groups, history, rule).served[service.name]
+        ]
+
+
 def test_an_even_split_uses_what_there_is_and_crosses_no_node():
     sizes = even_split(services(), 4)
     assert sum(sizes.values()) == 32 and min(sizes.values()) >= 1
@@ -169,6 +193,11 @@ def test_what_is_counted():
     shown = sections(result())
     notes = " ".join(note for section in shown for note in section.notes)
     assert "over 90 % in time: in 1 of 2, not at 50/s with CV 4 (paper: throughout)" in notes
+    heavy = result().loads[1]
+    for alone, late in ((replace(FIGURES, normalised=3.5), 1), (FIGURES, 0)):
+        with_row = replace(heavy, systems=heavy.systems | {seallm.ALONE: alone})
+        (note,) = seallm._bursts((result().loads[0], with_row), [with_row.scenario])
+        assert note.startswith(f"In {late} of these 1 ")
     assert "before all baselines by L_N in 1 of 2" in notes and "by share in time in 2 of 2" in notes
     assert "L_N rises from SeaLLM to AlpaServe to vLLM to MuxServe in 1 of 2" in notes
     assert "no higher than SeaLLM-F's in 1 of 2" in notes and "TPOT is no higher than AlpaServe's in 1 of 2" in notes

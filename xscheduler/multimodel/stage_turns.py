@@ -2,8 +2,9 @@
 
 When a leading node ends, the next stage's turn has come: what runs in both goes on; a node that no later stage has
 keeps running; then the next stage's other nodes are placed, and nodes that later stages have if GPUs remain. No stage
-begins while one before it has nodes that are neither placed nor finished. Simulated runs (`running_phase.py`) and real
-ones follow this rule alike.
+begins while one before it has nodes that are neither placed nor finished. A stage of which a leading node was finished
+before its turn is over as soon as its others are placed. Simulated runs (`running_phase.py`) and real ones follow this
+rule alike.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -64,7 +65,7 @@ class StageTurns:
         self.unfinished = [name for name in self.unfinished if name not in names]
         self.running = {name: way for name, way in self.running.items() if name not in names}
         self.devices = {name: devices for name, devices in self.devices.items() if name not in names}
-        if any(name in names for name in leading) and not self._pending():
+        if any(name in names for name in leading) and not self._pending(self.running):
             self._at += 1
 
     def _stage(self, at: int) -> dict[str, Parallel]:
@@ -72,14 +73,30 @@ class StageTurns:
         stage = self._stages[at] if at < len(self._stages) else {}
         return {name: way for name, way in stage.items() if name in self.unfinished}
 
-    def _pending(self) -> bool:
+    def _pending(self, running: Mapping[str, Parallel]) -> bool:
         """Whether the stage whose turn it is has nodes that don't run as it says."""
-        return any(self.running.get(name) != way for name, way in self._stage(self._at).items())
+        return any(running.get(name) != way for name, way in self._stage(self._at).items())
 
     def _placed(self) -> dict[str, Parallel]:
+        placed = self._placed_beside(self.running)
+        while self._is_over(placed):
+            self._at += 1
+            placed = self._placed_beside(placed)
+        return placed
+
+    def _is_over(self, placed: Mapping[str, Parallel]) -> bool:
+        """Whether the stage whose turn it is would have ended already, had its nodes run as `placed`."""
+        if self._at + 1 >= len(self._stages) or self._pending(placed):
+            return False
+        stage = self._stages[self._at]
+        leading = [name for name in stage if not any(source in stage for source in self._sources[name])]
+        return any(name not in self.unfinished for name in leading)
+
+    def _placed_beside(self, running: Mapping[str, Parallel]) -> dict[str, Parallel]:
+        """What runs of the next stage that has unfinished nodes, and of what runs now."""
         while self._at < len(self._stages) and not self._stage(self._at):
             self._at += 1
-        stage, running = self._stage(self._at), self.running
+        stage = self._stage(self._at)
         later = {name for at in range(self._at + 1, len(self._stages)) for name in self._stage(at)}
         placed = {name: way for name, way in running.items() if stage.get(name) == way}
         placed.update({name: way for name, way in running.items() if name not in stage and name not in later})
@@ -88,8 +105,8 @@ class StageTurns:
                 if name in stage and name not in placed:
                     self._add(placed, name, stage[name])
             for name in self.unfinished:  # then leftovers
-                if name in running and name not in placed and (name in later or name in stage):
-                    self._add(placed, name, running[name])
+                if name in self.running and name not in placed and (name in later or name in stage):
+                    self._add(placed, name, self.running[name])
             placed = self._with_sources(placed)
         if not placed:
             raise AssertionError("the first stage with unfinished nodes fits on a host with nothing else on it")

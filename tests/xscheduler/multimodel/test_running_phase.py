@@ -107,6 +107,25 @@ def test_a_node_of_a_later_stage_runs_on_where_gpus_remain():
     assert names[:2] == [{"n0", "n1"}, {"n2"}]
 
 
+def test_a_stage_whose_end_has_come_before_its_turn_leaves_no_gpu_idle():
+    """The second stage was to last until n0 is done, which it is before; so n2 need not wait for n1."""
+    application, host = draw(*applications.ensemble(3, 30)), Host(2, 1)
+    one = Parallel(1, 1)
+    placed = ({"n0": one, "n1": one}, {"n0": one, "n1": one}, {"n1": one, "n2": one})
+    executed = execute(application, host, [PlannedStage(0.0, 1.0, stage) for stage in placed])
+    assert [{node.name for node in stage.nodes} for stage in executed.stages][:2] == [{"n0", "n1"}, {"n1", "n2"}]
+
+
+def test_no_stage_is_passed_that_has_nodes_without_gpus():
+    """n0 is done before the second stage's turn, which n2 must wait for; nothing of the third begins before it."""
+    application, host = draw(*applications.ensemble(4, 30)), Host(2, 1)
+    one, two = Parallel(1, 1), Parallel(2, 1)
+    placed = ({"n0": one, "n1": one}, {"n0": one, "n2": two}, {"n3": one})
+    executed = execute(application, host, [PlannedStage(0.0, 1.0, stage) for stage in placed])
+    order = [{node.name for node in stage.nodes} for stage in executed.stages]
+    assert order == [{"n0", "n1"}, {"n1"}, {"n2"}, {"n3"}]
+
+
 def test_every_gpu_of_a_node_loads():
     application, way = draw(*applications.ensemble(1, 30)), Parallel(2, 1)
     (name, node), host = next(iter(application.nodes.items())), Host(2, 1)

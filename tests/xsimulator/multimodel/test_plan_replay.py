@@ -6,9 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xsimulator.replay.test_event_simulator import REQUESTS, plans
-from xsimulator.multimodel.plan_replay import replay_alone
+from exegpt.batching.shared_pool import MergedPool, QuotaPool
+from exegpt.cluster import parse_cluster
+from exegpt.errors import InputError
+from exegpt.iteration_profile import IterationProfile
+from exegpt.plan import PlannedModel, Share
+from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.sharing import SpatialSharing, TimeSharing
+from exegpt.served import summarise
+from exegpt.workload import RequestLengths
+from tests.xsimulator.multimodel.test_iteration_cost import tables
+from tests.xsimulator.replay.test_event_simulator import MODEL, PROFILE, REQUESTS, plans, schedule, stages_of
+from xsimulator.multimodel.iteration_cost import TableCost
+from xsimulator.multimodel.plan_replay import _cost, loads_of, replay_alone, replay_models, rule_of
 from xsimulator.replay.event_simulator import replay
+
+MEASURED = IterationProfile(1, "m", "d", (tables(1.0, 1.0, 0.1),))
 
 
 @settings(max_examples=100)
@@ -26,3 +39,54 @@ def test_every_request_has_the_replays_times(plan, requests, grows):
     for row, want in zip(rows, wanted, strict=True):
         assert row == pytest.approx(want, rel=1e-9)
     assert sorted(found.output_tokens) == sorted(r.output for r in requests)
+
+
+def sharing(name, share):
+    made = replace(schedule("orca"), admission="grow", kv_blocks=40)
+    return PlannedModel(name, (0,), made, summarise((), 0.0, "p99-queries"), share=share)
+
+
+@pytest.mark.parametrize("share", [Share("time"), Share("time", pool="merged"), Share("space", 0.5), Share("priority")])
+def test_loads_have_the_plans_shares_and_pools(share):
+    models = [sharing(name, share) for name in "ab"]
+    requests = [RequestLengths(40, 30), RequestLengths(20, 9)]
+    of_a, of_b = loads_of(models, dict.fromkeys("ab", PROFILE), {"a": requests})
+    assert of_a.limits.decode_share == of_b.limits.decode_share == share.decode
+    assert list(of_a.requests) == requests and not of_b.requests
+    known = len(requests) if share.by == "priority" else 0
+    assert len(of_a.hints) == known and all(hints.service == "a" for hints in of_a.hints)
+    assert {type(load.pool) for load in (of_a, of_b)} == {MergedPool if share.pool == "merged" else QuotaPool}
+    assert of_a.pool.total == (80 if share.pool == "merged" else 40), "of both models' memory, or its own quota"
+
+
+def test_the_rule_is_the_shares():
+    rules = [
+        rule_of(share) for share in (Share("time"), Share("time", pool="merged"), Share("space"), Share("priority"))
+    ]
+    assert [type(rule) for rule in rules] == [TimeSharing, TimeSharing, SpatialSharing, PrioritySharing]
+    assert [rule._in_order for rule in rules[:2]] == [False, True] and rules[3].prompts_first
+
+
+@pytest.mark.parametrize("pool", ["quotas", "merged"])
+def test_one_of_a_units_models_can_be_replayed_by_itself(pool):
+    """As on devices of its own: the other one asks for nothing."""
+    requests = {"a": [RequestLengths(40, 30) for _ in range(5)]}
+    model = sharing("a", Share("time", pool=pool))
+    found = replay_models([model], {"a": PROFILE}, requests)["a"].served
+    assert sorted(s.index for s in found) == [*range(5)] and all(s.output_tokens == 30 for s in found)
+    again = replay_models([model, sharing("b", model.share)], dict.fromkeys("ab", PROFILE), requests | {"b": []})["a"]
+    longer = 1.04 if pool == "merged" else 1.0
+    assert max(s.finish_s for s in again.served) == pytest.approx(longer * max(s.finish_s for s in found), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [({}, True), ({"replicas": 2}, False), ({"stages": stages_of(MODEL, "both", 0, 2)}, False)],
+)
+def test_measured_iterations_are_of_one_group_of_devices(changes, allowed):
+    made = replace(schedule("orca"), cluster=parse_cluster("2xA40"), **changes)
+    if allowed:
+        assert isinstance(_cost(made, MEASURED), TableCost)
+        return
+    with pytest.raises(InputError, match="replay it by a profile of layers"):
+        _cost(made, MEASURED)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import BlockPool
+from exegpt.batching import BlockPool, Ledger
 from exegpt.batching.shared_pool import QuotaPool, Store
+from exegpt.policies.sharing import TimeSharing
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.replay import Load, replay_unit
 from xsimulator.multimodel.tenant import Limits
@@ -100,6 +101,38 @@ def test_shares_never_exceed_the_devices_and_their_overlap(models):
         assert len(at) == 1 or sum(shares) <= 1.3 + 1e-9
         assert sum(s.phase == "encode" for s in at) <= 1
         assert len({s.stage for s in at}) == len(at)
+
+
+FIRST_COME = TimeSharing(in_order=True, oldest_first=True)
+
+
+@settings(deadline=None, max_examples=100)
+@given(MODELS)
+def test_first_come_first_served_by_rows_is_iterations_one_by_one(models):
+    rows, single = replay_unit(loads(models), FIRST_COME), replay_unit(loads(models), FIRST_COME, step_by_step=True)
+    assert rows.preemptions == single.preemptions
+    for name, one_by_one in times(single).items():
+        assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_who_decodes_next(turns):
+    """Two models whose prompts come at once: by turns they decode one token each; else the first's until it is done."""
+    rule = TimeSharing(in_order=False) if turns else FIRST_COME
+    pair = [
+        Load(name, Cost(), [RequestLengths(4, 5, at)], BlockPool(12, BLOCK)) for name, at in (("a", 0.001), ("b", 0.0))
+    ]
+    run = replay_unit(pair, rule, timeline=True)
+    decoded = [span.stage for span in run.spans if span.phase == "decode" for _ in range(span.tokens)]
+    assert decoded == ([1, 0] * 4 if turns else [1] * 4 + [0] * 4)
+
+
+def test_every_models_blocks_are_checked_at_the_end(monkeypatch):
+    checked = []
+    check = Ledger.check
+    monkeypatch.setattr(Ledger, "check", lambda ledger: (checked.append(ledger), check(ledger)))
+    replay_unit(loads([([(1, 2, 0.0)], 0.5), ([(3, 4, 0.0)], 0.5)]), "time")
+    assert len(set(checked)) == len(checked) == 2
 
 
 def test_one_model_alone_takes_the_sum_of_its_iterations():

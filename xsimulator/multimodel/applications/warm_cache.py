@@ -31,9 +31,17 @@ class WarmCache:
     * `prewarm`: as well for calls that demand graphs announce (`announce`).
     """
 
-    def __init__(self, capacity: float, load_s: Callable[[float], float], policy: str, contexts: bool = False):
+    def __init__(
+        self,
+        capacity: float,
+        load_s: Callable[[float], float],
+        policy: str,
+        contexts: bool = False,
+        active: int | None = None,
+    ):
         """`capacity` in slots, or bytes; `load_s` of a size; `contexts`: of applications, which their LLM calls leave
-        for the next one, instead of adapters, of size 1.
+        for the next one, instead of adapters, of size 1. `active`: how many adapters running calls have at once, at
+        most (vLLM's max-loras, where the capacity is its max-cpu-loras); None: as many as there are slots.
         """
         if policy not in POLICIES:
             raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
@@ -41,6 +49,7 @@ class WarmCache:
         self.load_s = load_s
         self.policy = policy
         self.contexts = contexts
+        self.active = active
         self.hits = self.misses = 0
         """Of turns: whether the entry lay there, loaded."""
         self._entries: dict[Hashable, _Entry] = {}
@@ -110,6 +119,8 @@ class WarmCache:
             return True
         key, size = need
         entry = self._entries.get(key)
+        if call.loaded_s is None and not self._may_run(entry):
+            return False
         if call.turn_s is None:
             call.turn_s = now
             hit = entry is not None and entry.ready_s <= now
@@ -144,6 +155,12 @@ class WarmCache:
         """The application has ended: its context won't be needed, and its entry ages like others."""
         self._stored.pop(application.index, None)
         self.retract(application)
+
+    def _may_run(self, entry: _Entry | None) -> bool:
+        """Whether one more call with this adapter keeps within those that are active."""
+        if self.active is None or (entry and entry.pins):
+            return True
+        return sum(other.pins > 0 for other in self._entries.values()) < self.active
 
     def _load(self, key: Hashable, size: float, now: float, least: int) -> bool:
         """Begin loading, where there is room in the place of entries of a need below `least`."""

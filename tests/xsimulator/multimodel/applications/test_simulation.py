@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from exegpt.call_log import LoggedCall, learn
 from exegpt.errors import InputError
+from tests.xsimulator.multimodel.applications import step_by_step
 from xsimulator.multimodel.applications.demand import ApplicationDemand, ServiceRates
 from xsimulator.multimodel.applications.llm_backend import LLMLimits
 from xsimulator.multimodel.applications.orders import (
@@ -94,6 +95,15 @@ def test_all_end_exactly_once_and_nothing_leaks(seed, order, policy, contexts):
         turns = run.hits + run.misses
         assert turns <= needed - len(applications) if contexts else turns == needed
         assert cache.pins == 0 and cache.used <= cache.capacity
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(sorted(set(ORDERS) - {"vtc"})))
+def test_request_by_request_it_comes_to_the_same(seed, order):
+    """VTC's new clients begin at others' counters, which the oracle doesn't know."""
+    applications = workload(seed, 20)
+    followed = step_by_step.completion_s(applications, ORDERS[order](), SMALL, LEARNED[True], preempts=False)
+    assert simulate(applications, ORDERS[order](), SMALL, LEARNED[True]).completion_s == pytest.approx(followed)
 
 
 def test_one_application_alone_takes_its_own_time():
@@ -200,6 +210,25 @@ def test_a_smaller_knob_saves_more_start_up_and_wastes_more(seed):
     assert literal[0].saved_s < literal[1].saved_s and literal[0].wasted_s < literal[1].wasted_s
     never = simulate(applications, ByApplication(), idle, LEARNED[True], None, {"docker": 1.5})
     assert (never.saved_s, never.wasted_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("active", "together"), [(None, 2), (2, 2), (1, 1)])
+def test_calls_that_run_have_so_many_adapters_at_most(active, together):
+    """Two slots, two adapters that lie there from calls before: both calls run at once only if both may be active."""
+    pair = [job(0, 10, adapter=0), job(1, 10, adapter=1), job(2, 10, 50.0, adapter=0), job(3, 10, 50.0, adapter=1)]
+    cache = WarmCache(2, lambda size: 0.5, "lru", active=active)
+    run = simulate(pair, ByRequest(), SMALL, None, cache)
+    ends_s = sorted(each.arrival_s + s for each, s in zip(pair, run.completion_s, strict=True))[2:]
+    alone_s = 10 * RATES.decode_s
+    assert ends_s == pytest.approx([50 + alone_s, 50 + alone_s * (3 - together)])
+    assert (run.hits, run.misses) == (2, 2), "the second one's turn comes when it may run, and its adapter lies there"
+
+
+def test_calls_of_an_active_adapter_run_beside_each_other():
+    cache = WarmCache(2, lambda size: 0.5, "lru", active=1)
+    alike = [job(0, 10, adapter=0), job(1, 10, adapter=0)]
+    run = simulate(alike, ByRequest(), SMALL, None, cache)
+    assert run.completion_s == pytest.approx([0.5 + 10 * RATES.decode_s] * 2)
 
 
 def test_prefetching_and_prewarming_hit_more_than_lru():
