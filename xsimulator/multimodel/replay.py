@@ -18,6 +18,7 @@ from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
+from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 
 SHARINGS: dict[str, Callable[[], Sharing]] = {
@@ -80,7 +81,7 @@ def replay_unit(
         longest = [max([r.input + r.output for r in load.requests], default=1) for load in loads]
         pairs = zip(tenants, longest, strict=True)
         unit.quotas = QuotaAdaptation({t: t.ledger.pool.blocks_for(tokens) for t, tokens in pairs})
-    unit.run()
+    run([unit])
     for tenant in tenants:
         tenant.ledger.check()
     served = {t.name: tuple(sorted(t.record.served, key=lambda s: (s.finish_s, s.index))) for t in tenants}
