@@ -19,7 +19,7 @@ from xsimulator.cost.replica import ReplicaCost
 from xsimulator.multimodel.plan_replay import CONTENTION, loads_of, order_of, overhead_of, rule_of
 from xsimulator.multimodel.replay import empty_tenant
 from xsimulator.multimodel.unit import Unit
-from xsimulator.replay.event_queue import Engine, check_done, events
+from xsimulator.replay.event_queue import Actor, events
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
 
@@ -76,7 +76,6 @@ def replay_calls(
                 finish_s[chain.name] = served.finish_s
                 begin(calls.end(chain, served.output_tokens), served.finish_s)
             seen[name] = len(record.served)
-    check_done(engines)
     by_time = {n: tuple(sorted(r.served, key=lambda s: (s.finish_s, s.index))) for n, r in records.items() if seen[n]}
     return CallReplay(by_time, finish_s)
 
@@ -88,9 +87,9 @@ def _record(model: PlannedModel, most: int) -> Record:
 
 def _engines(
     plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, Record]
-) -> tuple[list[Engine], dict[str, Submit]]:
+) -> tuple[list[Actor], dict[str, Submit]]:
     """The plan's engines, and who takes each model's requests."""
-    engines: list[Engine] = []
+    engines: list[Actor] = []
     submit: dict[str, Submit] = {}
     for unit in plan.units:
         if unit[0].share is None:

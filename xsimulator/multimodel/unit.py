@@ -17,7 +17,7 @@ from xsimulator.multimodel.tenant import Job, Tenant
 
 @dataclass(eq=False)
 class Unit:
-    """Models on shared devices in simulated time. An `Engine`."""
+    """Models on shared devices in simulated time. An `Actor`."""
 
     tenants: Items[Tenant]
     sharing: Sharing
@@ -69,6 +69,12 @@ class Unit:
         if sequence.arrival_s <= self.now:
             self._settled = False
 
+    def interrupt(self, now: float) -> None:
+        """Something has happened: rows end with the iterations that run, and the rule of sharing looks again."""
+        for job in self.running:
+            job.cut(now)
+        self.now, self._settled = now, False
+
     def close(self, now: float) -> None:
         """End at `now`, when all jobs that run are done, and start no others."""
         self.now = now
@@ -76,8 +82,10 @@ class Unit:
         assert not self.running, "all jobs have ended"
 
     def prefill(self, tenant: Tenant) -> None:
-        """Start a model's prompts."""
-        self._begin(tenant.prefill(self.now, self._slowdown()))
+        """Start a model's prompts, unless none can be admitted."""
+        job = tenant.prefill(self.now, self._slowdown())
+        if job:
+            self._begin(job)
 
     def decode(self, tenant: Tenant, most: int | None = None) -> None:
         """Start a model's decoding, unless all of its sequences have been preempted."""

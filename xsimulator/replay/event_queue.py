@@ -1,6 +1,6 @@
-"""The event queue: engines beside each other in simulated time, one event after the other over all of them.
+"""The event queue: whatever acts in simulated time, one event after the other over all of it.
 
-An engine's event may be another one's next arrival, so whoever follows them can submit requests after each event.
+One actor's event may be another one's next arrival, so whoever follows them can submit requests after each event.
 """
 
 from collections.abc import Iterator
@@ -9,40 +9,37 @@ from math import inf
 from typing import Protocol
 
 
-class Engine(Protocol):
+class Actor(Protocol):
     """What acts in simulated time: devices with their requests, mostly. Times in seconds since the run began."""
 
     def next_event(self) -> float:
-        """When it acts next; endless where nothing happens before it is given a request."""
+        """When it acts next; endless where nothing happens before it is given something to do."""
 
     def act(self, now: float) -> None:
         """Let happen what happens then, `now` being that time."""
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits and none runs."""
+        """Whether nothing waits and nothing runs."""
 
 
-def events(engines: Items[Engine], until: float = inf) -> Iterator[float]:
-    """Let engines act until some time, the one with the earliest event first, of several the first of the list. Gives
-    the time of each event when it has happened.
+def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
+    """Let actors act until some time, the one with the earliest event first, of several the first of the list. Gives
+    the time of each event when it has happened. RuntimeError where the last has, and something waits still.
     """
     while True:
-        now, place = min([(engine.next_event(), place) for place, engine in enumerate(engines)])
-        if now > until or now == inf:
+        now, place = min([(actor.next_event(), place) for place, actor in enumerate(actors)])
+        if now > until:
             return
-        engines[place].act(now)
+        if now == inf:
+            break
+        actors[place].act(now)
         yield now
-
-
-def run(engines: Items[Engine], until: float = inf) -> None:
-    """Let engines act until some time, or until all requests are done; RuntimeError where one can never run."""
-    for _ in events(engines, until):
-        pass
-    check_done(engines, until)
-
-
-def check_done(engines: Items[Engine], until: float = inf) -> None:
-    """RuntimeError where engines that have no more events before `until` have a request that can never run."""
-    if until == inf and not all(engine.idle for engine in engines):
+    if not all(actor.idle for actor in actors):
         raise RuntimeError("a waiting request can never be admitted")  # ledgers refuse those
+
+
+def run(actors: Items[Actor], until: float = inf) -> None:
+    """The same, for whoever needn't look at each event."""
+    for _ in events(actors, until):
+        pass

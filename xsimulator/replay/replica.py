@@ -22,7 +22,7 @@ def micro_batching_of(schedule: Schedule) -> MicroBatching:
 
 
 class Replica:
-    """A ledger with a lane for each side of the pipeline, which look at each other's events. An `Engine`."""
+    """A ledger with a lane for each side of the pipeline, which look at each other's events. An `Actor`."""
 
     def __init__(
         self,
