@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from xsimulator.multimodel.applications.orders import (
     application_gittins,
 )
 from xsimulator.multimodel.applications.prewarming import expected_effect
-from xsimulator.multimodel.applications.progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
+from xsimulator.multimodel.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xsimulator.multimodel.applications.simulation import Prewarming, simulate
 from xsimulator.multimodel.applications.submission import Submission
 from xsimulator.multimodel.applications.warm_cache import POLICIES, WarmCache
@@ -393,14 +394,14 @@ def knowledge(graphs: Sequence[DemandGraph], models: Models, seed: int) -> Knowl
 
 def decision_ms(models: Models, decisions: int = 50) -> float:
     """Ordering 300 waiting applications, of which each attains a token of service between two decisions."""
-    counter, estimates, order = IterationCounter(), DemandEstimates(models), application_gittins()
+    counter, estimates, order = SimpleNamespace(done=0), DemandEstimates(models), application_gittins()
     submissions = draw_submissions([model.graph for model in models.values()], 300, 60.0, 0)
     waiting = []
     for each in submissions:
         progress = SubmissionProgress(each, RATES, counter, Account(counter))
         estimates.update(progress)
         progress.begin(1)
-        waiting.append(WaitingCall(progress, each.arrival_s, each.index, 1))
+        waiting.append(WaitingCall(progress, each.arrival_s, each.index))
     seconds = []
     for _ in range(decisions):
         counter.done += 1

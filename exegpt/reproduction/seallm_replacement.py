@@ -96,7 +96,7 @@ def adaptive(restart: bool = False) -> Replacements:
     intervals, errors = [], []
     while now + seconds < PHASES * PHASE_S:
         now += seconds
-        cluster.run_until(now)
+        cluster.run(now)
         error = Performance(placed.in_time, placed.normalised).error(_real(cluster, asked, now - seconds, now))
         intervals.append(seconds)
         errors.append(error)

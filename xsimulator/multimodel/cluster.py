@@ -15,6 +15,7 @@ from exegpt.workload import RequestLengths
 from xsimulator.multimodel.replay import Load, empty_tenant, sequences_of
 from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
+from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 
 
@@ -106,17 +107,11 @@ class Cluster:
                 hosts[name][0].tenants[name].ledger.submit([sequence])
         return iter([entry for entry in ahead if len(hosts[entry[1]]) > 1])
 
-    def run(self) -> None:
-        """Follow all requests to their ends."""
-        self._dispatch(inf)
+    def run(self, until: float = inf) -> None:
+        """Follow all requests to their ends, or until some time in seconds."""
+        self._dispatch(until)
         for running in self.running:
-            running.unit.run()
-
-    def run_until(self, now: float) -> None:
-        """Follow them until some time in seconds."""
-        self._dispatch(now)
-        for running in self.running:
-            running.unit.run(now)
+            run([running.unit], until)
 
     def _dispatch(self, until: float) -> None:
         """Give replicas the requests that arrive until then."""
@@ -131,15 +126,15 @@ class Cluster:
     def _give(self, name: str, sequence: Sequence, now: float) -> None:
         hosts = self._hosts(name)
         for running in hosts:
-            running.unit.run(now)
+            run([running.unit], now)
         fewest = min(hosts, key=lambda running: running.requests(now))
-        fewest.tenants[name].ledger.submit([sequence])
+        fewest.unit.submit(fewest.tenants[name], sequence)
 
     def replace(self, engines: Items[Engine], now: float, stopped_s: float = 0.0) -> float:
         """Go on with other engines, after the iterations that run: requests of those that change are prefilled again
         where they go on. `stopped_s`: for how long engines that change don't run. Returns when the last goes on.
         """
-        self.run_until(now)
+        self.run(now)
         kept = {running.engine.key: running for running in self.running}
         staying = [kept.pop(engine.key, None) for engine in engines]
         over_s = max([_end(running, now) for running in kept.values()], default=now)

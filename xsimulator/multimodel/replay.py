@@ -18,6 +18,7 @@ from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Limits, Tenant
 from xsimulator.multimodel.unit import Unit
+from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 
 SHARINGS: dict[str, Callable[[], Sharing]] = {
@@ -73,24 +74,25 @@ def replay_unit(
     begins while another model's runs; `overhead`: how much longer all take. `adapt_quotas`: the models' quotas follow
     what they use. InputError for a request that its pool could not hold.
     """
-    tenants = [_tenant(load) for load in loads]
+    records = {load.name: Record(len(load.requests), lambda _: 0, False) for load in loads}
+    tenants = [_tenant(load, records[load.name]) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
     unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
     if adapt_quotas:
         longest = [max([r.input + r.output for r in load.requests], default=1) for load in loads]
         pairs = zip(tenants, longest, strict=True)
         unit.quotas = QuotaAdaptation({t: t.ledger.pool.blocks_for(tokens) for t, tokens in pairs})
-    unit.run()
+    run([unit])
     for tenant in tenants:
         tenant.ledger.check()
-    served = {t.name: tuple(sorted(t.record.served, key=lambda s: (s.finish_s, s.index))) for t in tenants}
+    served = {n: tuple(sorted(r.served, key=lambda s: (s.finish_s, s.index))) for n, r in records.items()}
     preemptions = {tenant.name: tenant.ledger.preemptions for tenant in tenants}
     busy = {tenant.name: sum(tenant.busy_s.values()) for tenant in tenants}
     return UnitReplay(served, preemptions, busy, tuple(sorted(unit.spans or (), key=lambda span: span.start_s)))
 
 
-def _tenant(load: Load) -> Tenant:
-    tenant = empty_tenant(load, Record(len(load.requests), lambda _: 0, False))
+def _tenant(load: Load, record: Record) -> Tenant:
+    tenant = empty_tenant(load, record)
     tenant.ledger.submit(sequences_of(load.requests, load.hints))
     return tenant
 

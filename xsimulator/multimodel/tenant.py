@@ -1,7 +1,8 @@
 """Tenant: one model on devices that it shares, with its requests, its memory and what its iterations cost."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,6 @@ from exegpt.batching import ENDLESS, FollowingOrder, Ledger, Sequence, Step
 from exegpt.policies.one_phase import OnePhasePolicy
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.replay.cells import Ran
-from xsimulator.replay.record import Record
 
 Array = NDArray[np.float64]
 
@@ -51,6 +51,16 @@ class Job:
         self.ends = self.ends[: 1 + int(np.searchsorted(self.ends, now))]
 
 
+class Recorder(Protocol):
+    """Who is told of a model's steps: a `Record`, mostly."""
+
+    def start(self, step: Step, now: float) -> None:
+        """A step begins."""
+
+    def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
+        """It has ended, and these requests in it."""
+
+
 @dataclass(eq=False)
 class Tenant:
     """One model's requests on shared devices.
@@ -62,7 +72,7 @@ class Tenant:
     ledger: Ledger
     cost: IterationCost
     limits: Limits
-    record: Record
+    record: Recorder
     job: Job | None = None
     """What it runs now."""
     resumes_s: float = 0.0
@@ -99,10 +109,11 @@ class Tenant:
         """Whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
-    def prefill(self, now: float, slowdown: float) -> Job:
-        """Start prompts that wait, as many as fit; where `can_prefill`."""
+    def prefill(self, now: float, slowdown: float) -> Job | None:
+        """Start prompts that wait, as many as fit; None where none does."""
         step = self.limits.next_step(self.ledger, now, "encode")
-        assert step is not None, "it can prefill"
+        if step is None:
+            return None
         self.record.start(step, now)
         seconds = self.cost.prefill_seconds([count for _, count in step.encode], self.limits.prefill_share)
         ends = np.array([now + slowdown * seconds])

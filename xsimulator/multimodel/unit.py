@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import inf
 
+from exegpt.batching import Sequence
 from exegpt.policies.sharing import Sharing
 from exegpt.timeline import Span
 from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
@@ -16,7 +17,7 @@ from xsimulator.multimodel.tenant import Job, Tenant
 
 @dataclass(eq=False)
 class Unit:
-    """Models on shared devices in simulated time."""
+    """Models on shared devices in simulated time. An `Actor`."""
 
     tenants: Items[Tenant]
     sharing: Sharing
@@ -33,21 +34,46 @@ class Unit:
     """What changes the models' quotas, where they change."""
     running: list[Job] = field(default_factory=list)
     now: float = 0.0
+    _settled: bool = field(default=False, init=False)
+    """Whether the rule of sharing has started what can start now."""
 
     @property
     def used(self) -> float:
         """The shares of all jobs that run."""
         return sum(job.share for job in self.running)
 
-    def run(self, until: float = inf) -> None:
-        """Follow the requests of all models to their ends, or until some time in seconds."""
-        while (next_s := self.next_event()) <= until:
-            if next_s == inf:
-                waiting = [tenant.name for tenant in self.tenants if not tenant.ledger.idle]
-                if waiting:
-                    raise RuntimeError(f"requests of {waiting} can never be admitted")
-                return
-            self.advance(next_s)
+    @property
+    def idle(self) -> bool:
+        """Whether no model has a request."""
+        return all(tenant.ledger.idle for tenant in self.tenants)
+
+    def next_event(self) -> float:
+        """When jobs start or end, or a request arrives."""
+        if not self._settled:
+            return self.now
+        ends = min([job.end_s for job in self.running], default=inf)
+        return min([ends, *[self._arrival(tenant) for tenant in self.tenants]])
+
+    def act(self, now: float) -> None:
+        """Start what can start now; or go on to the next event, and end the jobs that end then."""
+        if not self._settled:
+            self._settled = True
+            self.sharing.start(self, now)
+            return
+        self.now, self._settled = now, False
+        self._end_jobs()
+
+    def submit(self, tenant: Tenant, sequence: Sequence) -> None:
+        """A request of one of the models, which arrives no sooner than what has happened last."""
+        tenant.ledger.submit([sequence])
+        if sequence.arrival_s <= self.now:
+            self._settled = False
+
+    def interrupt(self, now: float) -> None:
+        """Something has happened: rows end with the iterations that run, and the rule of sharing looks again."""
+        for job in self.running:
+            job.cut(now)
+        self.now, self._settled = now, False
 
     def close(self, now: float) -> None:
         """End at `now`, when all jobs that run are done, and start no others."""
@@ -56,8 +82,10 @@ class Unit:
         assert not self.running, "all jobs have ended"
 
     def prefill(self, tenant: Tenant) -> None:
-        """Start a model's prompts."""
-        self._begin(tenant.prefill(self.now, self._slowdown()))
+        """Start a model's prompts, unless none can be admitted."""
+        job = tenant.prefill(self.now, self._slowdown())
+        if job:
+            self._begin(job)
 
     def decode(self, tenant: Tenant, most: int | None = None) -> None:
         """Start a model's decoding, unless all of its sequences have been preempted."""
@@ -73,17 +101,6 @@ class Unit:
         if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't
             self.running[0].cut(self.now)
         self.running.append(job)
-
-    def next_event(self) -> float:
-        """Start what can start now; when something happens next."""
-        self.sharing.start(self, self.now)
-        ends = min([job.end_s for job in self.running], default=inf)
-        return min([ends, *[self._arrival(tenant) for tenant in self.tenants]])
-
-    def advance(self, now: float) -> None:
-        """Go on to the next event."""
-        self.now = now
-        self._end_jobs()
 
     def _arrival(self, tenant: Tenant) -> float:
         if tenant.resumes_s > self.now:

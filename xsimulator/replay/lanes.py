@@ -66,15 +66,14 @@ class Lane:
     """What ends at `at`."""
 
     @property
-    def event(self) -> tuple[float, int, "Lane"]:
+    def event(self) -> tuple[float, int]:
         """When it acts next; of all at the same time steps end first, then the lane that admits decides."""
-        return self.at, 0 if self._running else 2 if self.phase == "decode" else 1, self
+        return self.at, 0 if self._running else 2 if self.phase == "decode" else 1
 
-    def wake(self, now: float) -> tuple[float, int, "Lane"]:
-        """Decide at `now` if it waits; returns its event."""
+    def wake(self, now: float) -> None:
+        """Decide at `now` if it waits."""
         if self.waits:
             self.at = now
-        return self.event
 
     def act(self, now: float, until: float) -> bool:
         """End the running step, or run the next: alike iterations as long as another would be decided before `until`,

@@ -6,16 +6,15 @@ import pytest
 from exegpt.batching import MicroBatching, Sequence
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
-from exegpt.orders import fcfs
-from exegpt.policies import make_ledger, make_policy
 from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import RequestLengths, task
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
-from xsimulator.replay.event_simulator import follow, replay, sides_of
-from xsimulator.replay.lanes import KVTransfer, Lane
+from xsimulator.replay.event_queue import run
+from xsimulator.replay.event_simulator import replay
 from xsimulator.replay.record import Record
+from xsimulator.replay.replica import Replica
 
 MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("2xA100-80GB")
 PROFILE = roofline_profile(MODEL, CLUSTER)
@@ -105,13 +104,12 @@ def test_a_sequence_that_outlives_its_supposed_end_ends_at_its_next_token():
 
 def _stopped(schedule, cost, pairs, at):
     """The sequences of a replay that is stopped at some time, and which requests they are."""
-    policy, ledger = make_policy(schedule), make_ledger(schedule, fcfs)
-    ledger.submit([Sequence(n, i, o) for n, (i, o) in enumerate(pairs)])
     batching = MicroBatching(1)
-    record, transfer = Record(len(pairs), batching.index, False), KVTransfer(cost)
-    sides = sides_of(cost, batching, False, 0)
-    lanes = [Lane(policy, ledger, record, side, phase, transfer, True) for phase, side in sides.items()]
-    follow(lanes, at)
+    replica = Replica(schedule, cost, Record(len(pairs), batching.index, False), batching, step_by_step=True)
+    for n, (i, o) in enumerate(pairs):
+        replica.submit(Sequence(n, i, o))
+    run([replica], at)
+    ledger = replica.ledger
     waiting = [*ledger.encoding, *sorted(ledger.waiting, key=lambda sequence: sequence.index)]
     rows = [*((s, s.generated) for s in ledger.decoding), *((s, 0) for s in waiting)]
     return [Standing(s.input_tokens, s.max_output, s.ends, g) for s, g in rows], [s.index for s, _ in rows]

@@ -329,7 +329,7 @@ def test_no_block_stays_behind(plan, requests):
         return ledgers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xsimulator.replay.event_simulator.make_ledger", watched)
+        patch.setattr("xsimulator.replay.replica.make_ledger", watched)
         replay(*plan, requests)
     assert len(ledgers) == plan[0].replicas
     for ledger in ledgers:

@@ -38,7 +38,7 @@ class Idle:
 def decisions(monkeypatch, plan, requests):
     """What a replay's policy was asked and decided."""
     watched = Watched(make_policy(plan))
-    monkeypatch.setattr("xsimulator.replay.event_simulator.make_policy", lambda *_: watched)
+    monkeypatch.setattr("xsimulator.replay.replica.make_policy", lambda *_: watched)
     run = replay(plan, PROFILE, requests)
     assert len(run.served) == len(requests)
     return watched.decided, run
@@ -104,6 +104,6 @@ def test_a_preempted_sequence_is_ready_when_its_last_token_is_out():
 
 @pytest.mark.parametrize("plan", [schedule("orca"), disaggregated()], ids=["one lane", "two"])
 def test_a_policy_that_decides_nothing_is_an_error(plan, monkeypatch):
-    monkeypatch.setattr("xsimulator.replay.event_simulator.make_policy", lambda *_: Idle())
+    monkeypatch.setattr("xsimulator.replay.replica.make_policy", lambda *_: Idle())
     with pytest.raises(RuntimeError, match="never be admitted"):
         replay(plan, PROFILE, [RequestLengths(20, 4, 1.0)])

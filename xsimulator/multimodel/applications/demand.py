@@ -29,6 +29,14 @@ class ServiceRates:
     prefill_s: float = 1e-4
     decode_s: float = 0.06
 
+    def prefill_seconds(self, tokens: Sequence[int], share: float) -> float:
+        """As an `IterationCost`: one prompt after the other."""
+        return sum(tokens) * self.prefill_s
+
+    def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
+        """As an `IterationCost`: the same for every batch."""
+        return np.full(contexts.shape, self.decode_s)
+
 
 class DemandSamples(NamedTuple):
     """Sampled seconds of service, float64 [WALKS] each, the i-th of both in the same walk."""

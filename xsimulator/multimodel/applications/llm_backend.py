@@ -1,12 +1,20 @@
-"""An LLM that applications share: continuous batches at one pace, filled by an order over applications."""
+"""An LLM that applications share: a unit of one model at one pace, filled by an order over applications."""
 
-import heapq
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count, islice
 
+from exegpt.batching import BlockPool, Ledger, Sequence, Step
+from exegpt.demand_graph import LLM
+from exegpt.orders import fcfs
+from exegpt.policies import sharing
+from exegpt.schedule import StagePhase
 from xsimulator.multimodel.applications.demand import ServiceRates
 from xsimulator.multimodel.applications.orders import ApplicationOrder, WaitingCall
-from xsimulator.multimodel.applications.progress import IterationCounter
 from xsimulator.multimodel.applications.warm_cache import WarmCache
+from xsimulator.multimodel.tenant import Limits, Tenant
+from xsimulator.multimodel.unit import Unit
+from xsimulator.replay.cells import Ran
 
 
 @dataclass(frozen=True)
@@ -22,85 +30,118 @@ class LLMLimits:
     kv_bytes_per_token: int = 524_288
 
 
-class LLMBackend:
-    """Requests keep their place in the batch until they end; who takes a free one is decided at every iteration."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallLimits(Limits):
+    """Which waiting calls' prompts are next."""
 
-    def __init__(self, limits: LLMLimits, order: ApplicationOrder, cache: WarmCache | None = None):
-        self.limits = limits
-        self.counter = IterationCounter()
-        self.waiting: list[WaitingCall] = []
-        self.running = 0
-        self.free_tokens = limits.kv_tokens
-        self._order = order
-        self._cache = cache
-        self._ends: list[tuple[int, int, int, WaitingCall]] = []
-        """A heap: the iteration in which requests end, the call's index, how many requests."""
+    order: ApplicationOrder
+    cache: WarmCache | None
+    waiting: list[WaitingCall]
+    """Calls with requests that wait."""
 
-    def admit(self, now: float) -> tuple[float, list[WaitingCall]]:
-        """Seconds of prefill of the requests that begin, in order, until one doesn't fit; calls whose first they are.
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The prompts of the calls that come first; or one more token for all residents."""
+        if phase != "encode":
+            return super().next_step(ledger, now, phase)
+        admitted = ledger.admit_these(self._first(ledger, now), now)
+        self.waiting[:] = [call for call in self.waiting if call.requests]
+        return Step(tuple((sequence, sequence.to_prefill) for sequence in admitted)) if admitted else None
+
+    def _first(self, ledger: Ledger, now: float) -> list[Sequence]:
+        """Requests that begin: in order, until one doesn't fit.
 
         A call whose adapter or context is being loaded keeps places for its requests; one for which there is no slot
         doesn't hold up others.
         """
-        prompt_tokens, begun = 0, []
-        full = self.running >= self.limits.batch
-        if not self.waiting or (full and self._cache is None):
-            return 0.0, []
-        ordered = sorted(self.waiting, key=lambda call: self._order.key(call, now))
-        if self._cache:
-            self._cache.prefetch(ordered, now)
-        kept_places = kept_tokens = 0
+        first: list[Sequence] = []
+        places, blocks = self.max_num_seqs - ledger.residents, ledger.pool.available
+        if not self.waiting or (not places and self.cache is None):
+            return first
+        ordered = sorted(self.waiting, key=lambda call: self.order.key(call, now))
+        if self.cache:
+            self.cache.prefetch(ordered, now)
         for call in ordered:
-            each = call.progress.call
-            tokens = max(1, each.input_tokens + each.output_tokens)
-            places = self.limits.batch - self.running - kept_places
-            requests = min(call.left, places, (self.free_tokens - kept_tokens) // tokens)
+            each = max(1, ledger.most_blocks(call.requests[0]))
+            requests = min(len(call.requests), places, blocks // each)
             if requests <= 0:
                 break
-            if self._cache and not self._cache.take(call, now):
-                if call.loaded_s is not None:
-                    kept_places, kept_tokens = kept_places + requests, kept_tokens + requests * tokens
-                continue
-            if call.running == 0 and call.left == each.parallel:
-                begun.append(call)
-            prompt_tokens += self._begin(call, requests)
-            if call.left:
-                break
-        self.waiting = [call for call in self.waiting if call.left]
-        return prompt_tokens * self.limits.rates.prefill_s, begun
+            loaded = self.cache is None or self.cache.take(call, now)
+            if loaded or call.loaded_s is not None:
+                places, blocks = places - requests, blocks - requests * each
+            if loaded:
+                first += call.begin(requests)
+                if call.requests:
+                    break
+        return first
 
-    def _begin(self, call: WaitingCall, requests: int) -> int:
-        """Prompt tokens of so many requests that begin."""
+
+class IterationTurns:
+    """The rule of a model alone: what may begin does so after every event, but never twice without an iteration of
+    decoding in between. A `Sharing`.
+    """
+
+    def __init__(self) -> None:
+        self._prefilled = self._asked = False
+        """Whether prompts ran last, and whether something has happened meanwhile."""
+
+    def start(self, unit: sharing.Unit, now: float) -> None:
+        """Start prompts, or else decoding."""
+        (tenant,) = unit.tenants
+        if unit.running:
+            self._asked = self._prefilled
+            return
+        if not (self._prefilled and tenant.can_decode(now)):
+            unit.prefill(tenant)
+            self._prefilled = bool(unit.running)
+        if not unit.running and tenant.can_decode(now):
+            unit.decode(tenant, 1 if self._asked else None)
+            self._prefilled = self._asked = False
+
+
+Happened = Callable[[WaitingCall, float], None]
+"""What to do when a call has got somewhere, at a time in seconds."""
+
+
+class LLMBackend(Unit):
+    """Requests keep their place in the batch until they end; who takes a free one is decided after every event."""
+
+    def __init__(
+        self, limits: LLMLimits, order: ApplicationOrder, cache: WarmCache | None, begun: Happened, ended: Happened
+    ):
+        """`begun` is called when a call's first prompts have been computed, `ended` when its last token is made."""
+        self._begun, self._ended = begun, ended
+        self._calls: dict[int, WaitingCall] = {}
+        """By the index of each request that hasn't ended."""
+        self._indices = count()
+        self._limits = CallLimits(limits.batch, order=order, cache=cache, waiting=[])
+        self.ledger = Ledger(BlockPool(limits.kv_tokens, 1), fcfs)
+        self._tenant = Tenant(LLM, self.ledger, limits.rates, self._limits, self)
+        super().__init__([self._tenant], IterationTurns())
+
+    @property
+    def done(self) -> int:
+        """Decoding iterations so far, those of the row that runs among them."""
+        job = self._tenant.job
+        return self.ledger.iterations + (len(job.ends) if job and job.phase == "decode" else 0)
+
+    def enqueue(self, call: WaitingCall) -> None:
+        """Let a call's requests wait. Each makes one token more than it asks for, with its prompt."""
         each = call.progress.call
-        call.left -= requests
-        call.running += requests
-        self.running += requests
-        self.free_tokens -= requests * (each.input_tokens + each.output_tokens)
-        call.progress.begin(requests)
-        heapq.heappush(self._ends, (self.counter.done + each.output_tokens, call.index, requests, call))
-        return requests * each.input_tokens
+        for index in islice(self._indices, each.parallel):
+            self._calls[index] = call
+            call.requests.append(Sequence(index, each.input_tokens, each.output_tokens + 1, call.arrival_s))
+            self.submit(self._tenant, call.requests[-1])
+        self._limits.waiting.append(call)
 
-    def decode(self, seconds: float) -> float:
-        """Decode until requests end, or until `seconds` have passed, in whole iterations, one at least; the time it
-        took. Requests without output tokens are over at once.
-        """
-        pace = self.limits.rates.decode_s
-        iterations = self._ends[0][0] - self.counter.done
-        if iterations > 0 and seconds < iterations * pace:
-            iterations = max(1, -int(-seconds // pace))
-        self.counter.done += iterations
-        return iterations * pace
+    def start(self, step: Step, now: float) -> None:
+        """As the tenant's record: prompts were counted when they were admitted."""
 
-    def ended(self) -> list[WaitingCall]:
-        """Calls all of whose requests have ended now."""
-        calls = []
-        while self._ends and self._ends[0][0] <= self.counter.done:
-            _, _, requests, call = heapq.heappop(self._ends)
-            each = call.progress.call
-            call.running -= requests
-            self.running -= requests
-            self.free_tokens += requests * (each.input_tokens + each.output_tokens)
-            call.progress.end(requests)
-            if not call.running and not call.left:
-                calls.append(call)
-        return calls
+    def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
+        """As the tenant's record: prompts are computed, and the last tokens of others made."""
+        for call in dict.fromkeys(self._calls[sequence.index] for sequence, _ in step.encode):
+            if not call.begun:
+                call.begun = True
+                self._begun(call, ran.next_s)
+        ended = [call for sequence in finished if (call := self._calls.pop(sequence.index)).end()]
+        for call in sorted(ended, key=lambda call: call.index):
+            self._ended(call, ran.next_s)

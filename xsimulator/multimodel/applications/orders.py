@@ -1,8 +1,9 @@
 """Orders of waiting LLM calls by the applications that they belong to; lower keys are earlier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from exegpt.batching import Sequence
 from exegpt.orders.gittins import Gittins, RankedDemand
 from xsimulator.multimodel.applications.demand import ServiceRates
 from xsimulator.multimodel.applications.progress import SubmissionProgress
@@ -16,14 +17,29 @@ class WaitingCall:
     arrival_s: float
     index: int
     """By arrival; unique."""
-    left: int
-    """Requests that wait."""
+    requests: list[Sequence] = field(default_factory=list)
+    """Its requests that wait."""
     running: int = 0
-    """Requests that decode."""
+    """How many others haven't ended."""
+    begun: bool = False
+    """Whether the first prompts have been computed."""
     turn_s: float | None = None
     """When what it needs of a cache was first looked for: a place in the batch was free."""
     loaded_s: float | None = None
     """When that is there for it."""
+
+    def begin(self, requests: int) -> list[Sequence]:
+        """The first so many of the requests that wait, which begin."""
+        begun, self.requests = self.requests[:requests], self.requests[requests:]
+        self.running += requests
+        self.progress.begin(requests)
+        return begun
+
+    def end(self) -> bool:
+        """One of its requests has made all tokens; whether it was the last."""
+        self.running -= 1
+        self.progress.end(1)
+        return not self.running and not self.requests
 
 
 class ApplicationOrder(Protocol):

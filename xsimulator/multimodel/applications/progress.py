@@ -1,21 +1,24 @@
 """How far an application has come: what orders and prewarming look at."""
 
+from typing import Protocol
+
 from exegpt.orders.gittins import RankedDemand
 from xsimulator.multimodel.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
 from xsimulator.multimodel.applications.submission import Call, Submission
 
 
-class IterationCounter:
-    """Decoding iterations of the LLM backend so far."""
+class Iterations(Protocol):
+    """What counts an LLM's iterations."""
 
-    def __init__(self) -> None:
-        self.done = 0
+    @property
+    def done(self) -> int:
+        """Decoding iterations so far."""
 
 
 class Account:
     """Tokens served, of an application or of a client."""
 
-    def __init__(self, counter: IterationCounter):
+    def __init__(self, counter: Iterations):
         self.prompt_tokens = 0
         self.lifted = 0.0
         """Virtual tokens that a client got for the time in which it asked for nothing."""
@@ -53,7 +56,7 @@ class Account:
 class SubmissionProgress:
     """An application from its arrival to its end."""
 
-    def __init__(self, application: Submission, rates: ServiceRates, counter: IterationCounter, client: Account):
+    def __init__(self, application: Submission, rates: ServiceRates, counter: Iterations, client: Account):
         self.application = application
         self.index = application.index
         self.arrival_s = application.arrival_s

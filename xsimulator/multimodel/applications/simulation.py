@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from xsimulator.multimodel.applications.prewarming import effect, prewarm_at
 from xsimulator.multimodel.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xsimulator.multimodel.applications.submission import Submission
 from xsimulator.multimodel.applications.warm_cache import WarmCache
+from xsimulator.replay.event_queue import run
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class _Running:
 
 
 class _Simulation:
+    """Everything but the LLM, which it has beside itself in the event queue. An `Actor`."""
+
     def __init__(
         self,
         applications: Sequence[Submission],
@@ -90,47 +94,46 @@ class _Simulation:
         start_up_s: Mapping[str, float],
         prewarming: Prewarming | None,
     ):
-        self.llm = LLMBackend(limits, order, cache)
+        self.llm = LLMBackend(limits, order, cache, self._llm_call_begun, self._llm_call_ended)
         self.limits, self.estimates, self.cache = limits, estimates, cache
         self.start_up_s, self.prewarming = start_up_s, prewarming
         self.saved_s = self.wasted_s = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._number = 0
-        self._calls = 0
+        self._numbers, self._calls = count(), count()
         self._active: dict[int, _Running] = {}
         self._clients: dict[Hashable, Account] = {}
         self.runs = [
-            _Running(SubmissionProgress(each, limits.rates, self.llm.counter, self._client(each)))
-            for each in applications
+            _Running(SubmissionProgress(each, limits.rates, self.llm, self._client(each))) for each in applications
         ]
-        for run in self.runs:
-            self._at(run.progress.arrival_s, partial(self._arrive, run))
+        for each in self.runs:
+            self._at(each.progress.arrival_s, partial(self._arrive, each))
 
     def run(self) -> ApplicationRun:
         """To the end of the last application."""
-        now = 0.0
-        while True:
-            while self._events and self._events[0][0] <= now:
-                time, _, happen = heapq.heappop(self._events)
-                happen(max(time, 0.0))
-            prefill_s, begun = self.llm.admit(now)
-            now += prefill_s
-            for call in begun:
-                self._begun(self._active[call.progress.index], now)
-            if self.llm.running:
-                now += self.llm.decode(self._next(now) - now)
-                for call in self.llm.ended():
-                    self._llm_call_ended(call, now)
-            elif (following := self._next(now)) < math.inf:
-                now = following
-            else:
-                break
-        return self._result(now)
+        run((self, self.llm))
+        return self._result(self.llm.now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no application runs."""
+        return not self._active
+
+    def next_event(self) -> float:
+        """When something happens that isn't the LLM's doing."""
+        ready_s = self.cache.next_ready(self.llm.now) if self.cache else None
+        return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
+
+    def act(self, now: float) -> None:
+        """Let it happen; the LLM looks at it after the iteration that runs."""
+        self.llm.interrupt(now)
+        if self._events and self._events[0][0] <= now:
+            *_, happen = heapq.heappop(self._events)
+            happen(now)
 
     def _result(self, now: float) -> ApplicationRun:
-        finished = [(run.progress.application, run.progress.finish_s) for run in self.runs]
+        finished = [(each.progress.application, each.progress.finish_s) for each in self.runs]
         assert not self._active and all(finish_s is not None for _, finish_s in finished), "all applications end"
-        assert self.llm.running == 0 and self.llm.free_tokens == self.limits.kv_tokens and not self.llm.waiting
+        assert self.llm.idle and self.llm.ledger.pool.available == self.limits.kv_tokens
         assert self.cache is None or self.cache.pins == 0, "no slot is held for calls that have ended"
         return ApplicationRun(
             tuple((end or 0.0) - each.arrival_s for each, end in finished),
@@ -145,16 +148,10 @@ class _Simulation:
     def _client(self, application: Submission) -> Account:
         """The account of the application's client."""
         client = ("client", application.client) if application.client is not None else application.index
-        return self._clients.setdefault(client, Account(self.llm.counter))
+        return self._clients.setdefault(client, Account(self.llm))
 
     def _at(self, time: float, happen: Callable[[float], None]) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (time, self._number, happen))
-
-    def _next(self, now: float) -> float:
-        """When something happens that isn't the LLM's doing."""
-        ready_s = self.cache.next_ready(now) if self.cache else None
-        return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
+        heapq.heappush(self._events, (time, next(self._numbers), happen))
 
     def _arrive(self, run: _Running, now: float) -> None:
         client = run.progress.client
@@ -171,8 +168,7 @@ class _Simulation:
         if self.estimates:
             self.estimates.update(progress)
         if call.on_llm:
-            self._calls += 1
-            self.llm.waiting.append(WaitingCall(progress, now, self._calls, call.parallel))
+            self.llm.enqueue(WaitingCall(progress, now, next(self._calls)))
             if self.cache:
                 self.cache.retract(progress.application)
             self._settle(run, None, now)
@@ -192,6 +188,9 @@ class _Simulation:
         began_s = run.containers.get(unit) if unit else None
         run.containers = {}
         return began_s
+
+    def _llm_call_begun(self, call: WaitingCall, now: float) -> None:
+        self._begun(self._active[call.progress.index], now)
 
     def _llm_call_ended(self, call: WaitingCall, now: float) -> None:
         each = call.progress.call

@@ -66,16 +66,20 @@ class _StepByStep:
         """Seconds from arrival to end of each application."""
         now = 0.0
         while self._events or self.calls:
-            while self._events and self._events[0][0] <= now:
-                time, _, happen = heapq.heappop(self._events)
-                happen(time)
+            self._happen(now)
             now += self._give_places(now)
             if any(call.running for call in self.calls):
                 now += self._decode(now)
+                self._happen(now)
                 self._end(now)
             elif self._events:
                 now = max(now, self._events[0][0])
         return tuple((progress.finish_s or 0.0) - progress.arrival_s for progress in self.progresses)
+
+    def _happen(self, now):
+        while self._events and self._events[0][0] <= now:
+            time, _, happen = heapq.heappop(self._events)
+            happen(time)
 
     def _at(self, time, happen):
         self._number += 1

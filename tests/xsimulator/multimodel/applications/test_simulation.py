@@ -1,7 +1,10 @@
 """Applications on a shared LLM: all end exactly once, nothing leaks, and orders and prewarming do what they are for."""
 
+import heapq
+import itertools
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +44,7 @@ ORDERS = {
 }
 
 
-def workload(seed, count=12, adapters=6):
+def workload(seed, count=12, adapters=6, least_output=0):
     """Of two kinds: short ones, and ones that think and search in turns with parallel requests."""
     drawn = random.Random(seed)
     applications = []
@@ -50,7 +53,9 @@ def workload(seed, count=12, adapters=6):
         calls = [Call("think", "llm", drawn.randint(1, 300), drawn.randint(1, 60), drawn.randint(1, 3))]
         while kind == "react" and drawn.random() < 0.7:
             calls.append(Call("search", "docker", seconds=drawn.uniform(0.1, 5)))
-            calls.append(Call("think", "llm", drawn.randint(1, 300), drawn.randint(0, 60), drawn.randint(1, 6)))
+            calls.append(
+                Call("think", "llm", drawn.randint(1, 300), drawn.randint(least_output, 60), drawn.randint(1, 6))
+            )
         arrival_s = drawn.uniform(0, 20)
         deadline_s = drawn.choice((None, arrival_s + drawn.uniform(1, 60)))
         adapter = drawn.randrange(adapters)
@@ -100,8 +105,10 @@ def test_all_end_exactly_once_and_nothing_leaks(seed, order, policy, contexts):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(sorted(set(ORDERS) - {"vtc"})))
 def test_request_by_request_it_comes_to_the_same(seed, order):
-    """VTC's new clients begin at others' counters, which the oracle doesn't know."""
-    applications = workload(seed, 20)
+    """VTC's new clients begin at others' counters, which the oracle doesn't know. Calls without output free their
+    places with their prompts here, an iteration later there.
+    """
+    applications = workload(seed, 20, least_output=1)
     followed = step_by_step.completion_s(applications, ORDERS[order](), SMALL, LEARNED[True], preempts=False)
     assert simulate(applications, ORDERS[order](), SMALL, LEARNED[True]).completion_s == pytest.approx(followed)
 
@@ -239,3 +246,84 @@ def test_prefetching_and_prewarming_hit_more_than_lru():
         run = simulate(applications, ByApplication(), SMALL, LEARNED[True], cache, {}, Prewarming(0.1))
         hits[policy] = run.hits
     assert hits["lru"] < hits["epwq"] <= hits["prewarm"]
+
+
+def by_iteration(applications, limits, key):
+    """When applications end: the LLM one iteration after the other, other backends beside it. Waiting calls by `key` of
+    the application's and the call's arrival.
+    """
+    ends, waiting, running, numbers = {}, [], [], itertools.count()
+    begins = sorted((a.arrival_s, next(numbers), a, 0) for a in applications)
+    now, prefilled = 0.0, False
+    while begins or waiting or running:
+        while begins and begins[0][0] <= now:
+            at, _, application, position = heapq.heappop(begins)
+            call = application.calls[position] if position < len(application.calls) else None
+            if call is None:
+                ends[application.index] = at
+            elif call.on_llm:
+                waiting.append([key(application.arrival_s, at), next(numbers), call.parallel, application, position])
+            else:
+                heapq.heappush(begins, (at + call.seconds, next(numbers), application, position + 1))
+        admitted = [] if prefilled else first_requests(waiting, running, limits)
+        prefilled = bool(admitted)
+        if admitted:
+            now += sum(a.calls[p].input_tokens for *_, a, p in admitted) * limits.rates.prefill_s
+            running += [[a.calls[p].output_tokens, number, a, p] for number, a, p in admitted]
+        elif running:
+            now += limits.rates.decode_s
+            for request in running:
+                request[0] -= 1
+            alive = {number for left, number, *_ in running if left} | {number for _, number, *_ in waiting}
+            over = {number: (a, p) for left, number, a, p in running if not left and number not in alive}
+            running = [request for request in running if request[0]]
+            for _, (a, p) in sorted(over.items()):
+                heapq.heappush(begins, (now, next(numbers), a, p + 1))
+        elif begins:
+            now = begins[0][0]
+    return [ends[a.index] - a.arrival_s for a in applications]
+
+
+def first_requests(waiting, running, limits):
+    """Those that begin, in order, until one doesn't fit: their calls."""
+    admitted, places = [], limits.batch - len(running)
+    held = sum(a.calls[p].input_tokens + a.calls[p].output_tokens for *_, a, p in running)
+    for entry in sorted(waiting, key=lambda entry: entry[:2]):
+        _, number, _, application, position = entry
+        call = application.calls[position]
+        while entry[2]:
+            held += call.input_tokens + call.output_tokens
+            if held > limits.kv_tokens or len(admitted) == places:
+                return admitted
+            entry[2] -= 1
+            admitted.append((number, application, position))
+        waiting.remove(entry)
+    return admitted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([ByRequest, ByApplication]), st.sampled_from([4, 40]))
+def test_rows_are_iterations_one_by_one(seed, order, batch):
+    """Of calls that make a token at least."""
+    applications = [
+        replace(a, calls=tuple(replace(c, output_tokens=max(1, c.output_tokens)) for c in a.calls))
+        for a in workload(seed, count=30)
+    ]
+    limits = LLMLimits(RATES, batch, kv_tokens=2000)
+    key = {ByRequest: lambda application_s, call_s: call_s, ByApplication: lambda application_s, call_s: application_s}
+    expected = by_iteration(applications, limits, key[order])
+    assert simulate(applications, order(), limits).completion_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_comes_in_the_midst_of_an_iteration_comes_before_what_ends_with_it():
+    """One place. The second application comes in the last iteration of the first one's first call, whose second call so
+    waits behind it: where all are equal, the order of arrival decides.
+    """
+
+    class Alike:
+        def key(self, call, now):
+            return (call.index,)
+
+    applications = [job(0, 4, calls=2), job(1, 4, 3.5 * RATES.decode_s)]
+    run = simulate(applications, Alike(), ONE)
+    assert run.completion_s == pytest.approx([12 * RATES.decode_s, 4.5 * RATES.decode_s])

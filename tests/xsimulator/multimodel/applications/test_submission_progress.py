@@ -1,10 +1,12 @@
 """Service attained while requests decode, and estimates of demand at the calls."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from exegpt.demand_graph import END, DemandGraph, Unit
 from xsimulator.multimodel.applications.demand import ApplicationDemand, Seen, ServiceRates
-from xsimulator.multimodel.applications.progress import Account, DemandEstimates, IterationCounter, SubmissionProgress
+from xsimulator.multimodel.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xsimulator.multimodel.applications.submission import Call, Submission
 
 RATES = ServiceRates(0.001, 0.1)
@@ -12,7 +14,7 @@ CALLS = (Call("a", "llm", 100, 10, 2), Call("b", "search", seconds=3.0), Call("a
 
 
 def begun():
-    counter = IterationCounter()
+    counter = SimpleNamespace(done=0)
     client = Account(counter)
     return SubmissionProgress(Submission(0, "x", 0.0, CALLS), RATES, counter, client), counter
 

@@ -1,0 +1,96 @@
+"""Replica: one replica of a schedule in simulated time, its requests and its lanes."""
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
+from math import inf
+
+from exegpt.batching import MicroBatching, Order, Sequence
+from exegpt.batching.prefix_pool import extend_keys
+from exegpt.orders import fcfs
+from exegpt.policies import make_ledger, make_policy
+from exegpt.schedule import Schedule, StagePhase
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.replay.cells import Pipeline
+from xsimulator.replay.lanes import KVTransfer, Lane
+from xsimulator.replay.record import Record
+
+
+def micro_batching_of(schedule: Schedule) -> MicroBatching:
+    """How steps are split on the stages that decode: into as many micro-batches, unless the schedule says otherwise."""
+    decoding = sum(stage.phase != "encode" for stage in schedule.stages)
+    return MicroBatching(schedule.micro_batches or decoding, schedule.encode_micro_batches, schedule.replicas)
+
+
+class Replica:
+    """A ledger with a lane for each side of the pipeline, which look at each other's events. An `Actor`."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        replica_cost: ReplicaCost,
+        record: Record,
+        micro_batching: MicroBatching,
+        number: int = 0,
+        order: Order = fcfs,
+        adjustment: float | None = None,
+        keep_spans: bool = False,
+        step_by_step: bool = False,
+    ):
+        """`number`: which of the schedule's replicas it is; `step_by_step`: rows of decoding iterations aren't followed
+        at once, for requests that are submitted in the midst of one.
+        """
+        self._schedule = schedule
+        self.ledger = make_ledger(schedule, order)
+        self.sides = _sides(replica_cost, micro_batching, keep_spans, number)
+        policy, transfer = make_policy(schedule, adjustment), KVTransfer(replica_cost)
+        self._lanes = [
+            Lane(policy, self.ledger, record, side, phase, transfer, step_by_step) for phase, side in self.sides.items()
+        ]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits and none is resident."""
+        return self.ledger.idle
+
+    def next_event(self) -> float:
+        """When a lane acts."""
+        return min([lane.at for lane in self._lanes])
+
+    def act(self, now: float) -> None:
+        """Let the lane act whose turn it is."""
+        lane = min(self._lanes, key=lambda lane: lane.event)
+        others = [other for other in self._lanes if other is not lane]
+        if lane.act(now, min([other.at for other in others], default=inf)):
+            for other in others:
+                other.wake(now)
+
+    def submit(self, sequence: Sequence, prompt: Items[int] = ()) -> None:
+        """A request, which arrives no sooner than what has happened last; `prompt`: its tokens, where prefixes are
+        cached.
+        """
+        if self._schedule.prefix_caching:
+            sequence.keys = _keys(sequence, self._schedule.block_size, prompt)
+        self.ledger.submit([sequence])
+        for lane in self._lanes:
+            if lane.waits and lane.phase != "decode":
+                lane.at = min(lane.at, sequence.arrival_s)
+
+
+def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:
+    """A key for each full block that a sequence may come to: those of its prompt's tokens, then keys of its own."""
+    keys: list[bytes] = []
+    extend_keys(keys, prompt, block_size)
+    first, blocks = sequence.index << 32, (sequence.input_tokens + sequence.ends) // block_size
+    unique = range(first + len(keys), first + blocks)
+    return [*keys, *unique] if keys else unique
+
+
+def _sides(
+    replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, number: int
+) -> dict[StagePhase, Pipeline]:
+    """The pipelines by their phases."""
+    decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number)
+    if not replica_cost.disaggregated:
+        return {"both": decode}
+    encode = Pipeline(replica_cost, replica_cost.encode, MicroBatching(1), keep_spans, number)
+    return {"encode": encode, "decode": decode}
