@@ -42,7 +42,10 @@ COMPILED = [
     )
 ]
 
-GPU = ["triton>=3.4; platform_system == 'Linux'"]
+GPU = [
+    "triton>=3.4; platform_system == 'Linux'",
+    "cuda-bindings>=12.8; platform_system == 'Linux'",  # shares of a GPU's multiprocessors
+]
 # fastapi and uvicorn: the API; httptools: parsing its requests, and in `bench serve` its
 # answers; prometheus-client: its metrics; jinja2: chat templates; llguidance: grammars
 SERVE = [

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-PARTS = ("checks", "engine", "steps", "serving", "ranks", "profile", "times")
+PARTS = ("checks", "engine", "shares", "steps", "serving", "ranks", "profile", "times")
 """What is done on a GPU, in this order."""
 _TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
@@ -91,6 +91,7 @@ def _parts(names: list[str], out: str | None, deadline: float) -> Iterator[tuple
     part: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "checks": lambda: _check(_real_sizes(), device),
         "engine": lambda: [*_engine(12, 0, device), *_flashinfer_engine(device)],
+        "shares": lambda: _shares(device),
         "ranks": lambda: _two_ranks(device),
         "steps": lambda: [row for way in _ways(device) for row in _steps(device, roofline, way)],
         "serving": lambda: _serving(device),
@@ -209,6 +210,21 @@ def _two_ranks(device: Any) -> list[dict[str, Any]]:
         print("left out for lack of mpirun or mpi4py: the engine on two ranks")
         return [{"left_out": "no mpirun or no mpi4py"}]
     return _compared(lambda: run_two_ranks(12, 0, device))
+
+
+def _shares(device: Any) -> list[dict[str, Any]]:
+    """A product, and two models, on shares of the multiprocessors."""
+    from benchmarks.gpu.shares import model_times, product_times
+
+    rows = []
+    for measure in (product_times, model_times):
+        try:
+            rows += measure(device)
+        except Exception as error:
+            rows.append({"failed": _why(error)})
+    for row in rows:
+        print(row.get("failed") or "ok", {name: round(value, 3) for name, value in row.items() if name != "failed"})
+    return rows
 
 
 def _compared(

@@ -114,12 +114,15 @@ def plan(
 
 def simulated_alone(best: "Plan | None") -> list[str]:
     """What of the best plan is never run as it is simulated."""
-    names = [model.name for model in best.models if model.share and model.share.by == "space"] if best else []
+    if best is None:
+        return []
+    spatial = [model for model in best.models if model.share and model.share.by == "space"]
+    names = [model.name for model in spatial if best.cluster.is_cpu or len(model.devices) > 1]
     if not names:
         return []
     return [
-        f"shares of multiprocessors ({', '.join(names)}) are simulated only: under `exegpt run` and `exegpt serve` "
-        "these models take turns (--method temporal plans for turns)"
+        f"shares of multiprocessors ({', '.join(names)}) are simulated only: on CPUs, and on several devices at once, "
+        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for turns)"
     ]
 
 

@@ -16,12 +16,17 @@ class OnePhasePolicy:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     """Of prompts that are prefilled together; a longer prompt runs alone."""
+    prefill_share: float = 1.0
+    """Of the multiprocessors, while it prefills."""
+    decode_share: float = 1.0
+    """And while it decodes."""
 
     @staticmethod
-    def of(schedule: Schedule) -> "OnePhasePolicy":
+    def of(schedule: Schedule, decode_share: float = 1.0) -> "OnePhasePolicy":
         """With the limits of a schedule of policy orca."""
-        prompts = schedule.variable("prefills_per_step")
-        return OnePhasePolicy(schedule.variable("max_num_seqs"), prompts * max(1, round(schedule.workload.input.mean)))
+        sequences, prompts = schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")
+        tokens = prompts * max(1, round(schedule.workload.input.mean))
+        return OnePhasePolicy(sequences, tokens, decode_share=decode_share)
 
     def first(self, ledger: Ledger, now: float) -> Sequence | None:
         """The waiting prompt that is admitted next; None where there is none, or as many are resident as may be."""

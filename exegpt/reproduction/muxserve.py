@@ -16,6 +16,7 @@ import numpy as np
 
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.iteration_profile import IterationProfile
+from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
@@ -24,7 +25,6 @@ from exegpt.workload import RequestLengths
 from xprofiler.muxserve import muxserve_profiles
 from xsimulator.multimodel.iteration_cost import TableCost
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.multimodel.tenant import Limits
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
 SHAPES = {"llama-7b": (32, 32, 6.74e9), "llama-13b": (40, 40, 13.0e9), "llama-30b": (60, 52, 32.5e9)}
@@ -186,9 +186,9 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy
         cost = TableCost(profiles[row.model], devices)
         quota = max(int(store.total * row.rate * parts / wanted), parts * (1 + 2 * LONGEST // BLOCK_TOKENS))
         share = _decode_share(cost, row.rate)
-        limits = Limits(decode_share=share) if strategy == "muxserve" else Limits()
+        limits = OnePhasePolicy(decode_share=share) if strategy == "muxserve" else OnePhasePolicy()
         if strategy == LIMITED:
-            limits = Limits(max_num_seqs=_batch(cost, row.rate, share))
+            limits = OnePhasePolicy(max_num_seqs=_batch(cost, row.rate, share))
         pool = QuotaPool(store, parts, BLOCK_TOKENS, quota if strategy == "muxserve" else store.total)
         loads.append(Load(row.llm, cost, _requests(row), pool, limits))
     return loads

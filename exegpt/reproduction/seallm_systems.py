@@ -13,6 +13,7 @@ from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.orders.mlfq import SkipJoinMLFQ
 from exegpt.orders.product import Product
+from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import SpatialSharing, TimeSharing
 from exegpt.reproduction.seallm_workload import (
@@ -33,7 +34,6 @@ from xsimulator.cost.memory import RESERVE_BYTES
 from xsimulator.multimodel.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
 from xsimulator.multimodel.iteration_cost import sharing_overhead
 from xsimulator.multimodel.replay import Load
-from xsimulator.multimodel.tenant import Limits
 
 OURS = "SeaLLM"
 BASELINES = ("vLLM", "AlpaServe", "MuxServe")
@@ -115,7 +115,7 @@ def _overhead(services: Sequence[SeaService]) -> float:
 def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, share: float = 1.0) -> Load:
     on = on_devices(service.llm, size)
     assert on, "it has room"
-    return Load(service.name, on.cost, (), pool, Limits(256, PREFILL_TOKENS, decode_share=share), order)
+    return Load(service.name, on.cost, (), pool, OnePhasePolicy(256, PREFILL_TOKENS, decode_share=share), order)
 
 
 def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine] | None:

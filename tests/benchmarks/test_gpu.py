@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +17,19 @@ pytest.importorskip("triton")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import model
+from benchmarks.gpu import model, shares
 from benchmarks.kernels import timing
 from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
 from benchmarks.kernels.check import check
 from exegpt import document
 from exegpt.kernels.gpu import INTERPRETED
 from exegpt.model import ModelSpec
+from exegpt.models import load_model
+from exegpt.models.create import create_model
 from exegpt.profile import Profile
+from exegpt.workload import RequestLengths
+from xrunner.core.engine import Engine
+from xrunner.core.requests import random_requests
 
 from ..kernels.flashinfer_stand_in import in_its_place
 from ..xrunner.stand_in import StandIn
@@ -286,13 +292,44 @@ def test_a_model_that_does_not_fit_is_left_out(monkeypatch, capsys):
     assert "left out for lack of memory: small" in capsys.readouterr().out
 
 
+def test_two_models_of_the_part_of_shares_give_their_own_tokens(tmp_path):
+    """In turns on the CPU: what is compared with models beside each other is what each engine gives alone."""
+    todo, directories = {}, {name: tmp_path / name for name in "ab"}
+    for seed, (name, directory) in enumerate(directories.items()):
+        create_model(directory, "llama", seed=seed, **gpu._TINY_MODEL)
+        todo[name] = random_requests([RequestLengths(4, 6)] * 5, 300, seed)
+    models = [shares.planned(name, path, "fp32") for name, path in directories.items()]
+    seconds, got = shares.timed_run(models, directories, todo, CPU, [])
+    assert seconds > 0 and len(got) == 10
+    for each in models:
+        alone = Engine(load_model(each.directory), each.schedule).run(todo[each.name])
+        assert {result.id: got[each.name, result.id] for result in alone.results} == {
+            result.id: result.output_ids for result in alone.results
+        }
+
+
+@pytest.mark.parametrize(("longer", "failed"), [(1.1, True), (3.9, False)])
+def test_a_share_that_is_not_in_force_is_found(monkeypatch, capsys, longer, failed):
+    monkeypatch.setattr(shares, "streams_on_shares", lambda device, wanted: ["a stream"])
+    monkeypatch.setattr(shares, "PRODUCT", 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    times = iter([1.0, longer, 2.0, 1.0])
+    monkeypatch.setattr(shares, "graph_seconds", lambda device, compute: next(times))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(shares, "model_times", lambda device: [{"gain": 1.2}])
+    rows = gpu._shares(CPU)
+    assert [row.get("times_as_long") for row in rows] == [longer, 2.0, 1.0, None]
+    assert ("failed" in rows[0]) == failed
+    assert ("on a quarter takes 1.10 times as long" in capsys.readouterr().out) == failed
+
+
 def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_path, capsys):
     parts = []
 
     def part(name):
         return lambda *given: parts.append(name) or [{"part": name}]
 
-    for name in ("_check", "_engine", "_two_ranks", "_steps", "_serving", "_profile", "_time"):
+    for name in ("_check", "_engine", "_shares", "_two_ranks", "_steps", "_serving", "_profile", "_time"):
         monkeypatch.setattr(gpu, name, part(name))
     monkeypatch.setattr(gpu, "_no_flashinfer", lambda device: "FlashInfer is not installed")
     monkeypatch.setattr(gpu, "_real_sizes", lambda: None)
@@ -302,7 +339,7 @@ def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_pat
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     out = tmp_path / "gpu.json"
     assert gpu.main(["--out", str(out)]) == 0
-    assert parts == ["_check", "_engine", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
+    assert parts == ["_check", "_engine", "_shares", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
     assert set(json.loads(out.read_text())) == {"provenance", "roofline", *gpu.PARTS}
     assert gpu.main(["--out", str(out), "--parts", "serving"]) == 0
     assert set(json.loads(out.read_text())) == {"provenance", "serving"} and parts[-1] == "_serving"

@@ -63,7 +63,7 @@ class Gpu:
         """
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, compute: Callable[[], object]) -> Callable[[], None]:
         """`compute` as a graph: the returned function queues the same kernels on the same tensors."""
         # Work of first calls only must not be captured. Run on the computing stream: cuBLAS keeps memory for every
         # stream that it has been used on.
@@ -71,8 +71,11 @@ class Gpu:
             compute()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
+        # A stream on a share of the multiprocessors captures itself: the kernels keep to them. The default one can't.
+        stream = torch.cuda.current_stream(self.device)
+        own = None if stream == torch.cuda.default_stream(self.device) else stream
         # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=own, capture_error_mode="thread_local"):
             compute()
         return graph.replay
 

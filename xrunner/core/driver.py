@@ -102,6 +102,11 @@ class Driver:
         """Whether all requests have ended."""
         return self.ledger.idle and all(lane.idle for lane in self.lanes)
 
+    @property
+    def computing(self) -> bool:
+        """Whether a step of this rank's lane is under way."""
+        return not self._own.idle
+
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Let requests wait, each with its place, which no other has."""
         start = self.worker.model.start

@@ -294,6 +294,11 @@ class Engine:
         """
         return self._parts()[0].run_phase(phase)
 
+    @property
+    def computing(self) -> bool:
+        """Whether an iteration is under way, as far as the latest update has it; on the leader."""
+        return self._parts()[0].computing
+
     def take(self) -> list[Event]:
         """What has come since the last events were taken; on the leader."""
         return self._taken()

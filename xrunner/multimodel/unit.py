@@ -5,7 +5,8 @@ What runs next is the rule of sharing (`exegpt/policies/sharing.py`), which the 
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ import torch
 from exegpt.batching import Ledger
 from exegpt.batching import Sequence as LedgerSequence
 from exegpt.models.device import CPU
-from exegpt.plan import PlannedModel
+from exegpt.plan import PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
-from exegpt.policies.sharing import Sharing, TimeSharing
+from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.request import Request
 from exegpt.schedule import StagePhase
 from xrunner.comm.ranks import Ranks
+from xrunner.comm.transport import wait
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.core.events import Event
@@ -32,24 +34,37 @@ _NAP_S = 2e-3
 
 
 @dataclass(eq=False)
+class Job:
+    """A model's iteration, on a share of the devices."""
+
+    tenant: "Tenant"
+    phase: StagePhase
+    share: float
+    start_s: float
+
+    def cut(self, now: float) -> None:
+        """A row of one ends by itself."""
+
+
+@dataclass(eq=False)
 class Tenant:
     """One model's engine, as the rule of sharing sees it."""
 
     name: str
     engine: Engine
-    policy: OnePhasePolicy
+    limits: OnePhasePolicy
+    streams: Mapping[StagePhase, torch.cuda.Stream] = field(default_factory=dict)
+    """What each phase is queued on, where that isn't the device's usual stream."""
+    job: Job | None = None
+    """What it runs now."""
     idle_since_s: float = 0.0
     """When its last job ended."""
     busy_s: float = 0.0
     """Seconds of its jobs so far."""
 
-    job = None
-    """A job is done when the rule looks again."""
-
-    @property
-    def limits(self) -> OnePhasePolicy:
-        """Without shares: one job has the whole device."""
-        return self.policy
+    def on(self, phase: StagePhase) -> AbstractContextManager[object]:
+        """While this lasts, this thread's work is queued on the phase's stream."""
+        return torch.cuda.stream(self.streams[phase]) if self.streams else nullcontext()
 
     @property
     def ledger(self) -> Ledger:
@@ -58,11 +73,11 @@ class Tenant:
 
     def first(self, now: float) -> LedgerSequence | None:
         """The waiting prompt that is admitted next, if its blocks are free."""
-        return self.policy.first(self.ledger, now)
+        return self.limits.first(self.ledger, now)
 
     def can_prefill(self, now: float) -> bool:
         """Whether it would be admitted now."""
-        return self.policy.can_prefill(self.ledger, now)
+        return self.limits.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
         """Whether it has sequences to decode."""
@@ -70,14 +85,16 @@ class Tenant:
 
 
 class Unit:
-    """Models on the same devices, a rank for each: one job at a time, by a rule. The first rank leads: after `open` it
+    """Models on the same devices, a rank for each, whose jobs run as a rule says: one at a time, or beside each other,
+    by `SpatialSharing` over tenants with streams of their own on one GPU. The first rank leads: after `open` it
     decides, and the others `serve`.
     """
 
     def __init__(self, tenants: Sequence[Tenant], sharing: Sharing):
         self.tenants, self._sharing = tenants, sharing
-        self.running: list[Tenant] = []
-        """Whose job the rule has just run."""
+        self._beside = isinstance(sharing, SpatialSharing)
+        self.running: list[Job] = []
+        """Jobs under way. One at a time, what was run last: on a GPU the next is queued behind it."""
         self._by_name = {tenant.name: tenant for tenant in tenants}
 
     @staticmethod
@@ -87,9 +104,11 @@ class Unit:
         ranks: Ranks | None = None,
         device: torch.device = CPU,
         attention: str = "triton",
+        streams: Sequence[torch.cuda.Stream] = (),
     ) -> "Unit":
         """This rank's part of the unit of models that share devices, with their weights, by the models' names; all
-        ranks call it alike. Each has one stage. InputError for what can't be loaded.
+        ranks call it alike. Each has one stage. `streams`: on which each model decodes, beside the others on its share
+        of one GPU's multiprocessors; without, one job runs at a time. InputError for what can't be loaded.
         """
         assert all(len(m.schedule.stages) * m.schedule.replicas == 1 for m in models), "all devices are one stage"
         ranks = ranks or Ranks()
@@ -99,7 +118,7 @@ class Unit:
         if share.pool == "merged":
             shared = [*merged_caches([model.schedule for model in models], ranks, device)]
         tenants = []
-        for model, cache in zip(models, shared, strict=True):
+        for place, (model, cache) in enumerate(zip(models, shared, strict=True)):
             engine = Engine.load(
                 directories[model.name],
                 model.schedule,
@@ -108,9 +127,12 @@ class Unit:
                 attention=attention,
                 shared=cache,
             )
-            tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule)))
-        in_order = TimeSharing(in_order=share.pool == "merged")
-        return Unit(tenants, PrioritySharing(prompts_first=True) if share.by == "priority" else in_order)
+            own: dict[StagePhase, torch.cuda.Stream] = {}
+            if streams:
+                own = {"encode": torch.cuda.Stream(device), "decode": streams[place]}
+            limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
+            tenants.append(Tenant(model.name, engine, limits, own))
+        return Unit(tenants, _rule(share, beside=bool(streams)))
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
         """Be ready for requests of each model within an extent; without one, for all that its schedule allows. All
@@ -119,8 +141,11 @@ class Unit:
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
             within = extents or {tenant.name: Extent.within(schedule, schedule.model.spec.context - 1, 1)}
-            how = replace(options[tenant.name] if options else Options(), policy=tenant.policy)
-            tenant.engine.open(within[tenant.name], how)
+            how = replace(options[tenant.name] if options else Options(), policy=tenant.limits)
+            with tenant.on("decode"):  # whose graphs are captured
+                tenant.engine.open(within[tenant.name], how)
+        if any(tenant.streams for tenant in self.tenants):  # memory of a stream is no other's: prompts' buffers move
+            torch.cuda.empty_cache()
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)
 
@@ -145,8 +170,8 @@ class Unit:
 
     @property
     def used(self) -> float:
-        """The shares of the jobs that run, each of which has the whole device."""
-        return float(len(self.running))
+        """The shares of all jobs that run."""
+        return sum(job.share for job in self.running)
 
     @property
     def idle(self) -> bool:
@@ -159,16 +184,24 @@ class Unit:
         self._by_name[name].engine.add(replace(request, arrival_s=arrival_s))
 
     def step(self) -> bool:
-        """Run the job that the rule chooses, if there is one; whether there was."""
-        for tenant in self.tenants:
-            tenant.engine.update()
-        self.running = []
+        """Run the jobs that the rule chooses, if there are any; whether there were."""
+        self._update()
+        before = len(self.running)
         self._sharing.start(self, self.now)
-        return bool(self.running)
+        return len(self.running) > before
 
     def wait(self) -> None:
-        """Rest, where a step had nothing to do."""
-        time.sleep(_NAP_S)
+        """Rest, where a step had nothing to do: a little, or until a job is done."""
+        jobs, until = len(self.running), self.now + _NAP_S
+
+        def over() -> bool:
+            self._update()
+            return len(self.running) < jobs or self.now >= until
+
+        if jobs:
+            wait(over)
+        else:
+            time.sleep(_NAP_S)
 
     def take(self, name: str) -> list[Event]:
         """What has come of a model's requests since the last call."""
@@ -176,25 +209,53 @@ class Unit:
 
     def prefill(self, tenant: Tenant) -> None:
         """Run a model's prompts."""
-        self._run(tenant, "encode")
+        self._run(tenant, "encode", tenant.limits.prefill_share)
 
     def decode(self, tenant: Tenant, most: int | None = None) -> None:
         """Run one decoding iteration of a model, unless all its sequences have been preempted."""
-        self._run(tenant, "decode")
+        self._run(tenant, "decode", tenant.limits.decode_share)
 
-    def _run(self, tenant: Tenant, phase: StagePhase) -> None:
+    def _run(self, tenant: Tenant, phase: StagePhase, share: float) -> None:
         began = self.now
-        if tenant.engine.run_phase(phase):
-            self.running.append(tenant)
-            tenant.idle_since_s = self.now
-            tenant.busy_s += tenant.idle_since_s - began
+        with tenant.on(phase):
+            ran = tenant.engine.run_phase(phase)
+        if ran:
+            tenant.job = Job(tenant, phase, share, began)
+            self.running.append(tenant.job)
+            if not self._beside:
+                self._end(tenant.job)
+
+    def _update(self) -> None:
+        """Take what has come, and end the jobs that are done."""
+        for tenant in self.tenants:
+            tenant.engine.update()
+        for job in self.running:
+            if job.tenant.job and not job.tenant.engine.computing:
+                self._end(job)
+        self.running = [job for job in self.running if job.tenant.job]
+
+    def _end(self, job: Job) -> None:
+        job.tenant.job, job.tenant.idle_since_s = None, self.now
+        job.tenant.busy_s += self.now - job.start_s
 
     def drain(self) -> None:
         """Run all requests to their ends, and let the other ranks go; on the first."""
+        while self._beside and self.running:  # what is queued on one stream knows nothing of the other
+            self.wait()
         for tenant in self.tenants:
-            tenant.engine.drain()
+            with tenant.on("decode"):
+                tenant.engine.drain()
 
     def close(self) -> None:
         """Give the memory back; all ranks call it, once the unit is drained."""
         for tenant in self.tenants:  # in one order on all ranks, which wait for each other
             tenant.engine.close()
+
+
+def _rule(share: Share, beside: bool) -> Sharing:
+    """How models that share devices take them: beside each other, or one job at a time."""
+    if beside:
+        return SpatialSharing()
+    if share.by == "priority":
+        return PrioritySharing(prompts_first=True)
+    return TimeSharing(in_order=share.pool == "merged")

@@ -27,7 +27,6 @@ from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.solo import solo_times
 from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.multimodel.tenant import Limits
 from xsimulator.replay.compiled import Replicas, Requests
 from xsimulator.replay.event_simulator import replay
 
@@ -140,9 +139,8 @@ def loads_of(
 
 
 def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
-    cost, policy = _cost(model.schedule, profile), OnePhasePolicy.of(model.schedule)
-    share, (order, known) = model.share.decode if model.share else 1.0, order_of(model, profile)
-    limits = Limits(policy.max_num_seqs, policy.max_num_batched_tokens, decode_share=share)
+    cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
+    limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
     return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else ())
 
 

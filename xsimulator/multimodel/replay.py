@@ -9,6 +9,7 @@ from typing import Literal
 from exegpt.batching import UNKNOWN, Hints, Ledger, Order, Sequence
 from exegpt.batching.kv_pool import KVPool
 from exegpt.orders import fcfs
+from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.served import Served
@@ -16,7 +17,7 @@ from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
-from xsimulator.multimodel.tenant import Limits, Tenant
+from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
@@ -37,7 +38,7 @@ class Load:
     cost: IterationCost
     requests: Items[RequestLengths]
     pool: KVPool
-    limits: Limits = field(default_factory=Limits)
+    limits: OnePhasePolicy = field(default_factory=OnePhasePolicy)
     order: Order = fcfs
     hints: Items[Hints] = ()
     """What the order must know of each request."""

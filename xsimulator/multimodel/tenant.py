@@ -19,16 +19,6 @@ MOST_AT_ONCE = 1024
 _COUNT = np.arange(float(MOST_AT_ONCE))
 
 
-@dataclass(frozen=True)
-class Limits(OnePhasePolicy):
-    """What one model may run at a time."""
-
-    prefill_share: float = 1.0
-    """Of the multiprocessors, while it prefills."""
-    decode_share: float = 1.0
-    """And while it decodes."""
-
-
 @dataclass(eq=False, slots=True)
 class Job:
     """A model's step, or a row of decoding iterations alike, on a share of the devices. Seconds."""
@@ -71,7 +61,7 @@ class Tenant:
     name: str
     ledger: Ledger
     cost: IterationCost
-    limits: Limits
+    limits: OnePhasePolicy
     record: Recorder
     job: Job | None = None
     """What it runs now."""

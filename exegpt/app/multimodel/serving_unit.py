@@ -24,6 +24,7 @@ from xrunner.comm.relay import way_to_frontend
 from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.multimodel import serving
+from xrunner.multimodel.multiprocessors import Unavailable, streams_on_shares
 from xrunner.multimodel.unit import Unit
 from xsimulator.multimodel.plan_replay import order_of
 
@@ -55,9 +56,7 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
     directories = ranks.attempt(lambda: {model.name: directory_of(model) for model in unit})
     attention = attention_for(unit, options.attention, device)
     profiles = measured_profiles(unit, directories, ranks, device, attention)
-    if unit[0].share and unit[0].share.by == "space" and not ranks.rank:
-        output.note("models that share by space take turns here: shares of multiprocessors are simulated alone")
-    engines = Unit.load(unit, directories, ranks, device, attention)
+    engines = Unit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
     engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
     with ExitStack() as stack:
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
@@ -111,6 +110,21 @@ def measured_profiles(
         job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
         profiles[model.name] = job.profile
     return profiles
+
+
+def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device") -> "list[torch.cuda.Stream]":
+    """On which the models decode beside each other, where they share by space and can; none: they take turns."""
+    shares = [model.share.decode for model in unit if model.share and model.share.by == "space"]
+    if not shares:
+        return []
+    try:
+        if ranks.size > 1:
+            raise Unavailable(f"each has {ranks.size} devices, and shares are of one")
+        return streams_on_shares(device, shares)
+    except Unavailable as why:
+        if not ranks.rank:
+            output.note(f"models that share by space take turns here: {why}")
+        return []
 
 
 def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:

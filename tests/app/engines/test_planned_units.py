@@ -108,6 +108,9 @@ def test_what_is_no_plan_is_refused(folder):
     assert "'a' shares its devices with others and has a schedule of several stages" in refused("--plan", wide)
     (note,) = simulated_alone(document.read(Plan, wide))
     assert note.startswith("shares of multiprocessors (a, b) are simulated only")
+    beside = [planned(folder, name, (0,), share=share) for name in "ab"]
+    on_cpu, on_gpu = (document.read(Plan, written(folder, *beside, kind=kind)) for kind in ("cpu", "cuda"))
+    assert len(simulated_alone(on_cpu)) == 1 and simulated_alone(on_gpu) == []
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
     assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
 

@@ -13,6 +13,8 @@ from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.policies.one_phase import OnePhasePolicy
+from exegpt.policies.sharing import SpatialSharing
 from exegpt.request import Request, Result
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths
@@ -25,7 +27,7 @@ from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token
 from xrunner.core.shared_cache import merged_caches
-from xrunner.multimodel.unit import Unit
+from xrunner.multimodel.unit import Tenant, Unit
 from xsimulator.multimodel.plan_replay import replay_models
 
 FEW = 6
@@ -54,8 +56,14 @@ def planned(directories, share, kv_blocks=FEW):
     return models
 
 
-def run(unit, todo, every=0):
-    """Add all requests, or one of each model after so many steps; results by model and id, and the jobs in order."""
+def alone(unit):
+    assert len(unit.running) == 1
+
+
+def run(unit, todo, every=0, look=alone):
+    """Add all requests, or one of each model after so many steps; results by model and id, and the jobs in order. After
+    every step that began a job, `look` at the unit.
+    """
     results, jobs = {name: {} for name in todo}, []
     left = {name: list(some) for name, some in todo.items()}
     tokens = {name: {} for name in todo}
@@ -67,8 +75,10 @@ def run(unit, todo, every=0):
                 if every:
                     break
         if unit.step():
-            (tenant,) = unit.running
-            jobs.append(tenant.name)
+            look(unit)
+            jobs.append(unit.running[-1].tenant.name)
+        elif unit.running:
+            unit.wait()
         for name in todo:
             for event in unit.take(name):
                 if isinstance(event, Token):
@@ -132,6 +142,36 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profi
         r for r, before in zip(rows, [None, *rows], strict=False) if r != before
     ]
     assert preempted == {name: one.preemptions for name, one in replays.items()}
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_models_compute_beside_each_other_on_a_gpu(directories, theirs, every):
+    """What one has queued isn't complete when the other's begins, and their tokens are transformers'."""
+    tenants = []
+    for model in planned(directories, Share("space", 0.5)):
+        engine = Engine(load_model(directories[model.name]), model.schedule, gpu=StandIn())
+        tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule, 0.5)))
+    unit = Unit(tenants, SpatialSharing())
+    unit.open()
+    at_once = set()
+
+    def look(unit):
+        running = unit.running
+        assert len({job.tenant.name for job in running}) == len(running), "a model does one thing at a time"
+        assert len(running) == 1 or unit.used <= 1 + SpatialSharing.OVERLAP
+        at_once.add(tuple(sorted(job.phase for job in running)))
+
+    results, _ = run(unit, {name: requests() for name in directories}, every, look)
+    assert ("decode", "decode") in at_once and ("encode", "encode") not in at_once
+    for tenant in unit.tenants:
+        assert tenant.engine.worker.gpu.replayed > 0 and tenant.ledger.preemptions > 0
+        assert tenant.ledger.pool.available == tenant.ledger.pool.total
+    unit.drain()
+    unit.close()
+    for name, want in theirs.items():
+        assert {i: list(r.output_ids) for i, r in results[name].items()} == {
+            i: list(out) for i, (out, _) in want.items()
+        }
 
 
 class Watched(DoublingBudget):

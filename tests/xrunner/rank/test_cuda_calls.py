@@ -49,16 +49,19 @@ def calls(monkeypatch):
         streams.pop()
 
     @contextlib.contextmanager
-    def graph(made, pool, capture_error_mode):
+    def graph(made, pool, stream, capture_error_mode):
         assert capture_error_mode == "thread_local"
         into.append(pool)
-        streams.append("graph")
+        streams.append(stream.name if stream else "graph")
         yield
         streams.pop()
 
+    class Current(SimpleNamespace):
+        def wait_stream(self, other):
+            calls.append(f"{self.name} waits for {other.name}")
+
     def current(device):
-        name = streams[-1]
-        return SimpleNamespace(name=name, wait_stream=lambda other: calls.append(f"{name} waits for {other.name}"))
+        return Current(name=streams[-1])
 
     def set_device(device):
         current_device.append(_get_device_index(device))
@@ -73,6 +76,7 @@ def calls(monkeypatch):
         "stream": on,
         "graph": graph,
         "current_stream": current,
+        "default_stream": lambda device: Current(name=streams[0]),
         "CUDAGraph": Graph,
     }
     for name, fake in fakes.items():
@@ -121,6 +125,14 @@ def test_a_graph_is_captured_after_two_calls_on_the_stream_that_computes(calls):
     assert calls.calls == ["device 1", *["compute on computing"] * 2, "compute on graph"]
     replay()
     assert calls.calls[-1] == "replay"
+
+
+def test_a_graph_keeps_to_the_stream_of_a_share(calls):
+    """By which its kernels have that share of the multiprocessors."""
+    gpu = Gpu(CUDA)
+    with torch.cuda.stream(SimpleNamespace(name="half")):
+        gpu.capture(lambda: calls.calls.append(f"compute on {calls.streams[-1]}"))
+    assert calls.calls == ["device 1", *["compute on half"] * 3]
 
 
 def test_graphs_share_no_memory_with_those_before_a_new_beginning(calls):

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool
+from exegpt.policies.one_phase import OnePhasePolicy as Limits
 from exegpt.policies.sharing import TimeSharing
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, times
 from xsimulator.multimodel.cluster import Cluster, Engine, ServiceRequests, replay_cluster
 from xsimulator.multimodel.replay import SHARINGS, Load, replay_unit
-from xsimulator.multimodel.tenant import Limits
 
 LIMITS = Limits(3, 25)
 

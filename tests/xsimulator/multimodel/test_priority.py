@@ -14,11 +14,11 @@ from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.orders.mlfq import SkipJoinMLFQ
 from exegpt.orders.product import Product
+from exegpt.policies.one_phase import OnePhasePolicy as Limits
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import MODELS, Cost, loads, times
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.multimodel.tenant import Limits
 
 
 class Shortest:
@@ -105,7 +105,15 @@ def test_whoever_has_starved_comes_first_and_stays_first():
     stream = [RequestLengths(4, 3, 0.05 * place) for place in range(100)]
     some = [
         Load("short", Cost(), stream, BlockPool(90, 4), Limits(1, 25), DoublingBudget(3.0, True), [short] * 100),
-        Load("long", Cost(), [RequestLengths(4, 20)], BlockPool(90, 4), Limits(), DoublingBudget(3.0, True), [long]),
+        Load(
+            "long",
+            Cost(),
+            [RequestLengths(4, 20)],
+            BlockPool(90, 4),
+            Limits(),
+            DoublingBudget(3.0, True),
+            [long],
+        ),
     ]
     run = replay_unit(some, PrioritySharing(prompts_first=False), timeline=True)
     (served,) = run.served["long"]

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from exegpt.batching import Ledger, Sequence
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.orders import fcfs
+from exegpt.policies.one_phase import OnePhasePolicy as Limits
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_unit import BLOCK, MODELS, Cost, loads
 from xsimulator.multimodel.quota_adaptation import FULL, GROWTH, HEADROOM, WINDOW, QuotaAdaptation
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.multimodel.tenant import Limits, Tenant
+from xsimulator.multimodel.tenant import Tenant
 from xsimulator.replay.record import Record
 
 LEAST = 5

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool, Ledger
 from exegpt.batching.shared_pool import QuotaPool, Store
+from exegpt.policies.one_phase import OnePhasePolicy as Limits
 from exegpt.policies.sharing import TimeSharing
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.multimodel.tenant import Limits
 
 BLOCK = 4
 REQUESTS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.floats(0, 3)), min_size=1, max_size=10)

@@ -8,11 +8,12 @@ from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.demand_graph import LLM
 from exegpt.orders import fcfs
 from exegpt.policies import sharing
+from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.schedule import StagePhase
 from xsimulator.multimodel.applications.demand import ServiceRates
 from xsimulator.multimodel.applications.orders import ApplicationOrder, WaitingCall
 from xsimulator.multimodel.applications.warm_cache import WarmCache
-from xsimulator.multimodel.tenant import Limits, Tenant
+from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.cells import Ran
 
@@ -31,7 +32,7 @@ class LLMLimits:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CallLimits(Limits):
+class CallLimits(OnePhasePolicy):
     """Which waiting calls' prompts are next."""
 
     order: ApplicationOrder
