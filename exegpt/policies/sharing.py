@@ -141,13 +141,11 @@ class TimeSharing:
     """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
 
     `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need that: a large
-    block would never be free while small ones are asked for. `oldest_first`: instead of turns, whoever has the resident
-    that arrived first decodes, until that one is done.
+    block would never be free while small ones are asked for.
     """
 
-    def __init__(self, in_order: bool, oldest_first: bool = False):
+    def __init__(self, in_order: bool):
         self._in_order = in_order
-        self._oldest_first = oldest_first
 
     def start(self, unit: Unit, now: float) -> None:
         """Start a job if none runs; a row ends where a prompt waits."""
@@ -159,12 +157,8 @@ class TimeSharing:
         if first:
             unit.prefill(first)
             return
-        decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
-        if self._oldest_first:  # the same one until a resident ends: rows need no cut
-            places = {id(tenant): place for place, tenant in enumerate(unit.tenants)}
-            decoding.sort(key=lambda tenant: (_oldest_s(tenant), places[id(tenant)]))
-        for tenant in decoding:
-            unit.decode(tenant, 1 if len(decoding) > 1 and not self._oldest_first else None)
+        for tenant, most in self._rows(unit, now):
+            unit.decode(tenant, most)
             if unit.running:
                 return
 
@@ -175,10 +169,43 @@ class TimeSharing:
             for place, tenant in enumerate(unit.tenants)
             if (first := tenant.first(now)) and (self._in_order or tenant.can_prefill(now))
         ]
-        if not arrivals:
-            return None
-        tenant: Tenant = unit.tenants[min(arrivals)[1]]
-        return tenant if tenant.can_prefill(now) else None
+        return _if_it_can_prefill(unit, arrivals, now)
+
+    def _rows(self, unit: Unit, now: float) -> list[tuple[Tenant, int | None]]:
+        """Who may decode, in order of preference, and for how many iterations in a row."""
+        decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
+        return [(tenant, 1 if len(decoding) > 1 else None) for tenant in decoding]
+
+
+class FirstComeSharing(TimeSharing):
+    """First come, first served over all models (the baseline in MuxServe's repository, `fcfs_schedule`).
+
+    No prompt overtakes an earlier one, whatever that one waits for: blocks, or a place among its model's sequences. The
+    model decodes that has the resident who arrived first, until a resident ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(in_order=True)
+
+    def _first(self, unit: Unit, now: float) -> Tenant | None:
+        arrivals = [
+            (first.arrival_s, place)
+            for place, tenant in enumerate(unit.tenants)
+            if (first := tenant.ledger.waiting.peek(now)) and first.ready_s <= now
+        ]
+        return _if_it_can_prefill(unit, arrivals, now)
+
+    def _rows(self, unit: Unit, now: float) -> list[tuple[Tenant, int | None]]:
+        decoding = [tenant for tenant in unit.tenants if tenant.can_decode(now)]
+        return [(tenant, None) for tenant in sorted(decoding, key=_oldest_s)]
+
+
+def _if_it_can_prefill(unit: Unit, arrivals: list[tuple[float, int]], now: float) -> Tenant | None:
+    """The model of the earliest arrival, by its place, if it can prefill."""
+    if not arrivals:
+        return None
+    tenant: Tenant = unit.tenants[min(arrivals)[1]]
+    return tenant if tenant.can_prefill(now) else None
 
 
 def _oldest_s(tenant: Tenant) -> float:

@@ -6,9 +6,9 @@ figure is fitted, on the popularity α = 0.7 alone: by how much jobs slow each o
 """
 
 import csv
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -17,7 +17,7 @@ import numpy as np
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.iteration_profile import IterationProfile
 from exegpt.policies.one_phase import OnePhasePolicy
-from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
+from exegpt.policies.sharing import FirstComeSharing, Sharing, SpatialSharing, TimeSharing
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.public_data import public_data
@@ -27,26 +27,27 @@ from xsimulator.multimodel.iteration_cost import TableCost
 from xsimulator.multimodel.replay import Load, replay_unit
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
-SHAPES = {"llama-7b": (32, 32, 6.74e9), "llama-13b": (40, 40, 13.0e9), "llama-30b": (60, 52, 32.5e9)}
-SHAPES |= {"llama-65b": (80, 64, 65.2e9)}
-"""Layers, heads and parameters; every head has 128 values."""
+SHAPES = {"llama-7b": (32, 32, 7), "llama-13b": (40, 40, 13), "llama-30b": (60, 52, 30), "llama-65b": (80, 64, 65)}
+"""Layers, heads and, by its name, billions of parameters; every head has 128 values."""
 STRATEGIES: dict[str, Callable[[], Sharing]] = {
-    "muxserve": SpatialSharing,
-    "temporal": lambda: TimeSharing(in_order=True, oldest_first=True),
-    "spatial": lambda: TimeSharing(in_order=False),
+    "muxserve": partial(SpatialSharing, overlap=0.2),
+    "temporal": FirstComeSharing,
+    "spatial": partial(TimeSharing, in_order=False),
 }
-"""How models share devices; those of `spatial` have theirs for themselves. Time sharing is first come, first served,
-prompts and decoding alike, over one cache without quotas, as in MuxServe's repository.
-"""
-LIMITED = "temporal, batches limited"
-"""Time sharing with the batches as limits by which the placement's estimate has the rates: the repository's script
-keeps them, but their figures aren't published. They are estimated here, and shown beside it.
-"""
+"""How models share devices, as MuxServe's repository configures them; those of `spatial` have theirs for themselves."""
+PREFILL_SHARES = {"llama-7b": 0.8, "llama-13b": 0.9}
+"""Of the multiprocessors, under MuxServe; other models' prompts have all."""
 BLOCK_TOKENS = 32
 PART_BYTES = 2 * 2 * 128 * BLOCK_TOKENS
 """The keys and values of one head of one layer for a block's tokens."""
-DEVICE_BYTES, OTHER_BYTES = 80e9 * 0.9, 7.6e9
-"""What an engine takes of a device, and what each model needs beside its weights."""
+DEVICE_BYTES = 85.1e9
+"""Of an A100-80GB, as the driver counts them."""
+KV_ALONE = 0.5
+"""The part of dedicated devices that is cache, in MuxServe's configuration."""
+OTHER_GB = 7.6
+"""What each model needs on each device beside its weights: activations, and two processes."""
+SEQUENCES = 256
+"""The most that a model decodes at once where no quota limits it."""
 INPUT, OUTPUT = (161, 1.5), (337, 1.0)
 """Mean tokens and coefficient of variation of log-normal lengths."""
 LONGEST = 1024
@@ -111,7 +112,7 @@ def reproduce(progress: Callable[[int, int], None]) -> Result:
     """Replay every published case."""
     folder = public_data("MuxServe's", "muxserve")
     profiles, measured = muxserve_profiles(folder / "llama_a100_cost.json"), read_measured(folder)
-    steps = 2 * len(measured) + 4 * len(CONTENTIONS)
+    steps = len(measured) + 4 * len(CONTENTIONS)
     done = 0
 
     def step() -> None:
@@ -124,8 +125,6 @@ def reproduce(progress: Callable[[int, int], None]) -> Result:
     for (alpha, scale), strategies in measured.items():
         step()
         simulated = {name: simulate(profiles, rows, name, contention) for name, rows in strategies.items()}
-        step()
-        simulated[LIMITED] = simulate(profiles, strategies["temporal"], LIMITED, contention)
         published = {name: Sums.of((row.throughput, row.rate) for row in rows) for name, rows in strategies.items()}
         cases.append(Case(alpha, scale, published, simulated))
     return Result(contention, tuple(cases))
@@ -166,32 +165,41 @@ def simulate(profiles: dict[str, IterationProfile], rows: list[Measured], strate
     units: dict[str, list[Measured]] = {}
     for row in rows:
         units.setdefault(row.llm if strategy == "spatial" else row.mesh, []).append(row)
-    rule, throughputs = STRATEGIES["temporal" if strategy == LIMITED else strategy], []
+    throughputs = []
     for unit in units.values():
-        run = replay_unit(_loads(profiles, unit, strategy), rule(), contention)
+        run = replay_unit(_loads(profiles, unit, strategy), STRATEGIES[strategy](), contention)
         throughputs += [(row.requests / run.served[row.llm][-1].finish_s, row.rate) for row in unit]
     return Sums.of(throughputs)
 
 
 def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy: str) -> list[Load]:
-    """The models of one unit, their caches in proportion to rate and heads."""
+    """The models of one unit: under MuxServe with quotas of the cache in proportion to rate and heads, and shares of
+    the multiprocessors; else over all of the cache, up to `SEQUENCES` each.
+    """
     devices = unit[0].devices
-    weights = sum(2 * SHAPES[row.model][2] for row in unit)
-    kv_bytes = devices * DEVICE_BYTES - weights - len(unit) * OTHER_BYTES
-    store = Store(int(kv_bytes / PART_BYTES))
+    part = KV_ALONE if strategy == "spatial" else _kv_part([SHAPES[row.model][2] for row in unit], devices)
+    store = Store(int(devices * part * DEVICE_BYTES / PART_BYTES))
     heads = [SHAPES[row.model][0] * SHAPES[row.model][1] for row in unit]
     wanted = sum(row.rate * parts for row, parts in zip(unit, heads, strict=True))
     loads = []
     for row, parts in zip(unit, heads, strict=True):
         cost = TableCost(profiles[row.model], devices)
-        quota = max(int(store.total * row.rate * parts / wanted), parts * (1 + 2 * LONGEST // BLOCK_TOKENS))
-        share = _decode_share(cost, row.rate)
-        limits = OnePhasePolicy(decode_share=share) if strategy == "muxserve" else OnePhasePolicy()
-        if strategy == LIMITED:
-            limits = OnePhasePolicy(max_num_seqs=_batch(cost, row.rate, share))
-        pool = QuotaPool(store, parts, BLOCK_TOKENS, quota if strategy == "muxserve" else store.total)
-        loads.append(Load(row.llm, cost, _requests(row), pool, limits))
+        quota, limits = store.total, OnePhasePolicy(SEQUENCES)
+        if strategy == "muxserve":
+            quota = max(int(store.total * row.rate * parts / wanted), parts * (1 + 2 * LONGEST // BLOCK_TOKENS))
+            prefill_share = PREFILL_SHARES.get(row.model, 1.0)
+            limits = OnePhasePolicy(
+                row.requests, prefill_share=prefill_share, decode_share=_decode_share(cost, row.rate)
+            )
+        loads.append(Load(row.llm, cost, _requests(row), QuotaPool(store, parts, BLOCK_TOKENS, quota), limits))
     return loads
+
+
+def _kv_part(billions: list[int], devices: int) -> float:
+    """The part of a mesh's devices that is cache beside models of so many parameters in float16, as MuxServe's
+    placement configures it.
+    """
+    return (80 - sum(2 * each for each in billions) / devices - OTHER_GB * len(billions)) / 80
 
 
 def _decode_share(cost: TableCost, rate: float) -> float:
@@ -202,11 +210,6 @@ def _decode_share(cost: TableCost, rate: float) -> float:
             if alone + min(0.5, 0.1 * alone) >= rate:
                 return share
     return DECODE_SHARES[-1]
-
-
-def _batch(cost: TableCost, rate: float, share: float) -> int:
-    """The smallest batch with which a model alone has its rate (MuxServe's candidates); the largest where none does."""
-    return min(256, 1 + bisect_left(range(1, 257), rate, key=lambda batch: _throughput(cost, batch, share)))
 
 
 def _throughput(cost: TableCost, batch: int, share: float) -> float:
@@ -237,8 +240,7 @@ def sections(result: Result) -> list[Section]:
 
 
 def _ratios(result: Result) -> Section:
-    rows, first, near, signs = [], 0, {"spatial": [0, 0], "temporal": [0, 0]}, {"temporal": 0, LIMITED: 0}
-    differing = 0
+    rows, first, near, signs = [], 0, {"spatial": [0, 0], "temporal": [0, 0]}, [0, 0]
     for case in result.cases:
         cells = [f"{case.alpha} × {case.scale}"]
         best = all(
@@ -253,19 +255,15 @@ def _ratios(result: Result) -> Section:
             if other == "spatial" or (case.alpha, case.scale) not in TRUNCATED:
                 near[other][0] += abs(ours / theirs - 1) <= 0.2
                 near[other][1] += 1
-        theirs = case.measured["temporal"].plain / case.measured["spatial"].plain
+        ours, theirs = (sums["temporal"].plain / sums["spatial"].plain for sums in (case.simulated, case.measured))
         if abs(theirs - 1) > 0.1 and (case.alpha, case.scale) not in TRUNCATED:
-            differing += 1
-            for name in signs:
-                if name in case.simulated:
-                    ours = case.simulated[name].plain / case.simulated["spatial"].plain
-                    signs[name] += (ours > 1) == (theirs > 1)
+            signs[0] += (ours > 1) == (theirs > 1)
+            signs[1] += 1
         rows.append((*cells, "yes" if best else "no"))
     notes = (
         f"MuxServe is first by both sums in {first} of {len(result.cases)} cases (measured: in all).",
         *(f"MuxServe over {name}: within 20 % in {n} of {count}." for name, (n, count) in near.items()),
-        f"Whether time sharing beats dedicated devices: right in {signs['temporal']} of {differing}; with batches "
-        f"limited in {signs[LIMITED]}.",
+        f"Whether time sharing beats dedicated devices: right in {signs[0]} of {signs[1]}.",
         f"Contention {result.contention:g}, fitted on α = {FITTED_ON} alone.",
     )
     columns = ("α × scale", "over spatial", "here", "off", "over temporal", "here", "off", "first")
@@ -273,7 +271,7 @@ def _ratios(result: Result) -> Section:
 
 
 def _sums(result: Result) -> Section:
-    """Sums as measured and here, then time sharing with its batches limited."""
+    """Sums as measured and here."""
     rows: list[tuple[str, ...]] = []
     off: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for case in result.cases:
@@ -283,10 +281,8 @@ def _sums(result: Result) -> Section:
             cells += [figure_text(theirs), figure_text(ours)]
             if name != "temporal" or (case.alpha, case.scale) not in TRUNCATED:
                 off[name].append(ours / theirs - 1)
-        limited = case.simulated.get(LIMITED)
-        cells += [figure_text(limited.plain) if limited else "–"]
         rows.append(tuple(cells))
-    columns = ("α × scale", *(head for name in STRATEGIES for head in (name, "here")), LIMITED)
+    columns = ("α × scale", *(head for name in STRATEGIES for head in (name, "here")))
     notes = tuple(
         f"{name}: {signed_percent(min(each))} to {signed_percent(max(each))}." for name, each in off.items() if each
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from exegpt.batching import BlockPool, Ledger
 from exegpt.batching.shared_pool import QuotaPool, Store
 from exegpt.policies.one_phase import OnePhasePolicy as Limits
-from exegpt.policies.sharing import TimeSharing
+from exegpt.policies.sharing import FirstComeSharing, TimeSharing
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.replay import Load, replay_unit
 
@@ -103,7 +103,7 @@ def test_shares_never_exceed_the_devices_and_their_overlap(models):
         assert len({s.stage for s in at}) == len(at)
 
 
-FIRST_COME = TimeSharing(in_order=True, oldest_first=True)
+FIRST_COME = FirstComeSharing()
 
 
 @settings(deadline=None, max_examples=100)
@@ -125,6 +125,19 @@ def test_who_decodes_next(turns):
     run = replay_unit(pair, rule, timeline=True)
     decoded = [span.stage for span in run.spans if span.phase == "decode" for _ in range(span.tokens)]
     assert decoded == ([1, 0] * 4 if turns else [1] * 4 + [0] * 4)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_prompt_at_its_models_limit_holds_all_later_ones_back(strict):
+    """Model a decodes one sequence at a time: its second prompt waits; first come, first served, b's later one too."""
+    rule = FIRST_COME if strict else TimeSharing(in_order=True)
+    requests = {"a": [RequestLengths(4, 6), RequestLengths(4, 2, 0.001)], "b": [RequestLengths(4, 2, 0.002)]}
+    pair = [Load(name, Cost(), rows, BlockPool(12, BLOCK), Limits(1)) for name, rows in requests.items()]
+    run = replay_unit(pair, rule)
+    first, second = run.served["a"]
+    (other,) = run.served["b"]
+    assert (other.start_s >= second.start_s >= first.finish_s) == strict
+    assert (other.start_s < first.finish_s) != strict
 
 
 def test_every_models_blocks_are_checked_at_the_end(monkeypatch):
