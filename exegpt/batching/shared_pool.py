@@ -1,18 +1,25 @@
-"""Pools of several models over one memory: MuxServe's quotas of head-wise blocks, SeaLLM's merged blocks.
+"""Pools of several models over one memory: quotas (MuxServe's head-wise blocks, or slabs) and SeaLLM's merged blocks.
 
 Each model's ledger has a pool of its own kind of blocks; what they take of the memory that the models have together is
-counted here.
+counted here. Plans run on merged blocks or slabs, whose blocks are contiguous; head-wise blocks, whose parts lie
+anywhere, are simulated.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import Literal
 
 from exegpt.batching.kv_pool import BlockPool, check_size
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.schedule import Schedule
+
+SLABS = 16
+"""Slabs per model that a memory has at least, where it has so many blocks: a quota moves by a tenth at a time."""
+LARGEST_SLAB = 256
+"""Of the largest model's blocks: then the room that is lost at a slab's end is negligible."""
 
 
 class Store:
@@ -43,6 +50,10 @@ class QuotaPool(BlockPool):
             raise ValueError(f"a quota of {quota} parts for {self.held} blocks of {self.parts}")
         self.quota, self.total = quota, min(quota, self._store.total) // self.parts
 
+    def parts_for(self, blocks: int) -> int:
+        """Parts that so many blocks take."""
+        return blocks * self.parts
+
     @property
     def available(self) -> int:
         """Blocks within the quota that the store has room for."""
@@ -65,11 +76,12 @@ class MergedPool:
     one as fit whole, and a merged block has those of one model alone (SeaLLM).
 
     A block's number is where it begins in the memory, counted in pieces of which a block has so many: the keys, or the
-    values, of one layer, where the memory is a tensor (`KVMemory`). `most` limits the merged blocks that it may have.
+    values, of one layer, where the memory is a tensor (`KVCache.over`). `quota` limits the merged blocks that it may
+    have.
     """
 
     def __init__(
-        self, merged: "MergedBlocks", block_bytes: int, block_size: int, pieces: int = 1, most: int | None = None
+        self, merged: "MergedBlocks", block_bytes: int, block_size: int, pieces: int = 1, quota: int | None = None
     ):
         if block_bytes > merged.bytes:
             raise InputError(f"A block of {block_bytes:,} bytes fits no merged block of {merged.bytes:,} bytes.")
@@ -78,7 +90,7 @@ class MergedPool:
         self.slots = merged.bytes // block_bytes
         self._apart = merged.bytes * pieces // block_bytes
         """Pieces from one merged block to the next."""
-        self.most = merged.total if most is None else min(most, merged.total)
+        self.quota = merged.total if quota is None else min(quota, merged.total)
         self._open: dict[int, list[int]] = {}
         """Merged blocks of this model with free slots, and those."""
         self._own = 0
@@ -87,13 +99,31 @@ class MergedPool:
     @property
     def total(self) -> int:
         """Blocks, had this model all the memory that it may have."""
-        return self.most * self.slots
+        return self.quota * self.slots
+
+    @property
+    def held(self) -> int:
+        """Blocks that sequences hold."""
+        return self._own * self.slots - self._free_slots
+
+    @property
+    def _free_slots(self) -> int:
+        return sum(map(len, self._open.values()))
 
     @property
     def available(self) -> int:
         """Free slots in blocks of its own, and those of free merged blocks."""
-        more = max(0, min(self._merged.free, self.most - self._own))
-        return sum(map(len, self._open.values())) + more * self.slots
+        return self._free_slots + min(self._merged.free, self.quota - self._own) * self.slots
+
+    def parts_for(self, blocks: int) -> int:
+        """Merged blocks that it has once it holds so many of its own blocks, no fewer than now."""
+        return max(self._own, -(-blocks // self.slots))
+
+    def resize(self, quota: int) -> None:
+        """Another quota, of no fewer merged blocks than it has."""
+        if quota < max(1, self._own):
+            raise ValueError(f"a quota of {quota} merged blocks, of which the model has {self._own}")
+        self.quota = quota
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens need."""
@@ -142,9 +172,10 @@ class MergedPool:
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless the slots of its merged blocks are free or held by one sequence each."""
-        free = sum(map(len, self._open.values()))
-        if held.total() != len(held) or len(held) + free != self._own * self.slots:
-            raise AssertionError(f"{held.total()} held + {free} free slots are not {self._own} × {self.slots}")
+        if held.total() != len(held) or len(held) != self.held:
+            raise AssertionError(
+                f"{held.total()} held + {self._free_slots} free slots are not {self._own} × {self.slots}"
+            )
 
 
 class MergedBlocks:
@@ -197,12 +228,61 @@ def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
     return bytes * sum(-(-blocks // (bytes // size)) for (size, _), blocks in zip(sizes, sequences, strict=True))
 
 
+def shared_pools(
+    schedules: Items[Schedule], pool: Literal["quotas", "merged"]
+) -> tuple[MergedBlocks, list[MergedPool]]:
+    """One memory on a device for the KV blocks of these schedules, of one stage each, and each one's pool of it."""
+    return (quota_pools if pool == "quotas" else merged_pools)(schedules)
+
+
+def least_quota(schedule: Schedule) -> int:
+    """Blocks that a schedule's quota keeps: those of the longest sequence of its workload."""
+    lengths = schedule.workload
+    longest = min(schedule.model.spec.context, lengths.input.max + lengths.output.max)
+    return min(schedule.kv_blocks, -(-longest // schedule.block_size))
+
+
 def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
     """The memory that the KV blocks of these schedules, of one stage each, come to together on a device, and each one's
     pool of it.
     """
-    sizes = [block_of(s.model.spec, s.block_size, s.kv_dtype, s.stages[0].tp) for s in schedules]
+    sizes = [*map(block_size, schedules)]
     memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
     merged = MergedBlocks.within(memory_bytes, sizes)
     pairs = zip(schedules, sizes, strict=True)
     return merged, [MergedPool(merged, size, s.block_size, pieces) for s, (size, pieces) in pairs]
+
+
+def quota_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
+    """Memory on a device for the KV blocks of these schedules, of one stage each, and each one's pool, with a quota of
+    at least as many blocks as its schedule has. The memory is in slabs: merged blocks that hold many of a model's, so
+    that hardly any room is lost, few enough to move from one model's quota to another's.
+    """
+    sizes = [*map(block_size, schedules)]
+    slab = _slab_bytes(sizes, [s.kv_blocks for s in schedules])
+    quotas = [_slabs(slab, size, s.kv_blocks) for s, (size, _) in zip(schedules, sizes, strict=True)]
+    merged = MergedBlocks(sum(quotas), slab)
+    rows = zip(schedules, sizes, quotas, strict=True)
+    return merged, [MergedPool(merged, size, s.block_size, pieces, quota) for s, (size, pieces), quota in rows]
+
+
+def block_size(schedule: Schedule) -> tuple[int, int]:
+    """Bytes and pieces of a schedule's KV block on one device; it has one stage."""
+    return block_of(schedule.model.spec, schedule.block_size, schedule.kv_dtype, schedule.stages[0].tp)
+
+
+def _slabs(slab: int, size: int, blocks: int) -> int:
+    """Slabs of `slab` bytes that so many blocks of `size` bytes need."""
+    return -(-blocks // (slab // size))
+
+
+def _slab_bytes(sizes: Items[tuple[int, int]], blocks: Items[int]) -> int:
+    """Bytes of the slabs that take the least memory for so many blocks of each model, of those small enough."""
+    step = merged_bytes(sizes)
+    memory_bytes = sum(count * size for count, (size, _) in zip(blocks, sizes, strict=True))
+    largest = max(1, min(LARGEST_SLAB, memory_bytes // (SLABS * len(sizes) * step)))
+
+    def need(slab: int) -> int:
+        return slab * sum(_slabs(slab, size, count) for count, (size, _) in zip(blocks, sizes, strict=True))
+
+    return min((factor * step for factor in range(1, largest + 1)), key=need)

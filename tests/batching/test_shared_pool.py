@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory, merged_pools
+from exegpt.batching.shared_pool import (
+    MergedBlocks,
+    MergedPool,
+    QuotaPool,
+    Store,
+    block_size,
+    least_memory,
+    least_quota,
+    merged_pools,
+    quota_pools,
+    shared_pools,
+)
 from exegpt.errors import InputError
+from exegpt.workload import Workload
 from tests.exegpt.nouns import schedule
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 5)), max_size=60)
@@ -68,7 +80,7 @@ def test_no_two_blocks_overlap_in_memory(actions, total, kinds):
     merged = MergedBlocks.within(total * 10_000_000, sizes)
     assert merged.bytes >= max(size for size, _ in sizes)
     assert all(merged.bytes % (size // pieces) == 0 for size, pieces in sizes)
-    pools = [MergedPool(merged, size, 16, pieces, most=1 + merged.total // 2) for size, pieces in sizes]
+    pools = [MergedPool(merged, size, 16, pieces, quota=1 + merged.total // 2) for size, pieces in sizes]
     held = follow(pools, actions)
     spans = sorted(
         (block * size // pieces, block * size // pieces + size)
@@ -81,7 +93,7 @@ def test_no_two_blocks_overlap_in_memory(actions, total, kinds):
 
 def test_a_model_keeps_to_the_merged_blocks_that_it_may_have():
     merged = MergedBlocks(4, 100)
-    pool = MergedPool(merged, 50, 16, most=1)
+    pool = MergedPool(merged, 50, 16, quota=1)
     assert pool.total == pool.available == 2
     pool.allocate(2)
     assert pool.available == 0 and merged.free == 3
@@ -159,3 +171,79 @@ def test_the_blocks_of_schedules_come_to_one_memory():
     schedules = [replace(schedule("orca"), kv_blocks=blocks) for blocks in (7, 5)]
     merged, pools = merged_pools(schedules)
     assert merged.free == 12 and [(pool.total, pool.slots, pool.block_size) for pool in pools] == [(12, 1, 16)] * 2
+
+
+def of(layers, kv_heads, blocks):
+    """A schedule of a model of so many layers and heads."""
+    like = schedule("orca")
+    spec = replace(like.model.spec, layers=layers, heads=8 * kv_heads, kv_heads=kv_heads)
+    return replace(like, model=replace(like.model, spec=spec), kv_blocks=blocks)
+
+
+SMALL = st.builds(of, st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))
+MODELS = st.lists(st.builds(of, st.integers(1, 80), st.integers(1, 16), st.integers(1, 4000)), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(MODELS)
+def test_slabs_hold_what_schedules_have_and_lose_little(schedules):
+    slabs, pools = quota_pools(schedules)
+    sizes = [block_size(one)[0] for one in schedules]
+    assert sum(pool.quota for pool in pools) == slabs.total
+    for one, size, pool in zip(schedules, sizes, pools, strict=True):
+        assert one.kv_blocks <= pool.total and pool.slots == slabs.bytes // size
+        assert pool.total - pool.slots < one.kv_blocks, "and a slab less would not do"
+    wanted = sum(one.kv_blocks * size for one, size in zip(schedules, sizes, strict=True))
+    if wanted > 2000 * len(schedules) * max(sizes):
+        assert slabs.total * slabs.bytes < 1.02 * wanted
+        assert slabs.total >= 16 * len(schedules)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.builds(of, st.integers(1, 8), st.integers(1, 4), st.integers(1, 40)), min_size=3, max_size=3), ACTIONS
+)
+def test_a_quota_can_be_used_up_whatever_the_others_hold(schedules, actions):
+    slabs, pools = quota_pools(schedules)
+    held = follow(pools, actions)
+    for pool, own in zip(pools, held, strict=True):
+        assert pool.held == len(own) and pool.available == pool.total - pool.held
+        own += pool.allocate(pool.available)
+    assert slabs.free == 0
+
+
+def test_models_that_are_alike_have_slabs_of_one_block():
+    slabs, pools = quota_pools([of(4, 2, 700), of(4, 2, 41)])
+    assert (slabs.total, [pool.total for pool in pools], pools[0].slots) == (741, [700, 41], 1)
+
+
+def test_a_quota_of_slabs_moves_as_far_as_its_slabs_allow():
+    """Slabs of three blocks each."""
+    slabs = MergedBlocks(4, 90)
+    pool = MergedPool(slabs, 30, 16, quota=2)
+    blocks = pool.allocate(4)
+    assert (pool.held, pool.available, pool.parts_for(4), pool.parts_for(7)) == (4, 2, 2, 3)
+    with pytest.raises(ValueError, match="a quota of 1 merged blocks, of which the model has 2"):
+        pool.resize(1)
+    pool.resize(3)
+    assert (pool.total, pool.available) == (9, 5)
+    pool.free(blocks[:3])
+    assert (pool.held, pool.parts_for(0)) == (1, 1)
+    pool.resize(1)
+    assert (pool.total, pool.available, slabs.free) == (3, 2, 3)
+    pool.free(blocks[3:])
+    with pytest.raises(ValueError, match="a quota of 0"):
+        pool.resize(0)
+
+
+def test_a_quota_keeps_room_for_the_longest_sequence_of_its_workload():
+    like, lengths = of(4, 2, 100), Workload.fixed(100, 61)
+    assert least_quota(replace(like, workload=lengths)) == 11
+    assert least_quota(replace(like, workload=lengths, kv_blocks=3)) == 3
+    assert least_quota(replace(like, workload=Workload.fixed(1000, 900))) == 1024 // 16, "the context"
+
+
+def test_pools_are_quotas_or_merged_as_a_plan_says():
+    schedules = [of(4, 2, 7), of(2, 2, 5)]
+    for kind, totals in (("quotas", [7, 6]), ("merged", [9, 18])):
+        assert [pool.total for pool in shared_pools(schedules, kind)[1]] == totals

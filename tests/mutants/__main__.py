@@ -47,7 +47,7 @@ TESTS = {
     **dict.fromkeys(
         ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
         " ".join(
-            f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "quota_adaptation", "cluster")
+            f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "cluster")
         ),
     ),
     **dict.fromkeys(

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.shared_pool import merged_pools
+from exegpt.batching.shared_pool import MergedPool, block_size, merged_bytes, shared_pools
 from exegpt.models import KVCache
 from exegpt.models.cache import scattered_zeros
 from exegpt.models.device import CPU
@@ -21,21 +21,22 @@ class SharedCache:
     """One model's blocks of a memory."""
 
     cache: KVCache
-    pool: KVPool
+    pool: MergedPool
 
 
-def merged_caches(schedules: Sequence[Schedule], ranks: Ranks, device: torch.device = CPU) -> list[SharedCache]:
-    """For each schedule of one stage its blocks of one memory of this rank, as large as their blocks come to together,
-    and one merged block that no pool has.
-    All ranks call it; InputError, on all of them, where a device hasn't got it.
+def shared_caches(
+    schedules: Sequence[Schedule], pool: Literal["quotas", "merged"], ranks: Ranks, device: torch.device = CPU
+) -> list[SharedCache]:
+    """For each schedule of one stage its blocks of one memory of this rank, in which there is one merged block more
+    than the pools have. All ranks call it; InputError, on all of them, where a device hasn't got the memory.
     """
-    merged, pools = merged_pools(schedules)
-    need = (merged.total + 1) * merged.bytes  # one for rows that only fill up
+    merged, pools = shared_pools(schedules, pool)
+    need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # for rows that only fill up
     what = f"The memory for the KV blocks of {len(schedules)} models"
     check_memory(device, ranks, what, need, "plan with a smaller --memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)
     memory.zero_()  # so that the system maps it now and not during a run
-    return [SharedCache(_view(memory, schedule), pool) for schedule, pool in zip(schedules, pools, strict=True)]
+    return [SharedCache(_view(memory, schedule), own) for schedule, own in zip(schedules, pools, strict=True)]
 
 
 def _view(memory: torch.Tensor, schedule: Schedule) -> KVCache:

@@ -13,10 +13,12 @@ import torch
 
 from exegpt.batching import Ledger
 from exegpt.batching import Sequence as LedgerSequence
+from exegpt.batching.shared_pool import least_quota
 from exegpt.models.device import CPU
 from exegpt.plan import PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
+from exegpt.policies.quota_adaptation import QuotaAdaptation
 from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from exegpt.request import Request
 from exegpt.schedule import StagePhase
@@ -25,7 +27,7 @@ from xrunner.comm.transport import wait
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.core.events import Event
-from xrunner.core.shared_cache import SharedCache, merged_caches
+from xrunner.core.shared_cache import shared_caches
 from xrunner.rank.warm_up import Extent
 from xrunner.rank.worker import serve
 
@@ -55,6 +57,8 @@ class Tenant:
     limits: OnePhasePolicy
     streams: Mapping[StagePhase, torch.cuda.Stream] = field(default_factory=dict)
     """What each phase is queued on, where that isn't the device's usual stream."""
+    least: int | None = None
+    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
     job: Job | None = None
     """What it runs now."""
     idle_since_s: float = 0.0
@@ -70,6 +74,11 @@ class Tenant:
     def ledger(self) -> Ledger:
         """Its requests."""
         return self.engine.ledger
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that its job takes when it ends: none, a row of one has them from its beginning."""
+        return 0
 
     def first(self, now: float) -> LedgerSequence | None:
         """The waiting prompt that is admitted next, if its blocks are free."""
@@ -96,6 +105,7 @@ class Unit:
         self.running: list[Job] = []
         """Jobs under way. One at a time, what was run last: on a GPU the next is queued behind it."""
         self._by_name = {tenant.name: tenant for tenant in tenants}
+        self._quotas = QuotaAdaptation({})
 
     @staticmethod
     def load(
@@ -112,11 +122,9 @@ class Unit:
         """
         assert all(len(m.schedule.stages) * m.schedule.replicas == 1 for m in models), "all devices are one stage"
         ranks = ranks or Ranks()
-        shared: list[SharedCache | None] = [None] * len(models)
         share = models[0].share
         assert share, "models of a unit share their devices"
-        if share.pool == "merged":
-            shared = [*merged_caches([model.schedule for model in models], ranks, device)]
+        shared = shared_caches([model.schedule for model in models], share.pool, ranks, device)
         tenants = []
         for place, (model, cache) in enumerate(zip(models, shared, strict=True)):
             engine = Engine.load(
@@ -131,7 +139,8 @@ class Unit:
             if streams:
                 own = {"encode": torch.cuda.Stream(device), "decode": streams[place]}
             limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
-            tenants.append(Tenant(model.name, engine, limits, own))
+            least = least_quota(model.schedule) if share.pool == "quotas" else None
+            tenants.append(Tenant(model.name, engine, limits, own, least))
         return Unit(tenants, _rule(share, beside=bool(streams)))
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
@@ -148,6 +157,8 @@ class Unit:
             torch.cuda.empty_cache()
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)
+        if self.leads:
+            self._quotas = QuotaAdaptation({t: t.least for t in self.tenants if t.least is not None})
 
     @property
     def leads(self) -> bool:
@@ -237,6 +248,8 @@ class Unit:
     def _end(self, job: Job) -> None:
         job.tenant.job, job.tenant.idle_since_s = None, self.now
         job.tenant.busy_s += self.now - job.start_s
+        if job.phase == "decode":
+            self._quotas.decoded(job.tenant, 1, self.now)
 
     def drain(self) -> None:
         """Run all requests to their ends, and let the other ranks go; on the first."""

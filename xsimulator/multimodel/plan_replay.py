@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from exegpt.batching import Hints, Order, deal
 from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.shared_pool import QuotaPool, Store, block_of, merged_pools
+from exegpt.batching.shared_pool import block_of, least_quota, shared_pools
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
 from exegpt.orders import fcfs
@@ -132,16 +132,18 @@ def loads_of(
     unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
 ) -> list[Load]:
     """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
+    _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
     return [
         _load(model, pool, profiles[model.name], requests.get(model.name, ()))
-        for model, pool in zip(unit, _pools(unit), strict=True)
+        for model, pool in zip(unit, pools, strict=True)
     ]
 
 
 def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
     cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
     limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
-    return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else ())
+    least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
+    return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else (), least)
 
 
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
@@ -171,23 +173,6 @@ def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float6
     """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
     drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.context)
     return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
-
-
-def _pools(unit: Items[PlannedModel]) -> Items[KVPool]:
-    """Each model's pool of the memory that their schedules' KV blocks come to together."""
-    if unit[0].share is not None and unit[0].share.pool == "merged":
-        return merged_pools([model.schedule for model in unit])[1]
-    store = Store(sum(model.schedule.kv_blocks * _parts(model) for model in unit))
-    return [
-        QuotaPool(store, _parts(model), model.schedule.block_size, model.schedule.kv_blocks * _parts(model))
-        for model in unit
-    ]
-
-
-def _parts(model: PlannedModel) -> int:
-    """Head-wise parts of one of its KV blocks."""
-    spec = model.schedule.model.spec
-    return spec.layers * spec.kv_heads
 
 
 def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:

@@ -16,7 +16,6 @@ from exegpt.served import Served
 from exegpt.timeline import Span
 from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
-from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
 from xsimulator.replay.event_queue import run
@@ -42,6 +41,8 @@ class Load:
     order: Order = fcfs
     hints: Items[Hints] = ()
     """What the order must know of each request."""
+    least: int | None = None
+    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +69,16 @@ def replay_unit(
     contention: float = 1.0,
     timeline: bool = False,
     step_by_step: bool = False,
-    adapt_quotas: bool = False,
     overhead: float = 1.0,
 ) -> UnitReplay:
     """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs; `overhead`: how much longer all take. `adapt_quotas`: the models' quotas follow
-    what they use. InputError for a request that its pool could not hold.
+    begins while another model's runs; `overhead`: how much longer all take. InputError for a request that its pool
+    could not hold.
     """
     records = {load.name: Record(len(load.requests), lambda _: 0, False) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
     unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
-    if adapt_quotas:
-        longest = [max([r.input + r.output for r in load.requests], default=1) for load in loads]
-        pairs = zip(tenants, longest, strict=True)
-        unit.quotas = QuotaAdaptation({t: t.ledger.pool.blocks_for(tokens) for t, tokens in pairs})
     run([unit])
     for tenant in tenants:
         tenant.ledger.check()
@@ -100,7 +96,8 @@ def _tenant(load: Load, record: Record) -> Tenant:
 
 def empty_tenant(load: Load, record: Record) -> Tenant:
     """A model before any request of its load has come."""
-    return Tenant(load.name, Ledger(load.pool, load.order, admission="grow"), load.cost, load.limits, record)
+    ledger = Ledger(load.pool, load.order, admission="grow")
+    return Tenant(load.name, ledger, load.cost, load.limits, record, load.least)
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:

@@ -63,6 +63,8 @@ class Tenant:
     cost: IterationCost
     limits: OnePhasePolicy
     record: Recorder
+    least: int | None = None
+    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
     job: Job | None = None
     """What it runs now."""
     resumes_s: float = 0.0
@@ -89,7 +91,7 @@ class Tenant:
 
     @property
     def ahead(self) -> int:
-        """Blocks that the row that runs will have taken when it ends."""
+        """Blocks that the running row will have taken when it ends, and the pool hasn't given yet."""
         if self.job is None or not self.job.step.decode:
             return 0
         rows, pool = len(self.job.ends), self.ledger.pool

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exegpt.batching import Sequence
+from exegpt.policies.quota_adaptation import QuotaAdaptation
 from exegpt.policies.sharing import Sharing
 from exegpt.timeline import Span
-from xsimulator.multimodel.quota_adaptation import QuotaAdaptation
 from xsimulator.multimodel.tenant import Job, Tenant
 
 
@@ -30,12 +30,14 @@ class Unit:
     """Pieces of work, where they are kept."""
     step_by_step: bool = False
     """Whether every iteration is followed alone: the same result, slower."""
-    quotas: QuotaAdaptation | None = None
-    """What changes the models' quotas, where they change."""
     running: list[Job] = field(default_factory=list)
     now: float = 0.0
     _settled: bool = field(default=False, init=False)
     """Whether the rule of sharing has started what can start now."""
+    _quotas: QuotaAdaptation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._quotas = QuotaAdaptation({t: t.least for t in self.tenants if t.least is not None})
 
     @property
     def used(self) -> float:
@@ -114,8 +116,8 @@ class Unit:
             return
         self.running = [job for job in self.running if job.end_s > self.now]
         for job in over:
-            if self.quotas and job.phase == "decode":
-                self.quotas.decoded(job.tenant, len(job.ends), self.now)
+            if job.phase == "decode":
+                self._quotas.decoded(job.tenant, len(job.ends), self.now)
             job.tenant.finish()
             if self.spans is not None:
                 self._keep(job)

@@ -13,6 +13,7 @@ from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.policies import quota_adaptation
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.sharing import SpatialSharing
 from exegpt.request import Request, Result
@@ -26,7 +27,7 @@ from xrunner.comm.ranks import Ranks
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token
-from xrunner.core.shared_cache import merged_caches
+from xrunner.core.shared_cache import shared_caches
 from xrunner.multimodel.unit import Tenant, Unit
 from xsimulator.multimodel.plan_replay import replay_models
 
@@ -123,6 +124,29 @@ def test_a_model_takes_the_memory_that_the_other_does_not_need(directories):
     assert counts["merged"] < counts["quotas"]
 
 
+def test_a_quota_grows_where_the_other_model_is_idle(directories, theirs, monkeypatch):
+    """However many requests are usual; fewer of its sequences are preempted, and their tokens stay."""
+    monkeypatch.setattr(quota_adaptation, "WINDOW", 4)
+    monkeypatch.setattr(quota_adaptation, "CROWDED", 0.0)
+    models, preempted, quotas = planned(directories, SHARES[0], 14), {}, {}
+    todo = [Request(f"{i}-{r.id}", r.prompt_ids, r.max_tokens) for i in range(4) for r in requests()]
+    for adapts in (False, True):
+        unit = Unit.load(models, directories)
+        for tenant in unit.tenants:
+            tenant.least = tenant.least if adapts else None
+        unit.open()
+        results, _ = run(unit, {"llama": todo})
+        preempted[adapts] = unit.tenants[0].ledger.preemptions
+        quotas[adapts] = [tenant.ledger.pool.quota for tenant in unit.tenants]
+        unit.drain()
+        unit.close()
+        want = {f"{i}-{name}": list(out) for i in range(4) for name, (out, _) in theirs["llama"].items()}
+        assert {name: list(result.output_ids) for name, result in results["llama"].items()} == want
+    assert preempted[True] < preempted[False]
+    (busy, idle), (before, was_idle) = quotas[True], quotas[False]
+    assert busy > before and busy + idle == before + was_idle
+
+
 @pytest.mark.parametrize("share", SHARES[:2], ids=lambda share: f"{share.by}-{share.pool}")
 def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profiles):
     """Of requests that are there from the beginning: whose turn it is depends on no time."""
@@ -209,7 +233,7 @@ def test_the_service_whose_requests_are_shorter_comes_first_by_priority(director
 def test_rows_that_fill_up_on_a_gpu_write_to_no_block_of_a_memory_that_models_share(directories, theirs):
     """Decoding graphs have such rows: their block is no model's, and within the memory."""
     models = planned(directories, Share("time", pool="merged"), 30)
-    shared = merged_caches([model.schedule for model in models], Ranks())
+    shared = shared_caches([model.schedule for model in models], "merged", Ranks())
     merged = shared[0].pool._merged
     for model, one in zip(models, shared, strict=True):
         engine = Engine(load_model(directories[model.name]), model.schedule, gpu=StandIn(), shared=one)

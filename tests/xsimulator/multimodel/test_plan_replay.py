@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching.shared_pool import MergedPool, QuotaPool
+from exegpt.batching.shared_pool import least_quota
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
@@ -55,8 +55,9 @@ def test_loads_have_the_plans_shares_and_pools(share):
     assert list(of_a.requests) == requests and not of_b.requests
     known = len(requests) if share.by == "priority" else 0
     assert len(of_a.hints) == known and all(hints.service == "a" for hints in of_a.hints)
-    assert {type(load.pool) for load in (of_a, of_b)} == {MergedPool if share.pool == "merged" else QuotaPool}
-    assert of_a.pool.total == (80 if share.pool == "merged" else 40), "of both models' memory, or its own quota"
+    merged = share.pool == "merged"
+    assert of_a.pool.total == of_b.pool.total == (80 if merged else 40), "of both models' memory, or its own quota"
+    assert of_a.least == of_b.least == (None if merged else least_quota(models[0].schedule))
 
 
 def test_the_rule_is_the_shares():
