@@ -1,5 +1,5 @@
-"""Two models on one device of this machine beside their plan: each one's share of it and latencies; and what merged
-blocks give over caches of their own when one model has most of the load.
+"""Two models on one device of this machine beside their plan: each one's share of it and latencies; and what moving
+quotas, and merged blocks, give over fixed quotas when one model has most of the load.
 
 Both models are random Llamas of different shapes in float32, on one thread, measured first. Requests come as a Poisson
 process; the simulator gets the same ones.
@@ -32,7 +32,8 @@ from exegpt.served import summarise
 from exegpt.workload import RequestLengths, Workload
 from xrunner.comm.ranks import Ranks
 from xrunner.multimodel.unit import Unit
-from xsimulator.multimodel.plan_replay import replay_models
+from xsimulator.multimodel.plan_replay import loads_of, overhead_of, rule_of
+from xsimulator.multimodel.replay import replay_unit
 
 SIZES = {
     "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},
@@ -89,9 +90,12 @@ def measured(
     directories: Mapping[str, Path],
     profiles: Mapping[str, Profile],
     todo: Mapping[str, list[Request]],
+    fixed: bool = False,
 ) -> dict[str, Figures]:
-    """Run them, in the order that their rule of sharing asks for."""
+    """Run them, in the order that their rule of sharing asks for; `fixed`: in quotas that stay."""
     unit = Unit.load(models, directories)
+    for tenant in unit.tenants:
+        tenant.least = None if fixed else tenant.least
     unit.open(options={model.name: options_of(model, profiles[model.name], spans=False) for model in models})
     results: dict[str, list[Result]] = {name: [] for name in todo}
     for name, some in todo.items():
@@ -114,23 +118,30 @@ def measured(
 
 
 def predicted(
-    models: Sequence[PlannedModel], profiles: Mapping[str, Profile], todo: Mapping[str, list[Request]]
+    models: Sequence[PlannedModel],
+    profiles: Mapping[str, Profile],
+    todo: Mapping[str, list[Request]],
+    fixed: bool = False,
 ) -> dict[str, Figures]:
     """Replay them."""
     lengths = {
         name: [RequestLengths(len(r.prompt_ids), r.max_tokens, r.arrival_s) for r in some]
         for name, some in todo.items()
     }
-    replays = replay_models(models, profiles, lengths, timeline=True)
-    end_s = max(one.finish_s for replay in replays.values() for one in replay.served)
+    loads = loads_of(models, profiles, lengths)
+    if fixed:
+        loads = [replace(load, least=None) for load in loads]
+    share = models[0].share
+    assert share, "they share a device"
+    replay = replay_unit(loads, rule_of(share), overhead=overhead_of(models))
     return {
         name: _figures(
-            [one.finish_s - one.arrival_s for one in replay.served],
-            sum(span.end_s - span.start_s for span in replay.spans) / end_s,
-            end_s,
-            replay.preemptions,
+            [one.finish_s - one.arrival_s for one in served],
+            replay.busy_s[name] / replay.seconds,
+            replay.seconds,
+            replay.preemptions[name],
         )
-        for name, replay in replays.items()
+        for name, served in replay.served.items()
     }
 
 
@@ -165,16 +176,32 @@ def one_round(
         print_both(f"shared by {share.by}, measured / predicted", real, expected)
         ratios |= {f"share, by {share.by}": [real[n].share / expected[n].share for n in SIZES]}
         ratios |= {f"mean latency, by {share.by}": [real[n].latency_s / expected[n].latency_s for n in SIZES]}
-    skewed = {"wide": requests("wide", 4 * asked.requests // 3, 1e3, 2), "deep": requests("deep", 4, 0.5, 2)}
+    return ratios | under_skewed_load(directories, asked, profiles)
+
+
+MEMORY = {"fixed quotas": ("quotas", True), "quotas": ("quotas", False), "merged blocks": ("merged", False)}
+"""Ways to share memory: `Share.pool`, and whether quotas stay."""
+
+
+def under_skewed_load(
+    directories: Mapping[str, Path], asked: argparse.Namespace, profiles: Mapping[str, Profile]
+) -> dict[str, list[float]]:
+    """Run and replay more requests of one model than its quota has room for, and a few of the other."""
+    todo = {"wide": requests("wide", asked.skewed, asked.skewed_rate, 2), "deep": requests("deep", 4, 0.5, 2)}
     ends: dict[str, tuple[float, float]] = {}
-    for pool in ("quotas", "merged"):
+    for memory, (pool, fixed) in MEMORY.items():
         models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
-        real, expected = measured(models, directories, profiles, skewed), predicted(models, profiles, skewed)
-        print_both(f"skewed load, {pool}, measured / predicted", real, expected)
-        ends[pool] = real["wide"].seconds, expected["wide"].seconds
-    gains = [split / merged for split, merged in zip(ends["quotas"], ends["merged"], strict=True)]
-    print(f"merged blocks are done {gains[0]:.3f} times as fast as split ones, predicted {gains[1]:.3f}")
-    return ratios | {"gain of merged blocks": [gains[0] / gains[1]]}
+        real = measured(models, directories, profiles, todo, fixed)
+        expected = predicted(models, profiles, todo, fixed)
+        print_both(f"skewed load, {memory}, measured / predicted", real, expected)
+        ends[memory] = real["wide"].seconds, expected["wide"].seconds
+    ratios = {}
+    for memory in ("quotas", "merged blocks"):
+        gains = [fixed / other for fixed, other in zip(ends["fixed quotas"], ends[memory], strict=True)]
+        print(f"{memory} are done {gains[0]:.3f} times as fast as fixed quotas, predicted {gains[1]:.3f}")
+        ratios[f"gain of {memory} over fixed quotas"] = [gains[0] / gains[1]]
+        ratios[f"the same, measured; {memory}"] = [gains[0]]
+    return ratios
 
 
 def main() -> None:
@@ -183,6 +210,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="each with layers measured anew")
     parser.add_argument("--requests", type=int, default=60, help="of each model")
     parser.add_argument("--rates", default="2.5,1.2", help="requests/s of both at an even load")
+    parser.add_argument("--skewed", type=int, default=240, help="requests of the first under skewed load")
+    parser.add_argument("--skewed-rate", type=float, default=60.0, help="and how many of them arrive per second")
     parser.add_argument("--blocks", type=int, default=40, help="KV blocks of each model under skewed load")
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -46,9 +46,7 @@ TESTS = {
     "app/multimodel/test_shared_devices.py",
     **dict.fromkeys(
         ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
-        " ".join(
-            f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "cluster")
-        ),
+        " ".join(f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "cluster")),
     ),
     **dict.fromkeys(
         ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
