@@ -45,6 +45,7 @@ def check_refused(done, message):
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
         ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is another of this command's files"),
+        ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),
         ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
         ("demo --trace gone.csv -w T --dir d", "leave --trace or --workload out"),
         ("demo --columns input=a --dir d", "leave --columns out"),

@@ -207,7 +207,7 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
     if setting.model.encoder_layers:
         raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
     degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
-    typed_s = parse_duration(entry.load) if entry.load else None
+    typed_s = parse_duration(entry.load) if entry.load is not None else None
     read_s = setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
     load_s = {tp: typed_s or read_s / tp for tp in degrees}
     assumptions = [] if typed_s else [f"loading: a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s, {read_s:.0f} s on one"]

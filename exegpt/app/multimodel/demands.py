@@ -62,8 +62,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
             workload = Workload.from_requests(f"calls of {file.applications}", calls)
         try:
             setting = find_setting(entry.model, cluster, workload, **options)
-            rate = parse_rate(entry.rate) if entry.rate else None
-            bound_s = parse_duration(entry.latency_bound) if entry.latency_bound else None
+            rate = parse_rate(entry.rate) if entry.rate is not None else None
+            bound_s = parse_duration(entry.latency_bound) if entry.latency_bound is not None else None
         except InputError as error:
             raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
         directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None

@@ -59,7 +59,11 @@ class ModelsFile(Noun):
         names = [entry.name for entry in self.models]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not 1 <= len(names) <= MOST_MODELS:
-            what = f"names {', '.join(twice)} twice" if twice else f"has {len(names)} models, of 1 to {MOST_MODELS}"
+            what = (
+                f"names {', '.join(map(repr, twice))} twice"
+                if twice
+                else f"has {len(names)} models, of 1 to {MOST_MODELS}"
+            )
             raise InputError(f"A models file {what}: each model needs a name of its own.")
 
     def check(self, called: Mapping[str, object]) -> None:

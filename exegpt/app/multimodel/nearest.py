@@ -2,9 +2,10 @@
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import lowest_latency_s, served_on
+from exegpt.app.multimodel.shared_devices import can_share
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import duration_text
-from exegpt.plan import Plan
+from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import counted, figure_text
 
 LOOSER, TRIES = 1.1, 20
@@ -42,16 +43,20 @@ def nearest_bound(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...
     return None
 
 
-def no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec) -> str:
-    """For models that each run on some devices, and not all at once."""
+def no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec, shared: bool) -> str:
+    """For models that each run on some devices, and not all at once; `shared` where devices that several have were
+    tried too.
+    """
     each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
     more = "name more"
     if cluster.is_cpu:
         more = "make more of this machine (devices_per_node in `exegpt show local --yaml`)"
+    never = [demand.name for demand in demands if not can_share(demand)]
+    sharing = "" if shared else ", let models share devices (--method exegpt, for models with rates)"
+    tried = f"; {', '.join(never)} can't share devices, having no rate or an encoder" if shared and never else ""
     return (
         f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}, {sum(least)} in all, "
-        f"each in one node or in whole nodes, and there are {cluster.devices}; {more}, let models share devices "
-        "(--method exegpt, for models with rates), or plan fewer."
+        f"each in one node or in whole nodes, and there are {cluster.devices}{tried}; {more}{sharing}, or plan fewer."
     )
 
 
@@ -67,5 +72,11 @@ def rates_missed(plan: Plan) -> str:
     )
     return (
         f"These budgets don't sustain all rates: model '{short.name}', which is furthest from its own, reaches "
-        f"{reached} of {rate} on {counted(len(short.devices), 'device')}; {near}."
+        f"{reached} of {rate} on {counted(len(short.devices), 'device')}{_shared_with(short, plan)}; {near}."
     )
+
+
+def _shared_with(model: PlannedModel, plan: Plan) -> str:
+    """The models that have the same devices, whose rates count as much as the model's own."""
+    others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
+    return f", shared with {', '.join(map(repr, others))}" if others else ""

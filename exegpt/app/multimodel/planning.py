@@ -275,7 +275,7 @@ def _searched(
         if fewest is None:
             raise Infeasible(nothing_fits(demand, cluster, frontiers[number].policies), None)
         least.append(fewest)
-    raise Infeasible(no_room(demands, least, cluster), None)
+    raise Infeasible(no_room(demands, least, cluster, shared=True), None)
 
 
 def _in_proportion(
@@ -311,5 +311,5 @@ def _in_proportion(
             break
     placed = place(budgets, cluster.nodes, cluster.devices_per_node)
     if placed is None:
-        raise Infeasible(no_room(demands, budgets, cluster), None)
+        raise Infeasible(no_room(demands, budgets, cluster, shared=False), None)
     return placed

@@ -91,6 +91,20 @@ def test_what_can_not_be_met_is_named_with_the_nearest(tmp_path):
         make_plan(read_demands(write(tmp_path, *named), "2xA100-80GB"), parse_cluster("2xA100-80GB"), "exegpt")
 
 
+@pytest.mark.parametrize(
+    ("method", "way"),
+    [
+        ("exegpt", "; batch, more can't share devices, having no rate or an encoder; name more, or plan fewer."),
+        ("spatial", "; name more, let models share devices (--method exegpt, for models with rates), or plan fewer."),
+    ],
+)
+def test_no_method_advises_what_it_has_tried(method, way, tmp_path):
+    demands = read_demands(write(tmp_path, BATCH, BATCH | {"name": "more"}), "1xA100-80GB")
+    with pytest.raises(Infeasible) as refused:
+        make_plan(demands, parse_cluster("1xA100-80GB"), method)
+    assert str(refused.value).endswith(f"and there are 1{way}")
+
+
 @pytest.mark.slow
 def test_rates_that_are_named_as_nearest_are_sustained(tmp_path):
     hungry = CHAT | {"rate": "100000/s"}
@@ -149,13 +163,15 @@ def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkey
     ("models", "sentence"),
     [
         ([CHAT | {"requests": 5}], "Model 'chat' needs a rate, like 5/s, or a number of requests, and not both"),
-        ([CHAT, CHAT], "names chat twice"),
+        ([CHAT, CHAT], "names 'chat' twice"),
         ([], "has 0 models"),
         ([CHAT | {"colour": "red"}], "colour is not known"),
         ([CHAT | {"rat": "5/s"}], "models.0.rat is not known; instead of rat write rate"),
         ([BATCH | {"requests": True}], "models.0.requests must be a whole number (got True)"),
         ([CHAT | {"model": "opt-14b"}], "Model 'chat' of"),
         ([CHAT | {"rate": "often"}], "often"),
+        ([CHAT | {"rate": ""}], "Model 'chat' of"),
+        ([BATCH | {"latency_bound": ""}], "'' is not a duration"),
         ([BATCH | {"requests": 0}], "has 0 requests"),
         ([BATCH | {"requests": 10**20}], "has 100,000,000,000,000,000,000 requests: at least 1, at most 1,000,000"),
         ([BATCH | {"requests": 10**9}], "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
