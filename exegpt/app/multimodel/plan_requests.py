@@ -1,5 +1,6 @@
 """Requests of several models in one file: each names the plan's model that it is for."""
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,9 @@ def read_plan_requests(source: str, plan: Plan, seed: int) -> dict[str, list[Req
     for where, line in request_lines(source):
         entry = read_entry(line, where)
         name = entry.pop("model", None)
-        if name not in readers:
-            raise InputError(f"The request in {where} is for model {name!r}: write one of {', '.join(readers)}.")
+        if not isinstance(name, str) or name not in readers:
+            asked = "names no model" if name is None else f"is for model {reprlib.repr(name)}"
+            raise InputError(f"The request in {where} {asked}: write one of {', '.join(readers)} as model.")
         request = readers[name].read(entry, where)
         if request.id in seen:
             raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")

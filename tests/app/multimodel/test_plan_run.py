@@ -277,6 +277,8 @@ REFUSED = {
     "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
     "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),
     "model": (["--requests", "unknown.jsonl"], "line 1 is for model 'huge': write one of tiny, wide, deep"),
+    "no model": (["--requests", "no-model.jsonl"], "line 1 names no model: write one of tiny, wide, deep as model."),
+    "models": (["--requests", "models.jsonl"], "line 1 is for model ['tiny']: write one of tiny, wide, deep"),
     "twice": (["--requests", "twice.jsonl"], "Request 'r0' (line 2) has the id of an earlier one"),
     "node": (["--application", "other.yaml"], "Node 'n' of"),
     "prompts": (["--application", "no-prompts.yaml"], "There is no file"),
@@ -290,6 +292,8 @@ def test_what_a_run_of_a_plan_refuses(folder, tmp_path, monkeypatch, case):
     row = requests_of(1)[0]
     written(tmp_path / "r.jsonl", [row])
     written(tmp_path / "unknown.jsonl", [row | {"model": "huge"}])
+    written(tmp_path / "no-model.jsonl", [{key: value for key, value in row.items() if key != "model"}])
+    written(tmp_path / "models.jsonl", [row | {"model": ["tiny"]}])
     written(tmp_path / "twice.jsonl", [row, row | {"model": "deep"}])
     (tmp_path / "other.yaml").write_text("nodes: [{name: n, model: huge, workload: 3/3, requests: 1}]")
     (tmp_path / "no-prompts.yaml").write_text("nodes: [{name: tiny, model: t, workload: 3/3, prompts: gone.jsonl}]")
