@@ -1,7 +1,8 @@
 """Timeline: spans of work by device, in one form for the simulator and the runner."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 Phase = Literal["encode", "decode", "mixed", "overhead"]
@@ -49,10 +50,13 @@ class Timeline:
         return {phase: seconds / counts[phase] for phase, seconds in self.phase_seconds().items()}
 
 
-def chrome_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
+def chrome_trace(
+    timelines: Sequence[Timeline], models: Mapping[tuple[int, int], str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The timelines side by side in the Chrome trace event format, which Perfetto opens.
 
-    One process per timeline and device, one thread per stage; microseconds.
+    One process per timeline and device, one thread per stage; microseconds. `models` names the threads of the first
+    timeline by device and stage, where several models have one.
     """
     events: list[dict[str, Any]] = []
     named: set[int] = set()
@@ -75,4 +79,6 @@ def chrome_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
                     "args": {"micro_batch": span.micro_batch, "sequences": span.sequences, "tokens": span.tokens},
                 }
             )
+    for (device, stage), model in models.items():
+        events.append({"ph": "M", "name": "thread_name", "pid": device, "tid": stage, "args": {"name": model}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -59,15 +59,17 @@ def _document(result: "PlanRun") -> dict[str, Any]:
 
 def _print(result: "PlanRun") -> None:
     from exegpt.duration import duration_text
+    from exegpt.quantity import counted
     from exegpt.report import output
 
     columns = ("model", "requests", "output tokens/s", "latency p50", "p99", "done after")
     rows = [row for model in result.models for row in _rows(model)]
-    output.table(columns, rows, f"{result.plan.method}: {len(result.models)} models on {result.plan.cluster.name}")
+    ran = f"{counted(len(result.models), 'model')} on {result.plan.cluster.name}"
+    output.table(columns, rows, f"{result.plan.method}: {ran}")
     count = sum(len(model.measured) for model in result.models)
     predicted = result.predicted_seconds
     beside = "" if predicted is None else f", {duration_text(predicted)} as predicted"
-    print(f"{count:,} requests in {duration_text(result.seconds)}{beside}.")
+    print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
         output.note(f"· {result.resumed:,} requests were done before: nothing is predicted for the others alone")
 

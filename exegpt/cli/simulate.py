@@ -91,6 +91,7 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     """Print the predicted performance of a plan's models; InputError for options that a plan says itself."""
     from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
     from exegpt.errors import InputError
+    from exegpt.quantity import counted
     from exegpt.report import output
 
     own = {"plan", "replay", "timeline", "json", "threads", "profile"}
@@ -105,5 +106,5 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)
     output.notes(prediction.assumptions)
-    title = f"{prediction.plan.method}: {len(prediction.rows)} models on {prediction.plan.cluster.name}"
+    title = f"{prediction.plan.method}: {counted(len(prediction.rows), 'model')} on {prediction.plan.cluster.name}"
     output.table(COLUMNS, prediction.rows, title)

@@ -80,7 +80,16 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
             f"'{given}' has model '{spec.name}' ({spec.fingerprint}), and model '{model.name}' of the plan is "
             f"'{planned.spec.name}' ({planned.spec.fingerprint}): {way}."
         )
-    checked(model.schedule).check_stages()
+    check_schedule(model)
+    return replace(model, directory=given)
+
+
+def check_schedule(model: PlannedModel) -> None:
+    """InputError for a schedule that no engine could follow on the model's devices."""
+    try:
+        checked(model.schedule).check_stages()
+    except InputError as error:
+        raise InputError(f"Model '{model.name}' of the plan: {error}") from None
     ranks = sum(stage.tp for stage in model.schedule.stages) * model.schedule.replicas
     if ranks != len(model.devices):
         raise InputError(
@@ -91,7 +100,6 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
             f"Model '{model.name}' shares its devices with others and has a schedule of several stages: engines that "
             "share devices have a part of every layer on each; plan again."
         )
-    return replace(model, directory=given)
 
 
 def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[UnitOptions, ...]:

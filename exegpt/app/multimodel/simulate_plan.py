@@ -2,7 +2,7 @@
 
 import csv
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,11 +10,13 @@ from typing import Any
 
 from exegpt import document
 from exegpt.app import rooflines
-from exegpt.app.engines.planned_units import check_models, read_plan_file
+from exegpt.app.engines.planned_units import check_models, check_schedule, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
+from exegpt.app.multimodel.models_file import MOST_REQUESTS, check_requests
 from exegpt.app.multimodel.plan_evaluation import in_time
 from exegpt.app.profiles import find_profile
 from exegpt.app.settings import fit_context
+from exegpt.columns import Columns, find_columns
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
@@ -27,9 +29,9 @@ from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_pl
 
 REQUESTS = 1000
 """Of each model, where neither a trace nor the plan says how many."""
-MOST_REQUESTS = 1_000_000
 MOST_SECONDS = 1e9
 """Of an arrival."""
+_NEEDED = ("model", "input", "output")
 _TRACE = "model, input, output and arrival"
 COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
 
@@ -52,6 +54,8 @@ def simulate_plan(
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
+    for model in plan.models:
+        check_schedule(model)
     unknown = sorted(given.keys() - {model.name for model in plan.models})
     if unknown:
         known = ", ".join(model.name for model in plan.models)
@@ -66,11 +70,18 @@ def simulate_plan(
     replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
     wall_s = time.perf_counter() - begin_s
     if timeline:
-        spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
-        document.write_text(timeline, document.dumps(chrome_trace([Timeline("predicted", tuple(spans))]), indent=None))
+        _write_timeline(timeline, replays)
     shown = [(model, replays[model.name]) for model in plan.models if model.name in replays]
     facts = {"models": [_facts(*of_model) for of_model in shown], "wall_seconds": wall_s}
     return PlanPrediction(plan, facts, [_row(*of_model) for of_model in shown], tuple(assumptions))
+
+
+def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
+    """All models' spans by device, on threads that have their models' names."""
+    spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
+    models = {(span.device, span.stage): name for name, of_model in replays.items() for span in of_model.spans}
+    trace = chrome_trace([Timeline("predicted", tuple(spans))], models)
+    document.write_text(path, document.dumps(trace, indent=None))
 
 
 def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
@@ -83,9 +94,7 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
-            missing = sorted({"model", "input", "output"} - set(rows.fieldnames or ()))
-            if missing and rows.fieldnames:
-                raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}.")
+            columns = _columns(rows.fieldnames or _NEEDED, path)  # an empty file has no requests
             for number, row in enumerate(rows, 2):
                 if number > MOST_REQUESTS:
                     raise InputError(f"'{path}' has over {MOST_REQUESTS:,} requests: take a part of it.")
@@ -94,7 +103,7 @@ def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
                     raise InputError(
                         f"Line {number} of '{path}' is for model '{row.get('model')}': write one of {known}."
                     )
-                requests.setdefault(str(row["model"]), []).append(_request(row, f"Line {number} of '{path}'"))
+                requests.setdefault(str(row["model"]), []).append(_request(row, columns, f"Line {number} of '{path}'"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"The trace '{path}' can't be read: {error}.") from None
     if not requests:
@@ -117,10 +126,23 @@ def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan) -> list
     return notes
 
 
-def _request(row: dict[str, str], where: str) -> RequestLengths:
-    arrival = row.get("arrival") or "0"
+def _columns(names: Sequence[str], path: Path) -> Columns:
+    """Where lengths and arrivals are, by the names that other traces have for them."""
     try:
-        request = RequestLengths(int(row["input"]), int(row["output"]), float(arrival))
+        columns = find_columns([name for name in names if name != "model"], {}, path)
+    except InputError:
+        columns = None
+    if columns is None or "model" not in names:
+        missing = [name for name in _NEEDED if name not in names]
+        raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}.")
+    return columns
+
+
+def _request(row: dict[str, str], columns: Columns, where: str) -> RequestLengths:
+    arrival = (row.get(columns.arrival) if columns.arrival else None) or "0"
+    try:
+        arrival_s = float(arrival) * (columns.unit_s or 1.0)
+        request = RequestLengths(int(row[columns.input]), int(row[columns.output]), arrival_s)
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{where} has no whole numbers of input and output, and seconds of arrival.") from None
     if not abs(request.arrival_s) < MOST_SECONDS:  # nan isn't either
@@ -133,6 +155,7 @@ def _request(row: dict[str, str], where: str) -> RequestLengths:
 def _drawn(model: PlannedModel) -> list[RequestLengths]:
     """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
     count, spec = model.requests or REQUESTS, model.schedule.model.spec
+    check_requests(f"Model '{model.name}' of the plan", count)
     drawn = model.schedule.workload.draw(count, 0, None if spec.architecture == "t5" else spec.context)
     if model.rate_seq_s is None:
         return list(drawn)

@@ -10,6 +10,7 @@ from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.simulate_plan import read_model_trace, simulate_plan
 from exegpt.cli import main
 from exegpt.errors import InputError
+from exegpt.workload import RequestLengths
 from tests.app.multimodel.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
 
 
@@ -26,7 +27,10 @@ def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
     facts = json.loads(capsys.readouterr().out)
     assert [model["name"] for model in facts["models"]] == ["busy", "idle", "rare"]
     assert all(model["attainment"] >= 0.99 and model["requests"] == 1000 for model in facts["models"])
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(named.values()) == {"busy", "idle", "rare"}
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(named), "whose each span is"
     assert main(["simulate", "--plan", str(path)]) == 0
     assert "in time" in capsys.readouterr().out
 
@@ -37,6 +41,14 @@ def test_a_traces_requests_are_replayed(path, tmp_path):
     facts = {model["name"]: model for model in simulate_plan(path, trace, None).facts["models"]}
     assert set(facts) == {"busy", "idle"} and facts["idle"]["requests"] == 2
     assert facts["idle"]["seconds"] > 1.5  # from the first arrival on
+
+
+@pytest.mark.parametrize("arrival", ["arrived_at", "timestamp", "arrival_ms"])
+def test_a_traces_columns_may_have_any_of_their_usual_names(arrival, path, tmp_path):
+    trace, scale = tmp_path / "trace.csv", 1000 if arrival == "arrival_ms" else 1
+    trace.write_text(f"model,input_tokens,Output Tokens,{arrival}\nidle,100,20,{3 * scale}\nbusy,50,10,{5 * scale}\n")
+    requests = read_model_trace(trace, read_plan_file(path))
+    assert requests == {"idle": [RequestLengths(100, 20, 0.0)], "busy": [RequestLengths(50, 10, 2.0)]}
 
 
 def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model_are(path, tmp_path):
@@ -61,6 +73,7 @@ def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model
         ("model,input,output,arrival\nbusy,1,1,nan\n", "arrives at nan: write seconds"),
         ("input,output\n1,1\n", "has no column model: its columns must be model, input, output and arrival"),
         ("model,input,output\n", "has no requests"),
+        ("", "has no requests"),
     ],
 )
 def test_a_bad_trace_is_refused_in_one_sentence(text, sentence, path, tmp_path):
@@ -84,9 +97,34 @@ def test_options_that_a_plan_says_itself_are_refused(path, capsys):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"max_num_seqs": 0}, "needs max_num_seqs from 1 to"),
+        ({"policy": "magic"}, "There is no policy 'magic'"),
+        ({"replicas": 2}, "has 2 devices, and a schedule for 4: plan again"),
+    ],
+)
+def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, path, tmp_path, capsys):
+    plan = document.read_json(path)
+    plan["models"][0]["schedule"] |= change
+    (tmp_path / "odd.json").write_text(document.dumps(plan))
+    assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
+    printed = capsys.readouterr()
+    assert "Model 'busy'" in printed.err and sentence in printed.err and printed.err.count("\n") == 1
+
+
+def test_one_model_is_counted_as_one(path, tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("model,input,output\nidle,100,20\n")
+    assert main(["simulate", "--plan", str(path), "--replay", str(trace)]) == 0
+    assert ": 1 model on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
         ({"rate_seq_s": -1}, "Model 'busy' of the plan has a rate of -1/s: it must be above 0"),
         ({"rate_seq_s": 0}, "a rate of 0/s"),
         ({"requests": -5}, "has -5 requests: at least 1"),
+        ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
         ({"devices": []}, "has no devices"),
         ({"name": "idle"}, "each with a name of its own"),
     ],
