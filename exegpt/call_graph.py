@@ -57,7 +57,8 @@ class CallGraph(Noun):
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
         if not names or len(set(names)) < len(names):
-            raise InputError(f"An application needs nodes, each with a name of its own (got {names}).")
+            got = ", ".join(map(repr, names)) or "none"
+            raise InputError(f"An application needs nodes, each with a name of its own (got {got}).")
         unknown = sorted({name for edge in self.edges for name in (edge.source, edge.target)} - set(names))
         if unknown:
             raise InputError(f"Edges name {', '.join(unknown)}, which is no node: the nodes are {', '.join(names)}.")
@@ -94,10 +95,22 @@ class CallGraph(Noun):
             known = {node.name for node in ordered}
             ready = [node for node in left if all(edge.source in known for edge in self.into(node.name))]
             if not ready:
-                raise InputError(f"The edges between {', '.join(node.name for node in left)} go round.")
+                circle = ", ".join(self._read_by_others({node.name for node in left}))
+                raise InputError(
+                    f"The edges between {circle} go round: take one of them out; a node that reads its own output has "
+                    "rounds, and an edge to itself."
+                )
             ordered += ready
             left = [node for node in left if node not in ready]
         return tuple(ordered)
+
+    def _read_by_others(self, names: set[str]) -> list[str]:
+        """Those of the nodes that go round: what only reads from them is left out, step by step."""
+        while True:
+            read = {edge.source for name in names for edge in self.into(name)} & names
+            if read == names:
+                return sorted(names)
+            names = read
 
     def joined(self, other: "CallGraph") -> "CallGraph":
         """Both applications as one, whose nodes have different names."""

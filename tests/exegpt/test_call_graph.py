@@ -19,7 +19,16 @@ def node(name, *prompts, **options):
         ((node("a", 1), node("a", 1)), (), "name of its own"),
         ((node("a", 1),), (("a", "b"),), "name b, which is no node"),
         ((node("a"),), (), "'a' has no calls"),
-        ((node("a"), node("b")), (("a", "b"), ("b", "a")), "a, b go round"),
+        (
+            (node("a"), node("b")),
+            (("a", "b"), ("b", "a")),
+            "The edges between a, b go round: take one of them out; a node that reads",
+        ),
+        (
+            (node("c"), node("a"), node("d"), node("b")),
+            (("a", "b"), ("b", "a"), ("b", "c"), ("c", "d")),
+            "between a, b go round",
+        ),
         ((node("a", 1, rounds=(2,)),), (), "needs an edge to itself"),
         ((node("a", 1), node("b", 1)), (("a", "b", "separate"),), "separate calls"),
     ],

@@ -1,6 +1,6 @@
 """An application file: models whose calls read each other's outputs, planned in stages on one node."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,6 +103,14 @@ class ApplicationFile(Noun):
             raise InputError(f"An application has {self.linked} linked GPUs: at least 1.")
 
 
+def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
+    """The calls of an application's file; InputError, which names it, for edges that no run can follow."""
+    try:
+        return CallGraph(tuple(nodes), tuple(edges))
+    except InputError as error:
+        raise InputError(f"'{path}': {error}") from None
+
+
 def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
     """The model by which a node is called, or which it names; InputError, which begins with `without`, for none."""
     model = by_name.get(entry.name) or by_name.get(entry.model)
@@ -158,7 +166,7 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
         assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
     if setting is None:
         raise InputError(f"'{path}' has no nodes.")
-    graph = CallGraph(tuple(nodes), file.edges)
+    graph = graph_of(path, nodes, file.edges)
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
     return Asked(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)

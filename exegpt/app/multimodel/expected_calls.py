@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.multimodel.application_file import model_for, read_application_file, with_requests
+from exegpt.app.multimodel.application_file import graph_of, model_for, read_application_file, with_requests
 from exegpt.app.multimodel.made_up import (
     graph_node,
     instruction_tokens,
@@ -96,6 +96,6 @@ def expected_calls(path: Path, file: ModelsFile) -> ExpectedCalls | None:
             raise InputError(f"Node '{entry.name}' of '{where}': {error}") from None
         workloads[entry.name] = workload
         nodes.append(graph_node(entry, models[entry.name].name, own[entry.name], instruction_tokens(entry, workload)))
-    graph = CallGraph(tuple(nodes), typed.edges)
+    graph = graph_of(where, nodes, typed.edges)
     specs = {name: find_model(entry.model) for name, entry in models.items()}
     return ExpectedCalls(graph, {name: entry.name for name, entry in models.items()}, specs, own, workloads)

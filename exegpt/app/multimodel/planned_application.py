@@ -9,6 +9,7 @@ import numpy as np
 
 from exegpt.app.multimodel.application_file import (
     ApplicationNode,
+    graph_of,
     model_for,
     read_application_file,
     read_call_lines,
@@ -125,7 +126,7 @@ def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -
         nodes.append(graph_node(entry, model.name, lengths, len(instructions[entry.name])))
         models[entry.name] = model
         drawn |= {entry.name: texts.workload} if texts.made_up else {}
-    return PlannedApplication(CallGraph(tuple(nodes), file.edges), models, own, instructions, drawn, seed)
+    return PlannedApplication(graph_of(path, nodes, file.edges), models, own, instructions, drawn, seed)
 
 
 @dataclass(frozen=True)

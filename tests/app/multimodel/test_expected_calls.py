@@ -101,7 +101,7 @@ def test_the_application_is_printed(tmp_path):
 SMALL = MODELS[1]
 LONG = {"name": "small", "model": "any", "workload": "3000/5", "requests": 1}
 REFUSED = {
-    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "go round"),
+    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "apps.yaml': The edges .* go round"),
     "unknown": (
         {"nodes": [*NODES, NODES[0] | {"name": "n", "model": "m"}]},
         "Node 'n' of .* is on no model of .* chat",

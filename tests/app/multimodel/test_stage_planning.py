@@ -89,7 +89,11 @@ def test_a_models_file_of_requests_alone(tmp_path):
         ({"nodes": [JUDGE | {"rounds": 2}]}, CLUSTER, "'judge' has rounds: it needs requests"),
         ({"nodes": [CHAT | {"model": "t5-3b"}]}, CLUSTER, "is an encoder-decoder"),
         ({"nodes": [CHAT | {"model": "gpt3-341b"}]}, CLUSTER, "fits on no 1, 2, 4 devices"),
-        ({"nodes": [CHAT], "edges": [{"source": "chat", "target": "me"}]}, CLUSTER, "name me, which is no node"),
+        (
+            {"nodes": [CHAT], "edges": [{"source": "chat", "target": "me"}]},
+            CLUSTER,
+            "'.*application.yaml': Edges name me, which",
+        ),
         ({"nodes": [CHAT | {"requests": 10**8}]}, CLUSTER, "'chat' has 100,000,000 requests: at least 1, at most"),
         ({"nodes": [CHAIN | {"rounds": -1}]}, CLUSTER, "'chain' has rounds of -1: at least 1"),
         ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has 0 linked GPUs: at least 1"),
