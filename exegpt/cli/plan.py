@@ -58,7 +58,7 @@ def plan(
     from exegpt.app.multimodel.expected_calls import expected_calls
     from exegpt.app.multimodel.model_frontier import Frontiers
     from exegpt.app.multimodel.models_file import read_models
-    from exegpt.app.multimodel.plan_advice import gains
+    from exegpt.app.multimodel.plan_advice import advice_about, gains
     from exegpt.app.multimodel.planning import METHODS, propose
     from exegpt.app.settings import set_threads, threads_of_device
     from exegpt.cli.plan_report import write_plan_report
@@ -105,8 +105,10 @@ def plan(
         print(f"{len(replay.finish_s):,} calls of the application: done in {duration_text(replay.seconds)}.")
     if gained:
         output.listed("Advice:", [gain.text(now) for gain in gained])
-    elif not advice:
-        print(f"What {'' if where.is_cpu else 'one more device or '}a looser bound would give: --advice.")
+    elif advice:
+        output.note("· advice: none, as a machine can have no more devices, and no model has a bound to loosen")
+    elif about := advice_about(demands, where):
+        print(f"What {about} would give: --advice.")
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE

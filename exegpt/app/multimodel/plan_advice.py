@@ -89,6 +89,13 @@ def gains(
     return found
 
 
+def advice_about(demands: tuple[Demand, ...], cluster: ClusterSpec) -> str:
+    """What `gains` would change; empty where that is nothing."""
+    more = "" if cluster.is_cpu else "one more node" if cluster.nodes > 1 else "one more device"
+    looser = "a looser bound" if any(demand.bound_s is not None for demand in demands) else ""
+    return " or ".join(filter(None, (more, looser)))
+
+
 def one_more(cluster: ClusterSpec) -> ClusterSpec:
     """A cluster with one more device, or where it has several nodes with one more node."""
     if cluster.nodes > 1:

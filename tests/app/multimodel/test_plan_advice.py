@@ -1,13 +1,14 @@
 """What a plan would gain, held against plans of the changed question from nothing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.model_frontier import Frontiers
-from exegpt.app.multimodel.plan_advice import LOOSER, Gain, gains, one_more, tightest_of
+from exegpt.app.multimodel.plan_advice import LOOSER, Gain, advice_about, gains, one_more, tightest_of
 from exegpt.app.multimodel.planning import propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
@@ -92,6 +93,15 @@ def test_sentences_name_what_is_now(tmp_path):
     assert gain.text(None) == "A change: every model could have 2.5 times its rate; all requests are done after 90 s"
 
 
+def test_no_advice_is_promised_where_there_is_none(tmp_path):
+    demands, cluster = asked(tmp_path, "2x2xA40", CHAT, BATCH)
+    assert advice_about(demands, cluster) == "one more node or a looser bound"
+    assert advice_about(demands[1:], parse_cluster("2xA40")) == "one more device"
+    cpu = replace(cluster, device=replace(cluster.device, kind="cpu"), nodes=1)
+    assert advice_about(demands, cpu) == "a looser bound"
+    assert advice_about(demands[1:], cpu) == "" and not gains(demands[1:], cpu, ("spatial",), None, Frontiers())
+
+
 def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     file, report = write(tmp_path, CHAT), tmp_path / "plan.html"
     command = ["plan", str(file), "-c", "1xA40", "--method", "spatial"]
@@ -104,6 +114,6 @@ def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Advice:" in said and "A bound of 3 s for 'chat': every model could have " in said
     assert main(command) == 0
-    assert "--advice." in capsys.readouterr().out
+    assert "What one more device or a looser bound would give: --advice." in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, BATCH)), "-c", "1xA40", "--method", "samullm", "--advice"]) == 2
     assert "--method samullm plans stages" in capsys.readouterr().err
