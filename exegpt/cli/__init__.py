@@ -21,8 +21,9 @@ class _Ending:
     interrupted command leaves on disk, a terminated one leaves too.
     """
 
-    def __init__(self) -> None:
-        self.code = INTERRUPTED
+    def __init__(self, silent: bool) -> None:
+        """`silent`: who started this process says it."""
+        self.code, self._silent = INTERRUPTED, silent
 
     def __enter__(self) -> "_Ending":
         if threading.current_thread() is threading.main_thread():
@@ -40,17 +41,20 @@ class _Ending:
 
     def say(self) -> int:
         """One line, and the exit code."""
+        if self._silent:
+            return self.code
         return _say("Terminated." if self.code == TERMINATED else "Interrupted.", self.code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. A bad input is one sentence on standard error, never a traceback."""
-    ending = _Ending()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    ending = _Ending(silent=list(arguments[:1]) == ["engine"])
     try:
         with ending:
             if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter gets its escape, not an error
                 sys.stdout.reconfigure(errors="backslashreplace")
-            return _run(sys.argv[1:] if arguments is None else arguments, ending)
+            return _run(arguments, ending)
     except KeyboardInterrupt:  # before typer is there to catch it
         return ending.say()
     finally:

@@ -39,7 +39,8 @@ def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
             raise InputError(
                 f"{option} {text} doesn't say for which model it is: with --plan, pass {option} NAME={what}."
             )
-        given[name] = path
+        if given.setdefault(name, path) != path:
+            raise InputError(f"{option} has '{given[name]}' and '{path}' for model '{name}': leave one of them out.")
     return given
 
 

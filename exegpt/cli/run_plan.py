@@ -71,7 +71,7 @@ def _print(result: "PlanRun") -> None:
     beside = "" if predicted is None else f", {duration_text(predicted)} as predicted"
     print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
-        output.note(f"· {result.resumed:,} requests were done before: nothing is predicted for the others alone")
+        output.note(f"· {counted(result.resumed, 'request')} done before: nothing is predicted for the others alone")
 
 
 def _rows(model: "ModelRun") -> list[list[str]]:

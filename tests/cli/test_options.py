@@ -5,15 +5,17 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from exegpt import cli
 from exegpt.app.bench import BenchOptions
 from exegpt.app.load.options import LoadOptions
 from exegpt.app.offline_run import RunOptions
 from exegpt.app.profiling import ProfileOptions
 from exegpt.cli.bench import bench
 from exegpt.cli.bench_serve import serve
-from exegpt.cli.options import build
+from exegpt.cli.options import build, directories
 from exegpt.cli.profile import profile
 from exegpt.cli.run import run
+from exegpt.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ def test_a_field_is_the_parameter_of_its_name():
     assert build(Pair, {"second": "b", "first": 1, "json": True}) == Pair(1, "b")
     with pytest.raises(KeyError, match="second"):
         build(Pair, {"first": 1})
+
+
+def test_a_model_has_one_directory():
+    assert directories(["a=x", "b=y", "a=x"]) == {"a": "x", "b": "y"}
+    with pytest.raises(InputError, match="--model has 'x' and 'z' for model 'a': leave one of them out"):
+        directories(["a=x", "a=z"])
+
+
+@pytest.mark.parametrize(("command", "line"), [("engine", ""), ("serve", "exegpt: Interrupted.\n")])
+def test_an_engine_leaves_it_to_its_server_to_say_that_it_was_interrupted(command, line, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_check_given", interrupted)
+    assert cli.main([command]) == 130
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(
