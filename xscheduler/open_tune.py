@@ -174,7 +174,7 @@ def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter:
 
 def _check_method(method: Method, size: int) -> None:
     if method == "optuna":
-        raise InputError("Search method optuna knows no rate of arrival: use bnb or exhaustive with --rate.")
+        raise InputError("Search method optuna supports no arrival rate: use bnb or exhaustive with --rate.")
     if method == "exhaustive" and size > MOST_EXHAUSTIVE:
         raise InputError(
             f"An exhaustive search at a rate of arrival would replay {size:,} schedules, more than "

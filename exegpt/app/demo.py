@@ -127,7 +127,7 @@ def run(demo: Demo) -> list[Comparison]:
     comparisons = compare_policies(demo.model, plan.schedules, demo.setting, plan.requests, 1, *where)
     best = comparisons[0]
     document.write(directory / "schedule.json", plan.answer.schedule)
-    title = "exegpt demo: predicted beside measured"
+    title = "exegpt demo: predicted and measured"
     write_run_report(directory / "report.html", title, demo.setting, comparisons, demo.answers)
     timelines = [best.predicted_timeline, best.measured_timeline]
     document.write_text(directory / "trace.json", document.dumps(chrome_trace(timelines), indent=None))

@@ -16,7 +16,7 @@ MOST = 4096
 
 def checked_by(requests: "Sequence[RequestLengths]") -> str:
     """Which prediction a bound is checked against for so many requests."""
-    return "steady state" if len(requests) > MOST else "replay of these very requests"
+    return "steady state" if len(requests) > MOST else "replay of these requests"
 
 
 def best_by_replay(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLengths]") -> "Tuned":

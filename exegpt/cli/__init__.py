@@ -17,8 +17,8 @@ BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
 
 class _Ending:
-    """How a command was told to end before its time: SIGTERM is an interrupt with a code of its own, so that what an
-    interrupted command leaves on disk, a terminated one leaves too.
+    """How a command was ended early: SIGTERM is an interrupt with its own exit code, so that a terminated command
+    leaves the same files on disk as an interrupted one.
     """
 
     def __init__(self, silent: bool) -> None:
@@ -116,10 +116,10 @@ def _refuse(sentence: str) -> NoReturn:
 def _os_text(error: OSError) -> str:
     """What the system refused, in one sentence."""
     if error.errno == errno.ENOSPC:
-        return f"The disk is full ({error.strerror}): free some space, or write elsewhere."
+        return f"The disk is full ({error.strerror}): free some space, or write to another one."
     if error.filename is None:
         return f"A file or a device can't be used ({error.strerror or error})."
-    return f"'{error.filename}' can't be used ({error.strerror}): change its rights or name another."
+    return f"'{error.filename}' can't be used ({error.strerror}): change its permissions or name another one."
 
 
 def _refuse_usage(error: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a search answered, as tables and as documents."""
+"""The answers of searches, as tables and as documents."""
 
 from dataclasses import asdict
 from typing import Any
@@ -44,7 +44,7 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None = Non
 
 
 def print_export(schedule: Schedule, target: Target) -> None:
-    """The nearest command line of another engine, and what it doesn't do."""
+    """Print the nearest command line of another engine, and the differences."""
     command, lost = target.nearest(schedule)
     print(f"Nearest in {target.engine} ({lost}):")
     for line in command.splitlines():
@@ -52,7 +52,7 @@ def print_export(schedule: Schedule, target: Target) -> None:
     if schedule.policy not in target.policies:
         print(
             f"  {target.engine} itself schedules like {' and '.join(target.policies)}: --policy "
-            f"{','.join(target.policies)} searches the flags that hold the bound there."
+            f"{','.join(target.policies)} searches for flags that hold the bound there."
         )
 
 
@@ -61,7 +61,7 @@ TOKEN_TIMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
 
 
 def bounded_times(options: SearchOptions) -> tuple[str, ...]:
-    """Those of TOKEN_TIMES that a search bounds."""
+    """The keys of TOKEN_TIMES that a search bounds."""
     return tuple(key for key in TOKEN_TIMES if getattr(options, key.replace("_p99", "")) is not None)
 
 
@@ -96,7 +96,7 @@ def _figures(estimate: Estimate, times: tuple[str, ...]) -> list[str]:
 
 
 def print_search(*answers: Tuned) -> None:
-    """How many schedules were simulated for these answers."""
+    """Print how many schedules were simulated for these answers."""
     searches = [answer.search for answer in answers]
     simulated, space = (sum(getattr(s, name) for s in searches) for name in ("evaluations", "space"))
     seconds = sum(s.seconds for s in searches)
@@ -106,7 +106,7 @@ def print_search(*answers: Tuned) -> None:
 
 
 def print_plot(answers: list[Tuned], bound_s: float | None) -> None:
-    """The frontier of all policies, as far as the answers tell it."""
+    """Plot the frontier of all policies, from these answers."""
     series = frontier(answers)
     if any(len(policy.points) > 1 for policy in series):
         print(plot(series, bound_s))

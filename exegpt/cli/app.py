@@ -31,19 +31,19 @@ app = typer.Typer(
 )
 
 for command, about in (  # a line of `exegpt --help` each; their own --help says more
-    (demo.demo, "All of it on this machine in minutes, with a small model."),
+    (demo.demo, "Profile, tune, run and compare a small model on this machine."),
     (tune.tune, "Find the schedule with the highest throughput under a bound."),
-    (run.run, "Run requests offline, beside what was predicted."),
-    (serve.serve, "Serve a model over HTTP, as OpenAI's API does."),
-    (plan.plan, "Several models on one cluster: devices and schedules."),
+    (run.run, "Run requests offline, and compare with the prediction."),
+    (serve.serve, "Serve a model over HTTP, with OpenAI's API."),
+    (plan.plan, "Divide a cluster's devices among several models."),
     (simulate.simulate, "Predict the performance of a schedule or of engine settings."),
-    (show.show, "What a schedule, plan, profile or result file says."),
+    (show.show, "Print a schedule, plan, profile, result or cluster file."),
 ):
     app.command(short_help=about)(command)
 app.command("engine", hidden=True)(engine.engine)
 app.command("list")(listing.list_)
 
-_model = typer.Typer(help="Model directories.", no_args_is_help=True, rich_markup_mode=None)
+_model = typer.Typer(help="Create model directories.", no_args_is_help=True, rich_markup_mode=None)
 _model.command("create")(model.create)
 app.add_typer(_model, name="model")
 
@@ -54,19 +54,19 @@ app.add_typer(_profile, name="profile", short_help="Measure a model's layers, or
 
 _bench = typer.Typer(rich_markup_mode=None, cls=bench.BenchGroup)
 _bench.callback(invoke_without_command=True)(bench.bench)
-_bench.command("serve", short_help="Load an OpenAI-compatible endpoint, and measure.")(bench_serve.serve)
-app.add_typer(_bench, name="bench", short_help="Run policies, and peers, side by side; load an endpoint.")
+_bench.command("serve", short_help="Load-test an OpenAI-compatible endpoint.")(bench_serve.serve)
+app.add_typer(_bench, name="bench", short_help="Compare policies and other engines; load-test an endpoint.")
 
-_rank = typer.Typer(help="The learned order's ranker.", no_args_is_help=True, rich_markup_mode=None)
+_rank = typer.Typer(help="Train and evaluate the learned order's ranker.", no_args_is_help=True, rich_markup_mode=None)
 _rank.command("train", short_help="Train a ranker on prompts and lengths.")(rank.train)
-_rank.command("evaluate", short_help="Kendall's tau of a ranker, beside baselines.")(rank.evaluate)
+_rank.command("evaluate", short_help="Compare a ranker's Kendall's tau with baselines.")(rank.evaluate)
 app.add_typer(_rank, name="rank", short_help="Train and evaluate the learned order's ranker.")
 
-app.add_typer(reproduce.app, name="reproduce", short_help="The paper's tables and figures, beside its own.")
+app.add_typer(reproduce.app, name="reproduce", short_help="Reproduce the papers' tables and figures.")
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="Print the version and end.")) -> None:
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from exegpt import __version__
 

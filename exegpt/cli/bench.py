@@ -1,4 +1,4 @@
-"""`exegpt bench`: predicted against measured, policy by policy, on the same requests."""
+"""`exegpt bench`: compares predictions with measured runs, policy by policy, on the same requests."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,10 +35,10 @@ def bench(
     ] = None,
     profile: options.PROFILE = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="Run these policies' best schedules too, or `all`.")
+        str | None, typer.Option("--policy", help="Also run the best schedules of these policies, or of `all`.")
     ] = None,
-    peers: Annotated[str | None, typer.Option(help="Serve them with these, too: transformers.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median one is reported.")] = 3,
+    peers: Annotated[str | None, typer.Option(help="Also run the requests with these engines: transformers.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median run is reported.")] = 3,
     columns: options.COLUMNS = None,
     rate: options.RATE = None,
     seed: options.SEED = 0,
@@ -48,10 +48,10 @@ def bench(
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """Run requests under a schedule, and under other policies' best ones, beside what was predicted for them.
+    """Run requests under a schedule, and under other policies' best schedules, and compare with the predictions.
 
-    Peers serve the same requests unbounded, on the same device: --peers transformers is its `generate` in static
-    batches and its continuous batching. `exegpt bench serve` loads a server instead.
+    Peers run the same requests without a bound, on the same device: --peers transformers is its `generate` in static
+    batches and its continuous batching. `exegpt bench serve` load-tests a server instead.
 
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
 
@@ -72,7 +72,7 @@ def bench(
         return
     setting, assumptions = plan.setting, [*plan.setting.assumptions, *plan.notes]
     if report:
-        write_run_report(report, f"{setting.model.name}: predicted beside measured", setting, comparisons)
+        write_run_report(report, f"{setting.model.name}: predicted and measured", setting, comparisons)
     if json:
         return output.emit(
             {
@@ -84,7 +84,7 @@ def bench(
         )
     output.notes(assumptions)
     _print(comparisons, peer_rows)
-    each = f"the median of {repeats} runs each" if repeats > 1 else "one run each"
+    each = f"median of {repeats} runs each" if repeats > 1 else "one run each"
     print(f"{len(plan.requests)} requests, {each}.")
 
 
@@ -106,5 +106,5 @@ def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, A
             ]
             for row in peer_rows
         ]
-        over = f"{comparisons[0].schedule.policy} over it"
-        output.table(["peer", "setting", "tok/s", "latency of the bound", over, "tokens alike"], rows)
+        speedup = f"{comparisons[0].schedule.policy} / peer"
+        output.table(["peer", "setting", "tok/s", "bounded latency", speedup, "equal tokens"], rows)

@@ -50,7 +50,7 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     else:
         _print_frontier(options, answers)
     if len(answers) == 1 and not answers[0].advice and options.advice is None:
-        print("What another bound, twice the devices or other ones would give: --advice.")
+        print("The effect of another bound, twice the devices or other devices: --advice.")
     for answer in answers:
         if answer.advice:
             under = f" under {format_duration(answer.bound_s)}" if len(answers) > 1 else ""
@@ -66,7 +66,7 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
 
 
 def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
-    """Every policy's best schedule, and why it is where it is."""
+    """Every policy's best schedule, and the reasons for its rank."""
     times, tuned = bounded_times(options.search), answer.tuned
     output.table(policy_columns(times), policy_rows(tuned, times), _title(options, format_duration(answer.bound_s)))
     if tuned.schedule is None:
@@ -74,16 +74,16 @@ def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
     feasible = [alternative for alternative in ranked(tuned) if alternative.schedule]
     output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, options.explain))
     if len(feasible) > 1 and not options.explain:
-        print("All reasons for each policy's place: --explain.")
+        print("All reasons for each policy's rank: --explain.")
     if options.target:
         print_export(tuned.schedule, options.target)
 
 
 def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
-    """The best schedule under each bound; why the others are behind is said when one bound is asked for alone."""
+    """The best schedule under each bound; the reasons for other policies' ranks are printed for a single bound only."""
     times = bounded_times(options.search)
     rows = [[format_duration(a.bound_s), *best_row(a.tuned, a.bound_s, times)] for a in answers]
-    output.table(("bound", *policy_columns(times)[1:]), rows, _title(options, "the best under each bound"))
+    output.table(("bound", *policy_columns(times)[1:]), rows, _title(options, "the best schedule under each bound"))
     for answer in answers:
         if answer.tuned.schedule and options.target:
             print(f"Under {format_duration(answer.bound_s)}:")
@@ -91,7 +91,7 @@ def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> N
 
 
 def _title(options: TuneOptions, what: str) -> str:
-    """What was searched for: model, cluster, lengths and bounds."""
+    """The question that was searched: model, cluster, lengths and bounds."""
     setting, names = options.settings[0], {"TTFT": options.search.ttft_s, "TPOT": options.search.tpot_s}
     times = "".join(f", {name} {format_duration(bound_s)}" for name, bound_s in names.items() if bound_s is not None)
     return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}{times}"

@@ -1,4 +1,4 @@
-"""`exegpt demo`: the whole way once, on this machine, with nothing else needed."""
+"""`exegpt demo`: profile, tune, run and compare once, on this machine, without other files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 def demo(
-    trace: Annotated[str | None, typer.Option("--trace", help="Take the lengths from this trace.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Use the lengths of this trace.")] = None,
     workload: options.WORKLOAD = None,
     latency_bound: Annotated[
         str | None,
         typer.Option(
             "--latency-bound",
             "-l",
-            help=options.LATENCY_BOUND_HELP + " Default: a place on the frontier whose best schedule serves so few"
-            " requests best, too.",
+            help=options.LATENCY_BOUND_HELP + " Default: a point of the frontier whose best schedule is also the best"
+            " for these few requests.",
         ),
     ] = None,
     num: Annotated[
-        int | None, typer.Option("--num", "-n", min=1, help="Requests. Default: as a minute allows.")
+        int | None, typer.Option("--num", "-n", min=1, help="Number of requests. Default: as many as fit in a minute.")
     ] = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Where everything goes.")] = Path("exegpt-demo"),
+    directory: Annotated[Path, typer.Option("--dir", help="The folder for all results.")] = Path("exegpt-demo"),
     columns: options.COLUMNS = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
@@ -36,7 +36,7 @@ def demo(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> int:
-    """Make a small model, profile it, tune under a bound, run requests, and print predicted beside measured.
+    """Create a small model, profile it, tune under a bound, run requests, and compare predicted with measured results.
 
     Example: exegpt demo
     """
@@ -80,8 +80,8 @@ def _print_search(prepared: "Demo") -> None:
     print_search(plan.answer)
     if (first := plan.best_steady) and first != plan.answer.schedule:
         output.note(
-            f"· {first.policy} has the best steady state, but {len(plan.requests)} requests begin all at once: their "
-            f"replay is through first, within the bound, under {plan.schedules[0].policy}"
+            f"· {first.policy} has the best steady state, but these {len(plan.requests)} requests begin all at once: "
+            f"in their replay {plan.schedules[0].policy} finishes first within the bound"
         )
 
 
@@ -89,9 +89,11 @@ def _print_runs(comparisons: "list[Comparison]", directory: Path) -> None:
     from exegpt.report import output
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
 
-    output.table(COMPARISON_COLUMNS, comparison_rows(comparisons), "Predicted for these very requests, and measured")
-    if text := bound_text(comparisons[0], "steady state and the replay of these very requests"):
+    output.table(COMPARISON_COLUMNS, comparison_rows(comparisons), "Predicted and measured results of these requests")
+    if text := bound_text(comparisons[0], "steady state and the replay of these requests"):
         print(text)
     if text := speed_text(comparisons[0].slowdown):
         output.note(f"· {text}")
-    print(f"Left in {directory}/: report.html (open it in a browser), schedule.json, trace.json (for ui.perfetto.dev).")
+    print(
+        f"Written to {directory}/: report.html (open it in a browser), schedule.json, trace.json (for ui.perfetto.dev)."
+    )

@@ -1,4 +1,4 @@
-"""`exegpt engine`: the engine of a server, which `exegpt serve` starts. Not for people."""
+"""`exegpt engine`: a server's engine process, started by `exegpt serve`; not for direct use."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def engine(
     best_effort: Annotated[bool, typer.Option("--best-effort")] = False,
     report_speed: Annotated[bool, typer.Option("--report-speed", help="Time the layers again in the end.")] = False,
 ) -> None:
-    """Run the requests that come over a socket."""
+    """Run the requests that arrive over a socket."""
     from exegpt.app import serving_engine
     from xrunner.comm.ranks import job
 

@@ -1,4 +1,4 @@
-"""`exegpt list`: what is built in."""
+"""`exegpt list`: the built-in models, devices, tasks, policies and orders."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ def list_(
     what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies|orders", help="Which list.")],
     json: options.JSON = False,
 ) -> None:
-    """What is built in: models, devices, tasks, policies, orders.
+    """List the built-in models, devices, tasks, policies or orders.
 
     Example: exegpt list models
     """

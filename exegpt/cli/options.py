@@ -21,7 +21,7 @@ def only_model(models: list[str] | None, what: str) -> str:
     """The one model of a server or a run without a plan."""
     models = models or []
     if len(models) != 1:
-        raise InputError(f"A {what} without --plan has one model, and --model is given {len(models)} times: pass one.")
+        raise InputError(f"A {what} without --plan has one model, but --model is given {len(models)} times: pass one.")
     return models[0]
 
 
@@ -36,9 +36,7 @@ def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
     for text in texts:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise InputError(
-                f"{option} {text} doesn't say for which model it is: with --plan, pass {option} NAME={what}."
-            )
+            raise InputError(f"{option} {text} names no model: with --plan, pass {option} NAME={what}.")
         if given.setdefault(name, path) != path:
             raise InputError(f"{option} has '{given[name]}' and '{path}' for model '{name}': leave one of them out.")
     return given
@@ -55,14 +53,14 @@ WORKLOAD = Annotated[
 PROFILE = Annotated[
     str | None,
     typer.Option(
-        "--profile", "-p", help="A profile file, or roofline. Default: the stored profile that fits, else the roofline."
+        "--profile", "-p", help="A profile file, or roofline. Default: a stored profile that fits, else the roofline."
     ),
 ]
 ENGINE = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="Whose time a roofline has: vllm (default), tensorrt-llm, paper or none (this machine's).",
+        help="Engine overhead in a roofline: vllm (default), tensorrt-llm, paper, or none (default for this machine).",
     ),
 ]
 DTYPE = Annotated[
@@ -72,49 +70,49 @@ RUN_DTYPE = Annotated[
     str | None, typer.Option("--dtype", help="fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
 ]
 DEVICE = Annotated[
-    str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU where there is one, else the CPU.")
+    str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU if there is one, else the CPU.")
 ]
 ATTENTION = Annotated[
     str | None,
     typer.Option(
         "--attention",
-        help="A GPU's attention kernels: triton (default), flashinfer (pip install 'exegpt[gpu-fast]'), or auto: "
-        "FlashInfer where it is installed and has the model's heads.",
+        help="Attention kernels on a GPU: triton (default), flashinfer (pip install 'exegpt[gpu-fast]'), or auto: "
+        "FlashInfer if it is installed and supports the model's heads.",
     ),
 ]
 ADMISSION = Annotated[
     str | None,
     typer.Option(
         "--admission",
-        help="reserve (default): a request waits until the KV blocks for all that it may need are free; grow: it gets "
-        "them as it needs them, and the last one is preempted where none are left.",
+        help="reserve (default): a request waits until KV blocks for its maximum length are free; grow: it gets blocks "
+        "as it needs them, and the request admitted last is preempted when none are left.",
     ),
 ]
 PREFIX_CACHING = Annotated[
     bool,
     typer.Option(
         "--prefix-caching",
-        help="Keep KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked).",
+        help="Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked).",
     ),
 ]
 ORDER = Annotated[
     str | None,
     typer.Option(
         "--order",
-        help="Who is admitted first: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
+        help="Order of admission: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
         "doubling-budget, least-slack, edf or vtc (docs/multimodel.md).",
     ),
 ]
 STARVATION_GUARD = Annotated[
     bool,
-    typer.Option("--starvation-guard", help="Promote requests that no step had in it for 200 steps in a row."),
+    typer.Option("--starvation-guard", help="Promote requests that 200 steps in a row have left out."),
 ]
 RANKER = Annotated[
-    Path | None, typer.Option("--ranker", help="The ranker of --order learned, as `exegpt rank train` writes it.")
+    Path | None, typer.Option("--ranker", help="The ranker for --order learned, a file written by `exegpt rank train`.")
 ]
 KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
 MEMORY_FRACTION = Annotated[
-    float | None, typer.Option("--gpu-memory-fraction", help="Share of a device's memory that may be used.")
+    float | None, typer.Option("--gpu-memory-fraction", help="Usable share of a device's memory.")
 ]
 COLUMNS = Annotated[
     str | None,
@@ -130,11 +128,12 @@ BOUND = Annotated[
     str,
     typer.Option(
         "--bound",
-        help="Who must meet it: a sequence of the 99th percentile's length (p99-length) or 99% of all (p99-queries).",
+        help="Meaning of the bound: for an output of the 99th percentile's length (p99-length), or for 99% of all "
+        "requests (p99-queries).",
     ),
 ]
 POLICY = Annotated[str | None, typer.Option("--policy", help="Only these policies, separated by commas.")]
-SCHEDULE_HELP = "A schedule file, as `exegpt tune --out` writes it."
+SCHEDULE_HELP = "A schedule file, written by `exegpt tune --out`."
 SCHEDULE = Annotated[Path | None, typer.Option("--schedule", "-s", help=SCHEDULE_HELP)]
 REQUIRED_SCHEDULE = Annotated[Path, typer.Option("--schedule", "-s", help=SCHEDULE_HELP)]
 MODEL_DIRECTORY = Annotated[str, typer.Option("--model", "-m", help="A model directory in the Hugging Face layout.")]

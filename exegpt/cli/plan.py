@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="YAML: the models, each with its workload, rate and bound.")],
+    file: Annotated[Path, typer.Argument(help="YAML file of models, each with workload, rate and latency bound.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="local, 4xA40, 2x8xA100-80GB, or a YAML file.")],
     method: Annotated[
         str,
         typer.Option(
-            help="exegpt (budgets searched together), muxserve, temporal, seallm, alpaserve, spatial, or best: the "
-            "best of these. samullm: stages, for numbers of requests."
+            help="exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, or best: the "
+            "best of these. samullm: stages, for models with numbers of requests."
         ),
     ] = "exegpt",
     dtype: options.DTYPE = None,
@@ -32,20 +32,20 @@ def plan(
     engine: options.ENGINE = None,
     threads: options.THREADS = None,
     price: Annotated[
-        Path | None, typer.Option(help="YAML: device kind → price per device-hour; printed for every method.")
+        Path | None, typer.Option(help="YAML: device kind → price per device-hour. Adds a price to every method.")
     ] = None,
     advice: Annotated[
         bool,
         typer.Option(
             "--advice/--no-advice",
-            help="What one more device, or node, and a looser bound of the tightest model would give: two plans more.",
+            help="Also plan with one more device (or node), and with a looser bound of the tightest model.",
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")] = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
-    """Share a cluster's devices out among several models, so that each meets its bound at its rate.
+    """Divide a cluster's devices among several models, so that each meets its latency bound at its request rate.
 
     Example: exegpt plan models.yaml --cluster 4xA100-80GB --method best
 
@@ -77,7 +77,7 @@ def plan(
         from exegpt.cli.plan_stages import plan_stages
 
         if advice:
-            raise InputError("--advice is about budgets, and --method samullm plans stages: leave one of them out.")
+            raise InputError("--advice is for budgets, but --method samullm plans stages: omit one of the two.")
         return plan_stages(file, cluster, how, out, report, json)
     demands = read_demands(file, cluster, **how)
     expected = expected_calls(file, read_models(file))
@@ -106,16 +106,16 @@ def plan(
     if gained:
         output.listed("Advice:", [gain.text(now) for gain in gained])
     elif advice:
-        output.note("· advice: none, as a machine can have no more devices, and no model has a bound to loosen")
+        output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
     elif about := advice_about(demands, where):
-        print(f"What {about} would give: --advice.")
+        print(f"The effect of {about}: --advice.")
     if best and out:
         print(f"Plan written to {out}.")
     return 0 if best else INFEASIBLE
 
 
 def simulated_alone(best: "Plan | None") -> list[str]:
-    """What of the best plan is never run as it is simulated."""
+    """Notes about parts of the best plan that are simulated but can't be run that way."""
     if best is None:
         return []
     spatial = [model for model in best.models if model.share and model.share.by == "space"]
@@ -124,7 +124,7 @@ def simulated_alone(best: "Plan | None") -> list[str]:
         return []
     return [
         f"shares of multiprocessors ({', '.join(names)}) are simulated only: on CPUs, and on several devices at once, "
-        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for turns)"
+        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for time sharing)"
     ]
 
 
@@ -168,7 +168,7 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
 
 
 def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
-    """The best plan's models, then what all methods come to and why the best is."""
+    """Print the best plan's models, then all methods' results and why the best one is best."""
     from exegpt.cli.plan_tables import methods_table, print_plan, why_best
     from exegpt.report import output
 

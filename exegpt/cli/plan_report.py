@@ -17,7 +17,7 @@ def write_plan_report(
     prices: "Prices | None",
     assumptions: Sequence[str],
 ) -> None:
-    """Budgets with their picture, the methods beside each other, and what a plan would gain."""
+    """Write the budgets with a chart, a table of the methods, and the advice."""
     from exegpt import document
     from exegpt.cli.plan_tables import methods_table, plan_table, why_best
     from exegpt.report import gantt
@@ -40,7 +40,7 @@ def write_plan_report(
 
 
 def write_stages_report(path: Path, proposals: "list[StageProposal]", assumptions: Sequence[str]) -> None:
-    """Stages with their picture, and the heuristics' times."""
+    """Write the stages with a chart, and the heuristics' times."""
     from exegpt import document
     from exegpt.cli.plan_tables import STAGE_COLUMNS, others_text, stages_rows, stages_title
     from exegpt.report import gantt

@@ -7,9 +7,9 @@ from typing import Any
 def plan_stages(
     file: Path, cluster: str, how: dict[str, Any], out: Path | None, report: Path | None, json: bool
 ) -> int:
-    """Plan an application file, print its stages beside the heuristics' times, and write plan and report; exit code 0.
+    """Plan an application file, print its stages and the heuristics' times, and write plan and report; exit code 0.
 
-    `how`: what `find_setting` takes.
+    `how`: keyword arguments of `find_setting`.
     """
     from exegpt import document
     from exegpt.app.multimodel.application_file import read_application

@@ -1,4 +1,4 @@
-"""What plans look like, in a terminal and in a report: tables and pictures."""
+"""Tables and charts of plans, for terminals and reports."""
 
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,14 @@ STAGE_COLUMNS = ("from", "to", "models")
 
 
 def why_best(proposals: "list[Proposal]") -> str:
-    """What puts the best plan before the second; empty where there are no two."""
+    """Why the best plan is better than the second; empty if there are no two."""
     best, second = proposals[0], next((other for other in proposals[1:] if other.plan), None)
-    return f"{best.method} is the best: {best.why_before(second)}" if best.plan and second else ""
+    return f"{best.method} is best: {best.why_before(second)}" if best.plan and second else ""
 
 
 def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
     """Columns, and a row for each method that has a plan."""
-    columns = ["method", "rates could be", "all in time", "normalised", "done in", "devices", "GPU-hours"]
+    columns = ["method", "headroom", "all in time", "normalised", "done in", "devices", "GPU-hours"]
     return columns + ["price/h"] * bool(prices), [_method_row(p, p.plan, prices) for p in proposals if p.plan]
 
 
@@ -59,7 +59,7 @@ def _method_row(proposal: "Proposal", plan: "Plan", prices: "Prices | None") -> 
 
 
 def price_in_use(plan: "Plan", prices: "Prices | None") -> float | None:
-    """Of the devices in use."""
+    """The price per hour of the devices in use; None without prices."""
     from exegpt.price import price_per_hour
 
     used = plan.cluster.devices - plan.free
@@ -67,7 +67,7 @@ def price_in_use(plan: "Plan", prices: "Prices | None") -> float | None:
 
 
 def print_plan(plan: "Plan") -> None:
-    """Each model's budget and what it gives, and a picture of the devices."""
+    """Print each model's budget with its performance, and a chart of the devices."""
     from exegpt.report import gantt, output
 
     output.table(*plan_table(plan))
@@ -75,7 +75,7 @@ def print_plan(plan: "Plan") -> None:
 
 
 def plan_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
-    """Columns, a row for each model, and a title; columns that no model has anything in are left out."""
+    """Columns, a row for each model, and a title; columns that are empty for all models are omitted."""
     from exegpt.quantity import NOTHING
 
     rows = [_row(model) for model in plan.models]
@@ -108,14 +108,14 @@ def _row(model: "PlannedModel") -> list[str]:
 
 
 def _share_text(model: "PlannedModel") -> str:
-    """How it has its devices: alone, taking turns, by priority, or decoding on some of the multiprocessors."""
+    """How a model shares its devices: not at all, by time, by priority, or with its decoding share by space."""
     if model.share is None:
         return "–"
     return f"space, {model.share.decode:.0%}" if model.share.by == "space" else model.share.by
 
 
 def ranges(devices: tuple[int, ...]) -> str:
-    """Device numbers in short: 0–3, 8."""
+    """Device numbers as ranges: 0–3, 8."""
     parts: list[list[int]] = []
     for device in devices:
         if parts and device == parts[-1][1] + 1:
@@ -126,14 +126,16 @@ def ranges(devices: tuple[int, ...]) -> str:
 
 
 def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
-    """What the heuristics come to."""
+    """The times of the heuristics' plans."""
     from exegpt.duration import duration_text
 
-    return tuple(f"{other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:])
+    return tuple(
+        f"For comparison, {other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:]
+    )
 
 
 def print_stages(plan: "StagePlan") -> None:
-    """Each stage with its models, and a picture of the devices."""
+    """Print each stage with its models, and a chart of the devices."""
     from exegpt.report import gantt, output
 
     output.table(STAGE_COLUMNS, stages_rows(plan), stages_title(plan))
@@ -151,7 +153,7 @@ def stages_rows(plan: "StagePlan") -> tuple[tuple[str, ...], ...]:
 
 
 def stages_title(plan: "StagePlan") -> str:
-    """How many stages on how many devices."""
+    """A title with the numbers of stages and devices."""
     return f"{plan.method}: {counted(len(plan.stages), 'stage')} on {counted(plan.devices, 'device')}"
 
 

@@ -1,4 +1,4 @@
-"""`exegpt profile`: measures this machine's layers, or under mpirun a cluster's."""
+"""`exegpt profile`: measures a model's layers on this machine, or under mpirun on a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ def profile(
     model: options.MODEL = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the profile to this file too.")] = None,
     cluster_out: Annotated[
-        Path | None, typer.Option(help="Write the cluster that was found to this YAML file, for --cluster.")
+        Path | None, typer.Option(help="Write the detected cluster to this YAML file, for --cluster.")
     ] = None,
     device: options.DEVICE = None,
     attention: options.ATTENTION = None,
@@ -21,12 +21,13 @@ def profile(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Measure this machine's layers for a model; an interrupted measurement goes on where it stopped. A built-in
-    model's weights are drawn at random: times don't depend on them.
+    """Measure a model's layers on this machine, and store the profile. An interrupted measurement continues where it
+    stopped. A built-in model gets random weights: times don't depend on them.
 
-    Under mpirun, one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the links.
+    Under mpirun, with one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the
+    links.
 
-    Measurements that others published become profiles by `exegpt profile import`.
+    `exegpt profile import` makes profiles from published measurements.
 
     Example: exegpt profile --model my-model
 
@@ -43,7 +44,7 @@ def profile(
 
     def read_options() -> ProfileOptions:
         if model is None:
-            raise InputError("Name a model to measure with --model, or import a profile: `exegpt profile import`.")
+            raise InputError("Name a model to measure with --model, or import a profile with `exegpt profile import`.")
         return options.build(ProfileOptions, typed)
 
     with job() as ranks:
@@ -58,4 +59,4 @@ def profile(
         )
     where = provenance.get("device") or provenance["processor"]
     by = f", attention by {provenance['attention']}" if "attention" in provenance else ""
-    print(f"Measured {model} on {where}{by}: {measured.fingerprint}, stored.")
+    print(f"Measured {model} on {where}{by}; stored as profile {measured.fingerprint}.")

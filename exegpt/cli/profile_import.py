@@ -15,27 +15,30 @@ def import_(
     path: Annotated[
         Path | None,
         typer.Argument(
-            help="vidur, layers, samullm: the folder of its files; muxserve: its cost file. aiconfigurator: its "
-            "systems folder, if elsewhere."
+            help="vidur, layers, samullm: the folder of the source's files. muxserve: its cost file. aiconfigurator: "
+            "its systems folder, if not in the installed package."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help=options.MODEL_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the profile to this file.")] = ...,  # type: ignore[assignment]
     system: Annotated[str | None, typer.Option(help="aiconfigurator: the GPU system, like h100_sxm.")] = None,
-    engine: Annotated[str, typer.Option(help="aiconfigurator: whose kernels: vllm, trtllm or sglang.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="aiconfigurator: the engine whose kernels were measured: vllm, trtllm or sglang.")
+    ] = "vllm",
     dtype: Annotated[
-        str | None, typer.Option(help="Default: the one that layers' meta.yaml names, fp16 for vidur, else bf16.")
+        str | None, typer.Option(help="Default: the dtype in the meta.yaml of layers, fp16 for vidur, else bf16.")
     ] = None,
     kv_dtype: options.KV_DTYPE = None,
     overhead: Annotated[
-        str | None, typer.Option(help="The engine's own time per iteration, like 3ms; no source holds it. Default: 0.")
+        str | None,
+        typer.Option(help="The engine's own time per iteration, like 3ms; no source includes it. Default: 0."),
     ] = None,
     json: options.JSON = False,
 ) -> None:
-    """A profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
+    """Make a profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
     files (mlp, attention, network), or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
-    Of samullm's files comes a cost table of all their models, for plans of stages; of muxserve's the iterations of one
-    model by share of a GPU, for `exegpt simulate --plan`.
+    From samullm's files it makes a cost table of all their models, for plans of stages; from muxserve's cost file the
+    iteration times of one model by share of a GPU, for `exegpt simulate --plan`.
 
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
@@ -57,11 +60,11 @@ def import_(
     if source == "muxserve":
         return _iterations(path, model, out, json)
     if model is None:
-        raise InputError("Name the model with --model: a profile is of one model.")
+        raise InputError("Name the model with --model: a profile is for one model.")
     spec = find_model(model)
     overhead_s = parse_duration(overhead) if overhead else 0.0
     if overhead_s is None:
-        raise InputError(f"--overhead '{overhead}' is no time of an iteration: write one like 3ms.")
+        raise InputError(f"--overhead '{overhead}' is not a time per iteration: write one like 3ms.")
     if source == "aiconfigurator":
         from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
 
@@ -70,7 +73,7 @@ def import_(
         imported = aiconfigurator_profile(spec, system, engine, dtype or "bf16", kv_dtype, path, overhead_s)
     else:
         if path is None or not path.is_dir():
-            what = "Which folder isn't said" if path is None else f"There is no folder '{path}'"
+            what = "No folder is given" if path is None else f"There is no folder '{path}'"
             raise InputError(f"{what}: name the folder of the {source} files after the source.")
         if source == "layers":
             from xprofiler.layer_folder import layers_profile
@@ -104,10 +107,10 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
     from xprofiler.samullm import samullm_costs
 
     if folder is None or not folder.is_dir():
-        what = "Which folder isn't said" if folder is None else f"There is no folder '{folder}'"
+        what = "No folder is given" if folder is None else f"There is no folder '{folder}'"
         raise InputError(f"{what}: name the folder of the samullm files after the source.")
     if model is not None:
-        raise InputError(f"A cost table has all models of the samullm files, not '{model}' alone: leave out --model.")
+        raise InputError(f"A cost table has all models of the samullm files, not only '{model}': leave out --model.")
     table = samullm_costs(folder)
     document.write(out, table)
     models = [
@@ -123,7 +126,7 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
 
 
 def _iterations(file: Path | None, model: str | None, out: Path, json: bool) -> None:
-    """One model's iterations of MuxServe's cost file."""
+    """Import one model's iteration times from MuxServe's cost file."""
     from exegpt import document
     from exegpt.errors import InputError
     from exegpt.quantity import percent_text
@@ -131,11 +134,11 @@ def _iterations(file: Path | None, model: str | None, out: Path, json: bool) -> 
     from xprofiler.muxserve import muxserve_profiles
 
     if file is None or not file.is_file():
-        what = "Which file isn't said" if file is None else f"There is no file '{file}'"
+        what = "No file is given" if file is None else f"There is no file '{file}'"
         raise InputError(f"{what}: name MuxServe's cost file after the source.")
     profiles = muxserve_profiles(file)
     if model not in profiles:
-        which = f"'{file}' has no model '{model}'" if model else "Which model isn't said"
+        which = f"'{file}' has no model '{model}'" if model else "No model is given"
         raise InputError(f"{which}: pass --model with one of {', '.join(profiles)}.")
     profile = profiles[model]
     document.write(out, profile)

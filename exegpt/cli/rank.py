@@ -1,4 +1,4 @@
-"""`exegpt rank`: trains the learned order's ranker, and says how well it ranks."""
+"""`exegpt rank`: trains and evaluates the learned order's ranker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from exegpt.app.ranking.evaluation import Evaluation
 
 _DATA = Annotated[
-    Path, typer.Argument(help="A JSONL file: prompt and output_tokens on each line, and perhaps the prompt's kind.")
+    Path, typer.Argument(help="A JSONL file with prompt, output_tokens and optionally kind on each line.")
 ]
 
 
@@ -23,7 +23,7 @@ def train(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Train a ranker by ListMLE on 70 % of the prompts, and evaluate it on the 15 % of the validation part.
+    """Train a ranker by ListMLE on 70 % of the prompts, and evaluate it on the validation part of 15 %.
 
     Example: exegpt rank train prompts.jsonl --out ranker.npz
     """
@@ -58,18 +58,19 @@ def train(
 
 def evaluate(
     data: _DATA,
-    ranker: Annotated[Path, typer.Option("--ranker", "-r", help="As `exegpt rank train` wrote it.")],
+    ranker: Annotated[Path, typer.Option("--ranker", "-r", help="A ranker file, written by `exegpt rank train`.")],
     part: Annotated[
-        str, typer.Option(help="test: the 15 % that training leaves alone; validation, or all where none was used.")
+        str, typer.Option(help="test: the 15 % that training never uses; validation; or all, for prompts never used.")
     ] = "test",
     classifier: Annotated[
-        bool, typer.Option(help="Train a classifier of ten length buckets on the same features to compare with.")
+        bool, typer.Option(help="For comparison, train a classifier of ten length buckets on the same features.")
     ] = True,
     seed: options.SEED = 0,
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Kendall's tau between scores and lengths, beside a classifier, the prompt's length and kind, and the truth.
+    """Print Kendall's tau between scores and output lengths, and for comparison that of a classifier, of the prompt's
+    length and kind, and of the true length.
 
     Example: exegpt rank evaluate prompts.jsonl --ranker ranker.npz
     """

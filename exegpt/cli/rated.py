@@ -1,4 +1,4 @@
-"""What `exegpt tune --rate` prints: what sustains a rate of arrival, and on which cluster that is cheapest."""
+"""What `exegpt tune --rate` prints: schedules that sustain an arrival rate, and the cheapest cluster that does."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def answer(options: TuneOptions, json: bool) -> int:
-    """Find what sustains the rate on each cluster within the bound, and print; returns the exit code."""
+    """Search each cluster for schedules that sustain the rate within the bound, and print; returns the exit code."""
     offers = tune_rate(options)
     if json:
         output.emit(offers_document(offers, options.target, options.seed))
@@ -53,7 +53,7 @@ def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, 
 
 
 def offers_document(offers: list[Offer], target: Target | None, seed: int) -> dict[str, Any]:
-    """The best offer's document; of several clusters, with all of them under `clusters`."""
+    """The best offer's document; with several clusters, it has all of them under `clusters`."""
     documents = [offer_document(offer, target, seed) for offer in offers]
     if len(offers) == 1:
         return documents[0]
@@ -62,7 +62,7 @@ def offers_document(offers: list[Offer], target: Target | None, seed: int) -> di
 
 
 def print_offers(offers: list[Offer], options: TuneOptions) -> None:
-    """The clusters side by side where there are several, then every policy on the best of them."""
+    """Print a table of the clusters if there are several, then every policy on the best of them."""
     best, bound_s = offers[0], options.bounds_s[0]
     output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))
     if len(offers) > 1:
@@ -93,25 +93,27 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
 def _print_clusters(offers: list[Offer]) -> None:
     priced = offers[0].price_hour is not None
     if not priced:
-        output.note("· no prices: clusters by their number of devices; --price FILE compares what they cost")
+        output.note(
+            "· without prices, clusters are ranked by their number of devices; --price FILE ranks them by price"
+        )
     columns = ["cluster", *(["price/h", "price/M tokens"] if priced else []), "goodput/s", "latency", "schedule"]
     rows = [_offer_row(offer, priced) for offer in offers]
     output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 6)} requests/s")
 
 
 def infeasible_rate_text(offers: list[Offer], bound_s: float | None) -> str:
-    """Why no schedule sustains the rate, and what can be reached."""
+    """Why no schedule sustains the rate, and the highest sustained rate."""
     best = max(offers, key=lambda offer: offer.rated.highest_rate_seq_s)
     highest, rate = best.rated.highest_rate_seq_s, best.rated.rate_seq_s
     if not highest and not best.rated.sustained:
         return infeasible_text(best.rated.tuned, bound_s)
     where = f" (on {best.setting.cluster.name})" if len(offers) > 1 else ""
-    reached = f"the highest rate that any does is {figure_text(highest)}/s{where}"
+    reached = f"the highest sustained rate is {figure_text(highest)}/s{where}"
     return f"No schedule sustains {figure_text(rate, 6)}/s within the bounds: {reached}."
 
 
 def _reached(rated: "Rated") -> Callable[["Alternative"], tuple[float, bool]]:
-    """A key by which policies stand by falling goodput, the answer's before those that reach as much."""
+    """A key that sorts policies by falling goodput; the answer's policy comes before those with equal goodput."""
     reached = {policy: sustained.goodput_seq_s for policy, sustained in rated.sustained.items()}
     best = rated.tuned.schedule.policy if rated.tuned.schedule else None
     return lambda alternative: (-reached.get(alternative.policy, -1.0), alternative.policy != best)
@@ -131,7 +133,7 @@ def _policy_rows(rated: "Rated") -> list[list[str]]:
 
 
 def _goodput_text(goodput: "Goodput") -> str:
-    """The rates between which a goodput lies, one where they don't differ."""
+    """The lower and upper rate of a goodput, or one rate if they are equal."""
     low, high = output.number(goodput.low), output.number(goodput.high)
     return low if low == high else f"{low}–{high}"
 

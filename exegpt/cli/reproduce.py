@@ -1,4 +1,4 @@
-"""`exegpt reproduce`: the paper's evaluation, printed beside the paper's figures."""
+"""`exegpt reproduce`: the papers' evaluations, printed next to the published figures."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from exegpt.report.sections import Section
 
 app = typer.Typer(
-    help="The paper's evaluation, simulated on stock rooflines and printed beside its figures.",
+    help="Reproduce the papers' evaluations: simulated on stock rooflines, printed next to the published figures.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-STANDS_ON = "Simulated: the stock roofline of every device, fp16, all of its memory; nothing here was run on a GPU."
+STANDS_ON = "Simulated with the stock roofline of every device, in fp16, with all of its memory; nothing ran on a GPU."
 
 _MODEL = Annotated[str | None, typer.Option("--model", "-m", help="Only this model's scenarios.")]
 _TASK = Annotated[str | None, typer.Option("--workload", "-w", help="Only this task's scenarios.")]
 _OVER_ALL = Annotated[bool, typer.Option("--over-all", help="Both figures, and the means over all scenarios.")]
 
 
-@app.command(short_help="How often monotonicity breaks.")
+@app.command(short_help="Table 5: violations of monotonicity.")
 def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
     """How often each control variable breaks the monotonicity of throughput and latency.
 
@@ -35,9 +35,9 @@ def table5(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("table5", table.reproduce, table.sections, report, json)
 
 
-@app.command(short_help="OPT-13B at the paper's schedules.")
+@app.command(short_help="Table 6: OPT-13B at the paper's schedules.")
 def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """OPT-13B on four A40s at the paper's own schedules, and what searches find under the same bounds.
+    """OPT-13B on four A40s at the paper's own schedules, and the results of searches under the same bounds.
 
     Example: exegpt reproduce table6 --json
     """
@@ -46,7 +46,7 @@ def table6(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("table6", table.reproduce, table.sections, report, json)
 
 
-@app.command(short_help="Gains of small to mid-sized models.")
+@app.command(short_help="Figure 6: gains of small to mid-sized models.")
 def figure6(
     model: _MODEL = None,
     workload: _TASK = None,
@@ -61,7 +61,7 @@ def figure6(
     _gains("figure6", over_all, model, workload, report, json)
 
 
-@app.command(short_help="Gains of large models.")
+@app.command(short_help="Figure 8: gains of large models.")
 def figure8(
     model: _MODEL = None,
     workload: _TASK = None,
@@ -76,9 +76,9 @@ def figure8(
     _gains("figure8", over_all, model, workload, report, json)
 
 
-@app.command(short_help="When output lengths change.")
+@app.command(short_help="Figure 11: changing output lengths.")
 def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """An unchanged schedule when output lengths change, beside the schedule found anew.
+    """Compare an unchanged schedule with a newly searched one when output lengths change.
 
     Example: exegpt reproduce figure11 --report figure11.html
     """
@@ -87,15 +87,15 @@ def figure11(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("figure11", drawing.reproduce, drawing.sections, report, json)
 
 
-@app.command("search-cost", short_help="What each search costs and reaches.")
+@app.command("search-cost", short_help="Cost and result of each search method.")
 def search_cost(
     exhaustive_points: Annotated[
-        int | None, typer.Option(min=0, help="Search spaces of up to so many points exhaustively. Default: 60000.")
+        int | None, typer.Option(min=0, help="Exhaustively search spaces of up to this many points. Default: 60000.")
     ] = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """What branch and bound, exhaustive search and Optuna cost, and what they reach.
+    """Compare cost and result of branch and bound, exhaustive search and Optuna.
 
     Example: exegpt reproduce search-cost --exhaustive-points 1000000
     """
@@ -107,7 +107,7 @@ def search_cost(
 
 @app.command(short_help="Several models at once, by SamuLLM.")
 def samullm(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """SamuLLM's applications of several models, planned in stages, beside the heuristics that it is compared with.
+    """SamuLLM's applications of several models, planned in stages, compared with its baseline heuristics.
 
     Needs SamuLLM's published measurements, in the folder samullm/ of the one that EXEGPT_DATA names.
 
@@ -120,10 +120,10 @@ def samullm(report: options.REPORT = None, json: options.JSON = False) -> None:
 
 @app.command(short_help="Several models on shared GPUs, by MuxServe.")
 def muxserve(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe's 20 published workloads of 19 models, replayed at its placements: on shares of GPUs, in turns, and on
-    GPUs of their own.
+    """MuxServe's 20 published workloads of 19 models, replayed at its placements: on shares of GPUs, by time sharing,
+    and on dedicated GPUs.
 
-    Needs MuxServe's published measurements, in the folder muxserve/ of the one that EXEGPT_DATA names.
+    Needs MuxServe's published measurements, in the folder $EXEGPT_DATA/muxserve/.
 
     Example: exegpt reproduce muxserve --report muxserve.html
     """
@@ -132,10 +132,10 @@ def muxserve(report: options.REPORT = None, json: options.JSON = False) -> None:
     _show("muxserve", paper.reproduce, paper.sections, report, json, paper.STANDS_ON)
 
 
-@app.command("learned-order", short_help="Requests by a learned rank, by vLLM-LTR.")
+@app.command("learned-order", short_help="vLLM-LTR: requests in the order of a learned rank.")
 def learned_order(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """Requests in the order of a learned rank, beside first come first served, MLFQ, a classifier and the oracles, over
-    rates of arrival.
+    """Requests in the order of a learned rank, compared with first come, first served, MLFQ, a classifier and oracles,
+    over arrival rates.
 
     Example: exegpt reproduce learned-order --json
     """
@@ -144,7 +144,7 @@ def learned_order(report: options.REPORT = None, json: options.JSON = False) -> 
     _show("learned-order", paper.reproduce, paper.sections, report, json)
 
 
-@app.command(short_help="Applications by demand graphs, by Hermes.")
+@app.command(short_help="Hermes: applications ordered by demand graphs.")
 def hermes(
     graphs: Annotated[
         Path | None,
@@ -163,16 +163,16 @@ def hermes(
     _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
 
 
-@app.command(short_help="Services on shared GPUs for latency, by SeaLLM.")
+@app.command(short_help="SeaLLM: services that share GPUs, for latency.")
 def seallm(
     sweeps: Annotated[
-        bool, typer.Option("--sweeps", help="Densities, runs of requests and noise in lengths instead.")
+        bool, typer.Option("--sweeps", help="Instead: sweeps over densities, runs of requests and noise in lengths.")
     ] = False,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, beside dedicated GPUs, AlpaServe and
-    MuxServe, over rates and bursts; many minutes.
+    """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, compared with dedicated GPUs,
+    AlpaServe and MuxServe, over rates and bursts. Takes many minutes.
 
     Example: exegpt reproduce seallm --report seallm.html
     """
@@ -182,11 +182,11 @@ def seallm(
     _show("seallm", work, paper.sections, report, json, paper.STANDS_ON)
 
 
-@app.command(short_help="Several models on one cluster: all of these papers.")
+@app.command(short_help="All papers about several models on one cluster.")
 def multimodel(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other: many minutes.
+    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other. Takes many minutes.
 
-    Needs the published measurements in the folder that EXEGPT_DATA names.
+    Needs the published measurements in the folder $EXEGPT_DATA.
 
     Example: exegpt reproduce multimodel --report multimodel.html
     """
@@ -210,7 +210,7 @@ def _show(
     json: bool,
     stands_on: str = STANDS_ON,
 ) -> None:
-    """Do the work, then print its sections or its document, and write the page."""
+    """Run `work`, then print its sections or its document, and write the page."""
     from exegpt import document
     from exegpt.app.files import check_output
     from exegpt.report import output

@@ -34,25 +34,28 @@ def run(
     ] = None,
     schedule: options.SCHEDULE = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="Several models as `exegpt plan` says; requests name their `model`.")
+        Path | None,
+        typer.Option("--plan", help="Run several models by this plan of `exegpt plan`; requests name their `model`."),
     ] = None,
     application: Annotated[
         Path | None,
-        typer.Option("--application", help="With --plan: YAML, calls that read each other's outputs."),
+        typer.Option("--application", help="With --plan: a YAML file of calls that read each other's outputs."),
     ] = None,
     in_turn: Annotated[
         bool, typer.Option("--in-turn", help="With --application: one model after the other, for comparison.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one JSON line per result.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    skip_invalid: Annotated[bool, typer.Option("--skip-invalid", help="End invalid requests with an error.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Give invalid requests an error instead of refusing the list.")
+    ] = False,
     latency_bound: Annotated[str, typer.Option("--latency-bound", "-l", help=options.LATENCY_BOUND_HELP)] = "inf",
     profile: options.PROFILE = None,
     no_profile: Annotated[
         bool,
         typer.Option(
             "--no-profile",
-            help="Where this machine was never profiled, take its roofline instead of measuring a few points first.",
+            help="If this machine has no profile, use its roofline instead of first measuring a few points.",
         ),
     ] = False,
     policy: options.POLICY = None,
@@ -61,23 +64,25 @@ def run(
     micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix B_m.")] = None,
     tp_degree: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
     tp_gpus: Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Fix the most resident sequences.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Fix the maximum number of running sequences.")
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, max=10_000_000, help="Fix the token budget.")
     ] = None,
     admission: options.ADMISSION = None,
     prefix_caching: options.PREFIX_CACHING = False,
     kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks on each stage, fewer or more than the schedule's.")
+        int | None, typer.Option(min=1, help="KV blocks on each stage, instead of the schedule's.")
     ] = None,
     adjust: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="RRA, WAA: pick prompts so that a batch's tokens stay this near their mean."
+            min=0.0, max=1.0, help="RRA, WAA: pick prompts so that a batch's tokens stay within this share of the mean."
         ),
     ] = None,
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="Search again where lengths change, and change the schedule while running.")
+        bool, typer.Option("--adapt", help="When lengths drift, search again and change the schedule during the run.")
     ] = False,
     order: options.ORDER = None,
     starvation_guard: options.STARVATION_GUARD = False,
@@ -91,10 +96,10 @@ def run(
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """Run requests offline and measure, beside what was predicted. Without a schedule one is searched first.
+    """Run requests offline, measure, and compare with the prediction. Without a schedule, search for one first.
 
-    A machine that was never profiled is measured at a few points first, which takes seconds. A schedule of several
-    devices needs a rank for each; ranks without one measure themselves and search one for as many devices.
+    A machine without a profile is first measured at a few points, which takes seconds. A schedule of several devices
+    needs a rank for each. Ranks without a schedule measure themselves and search for one for as many devices.
 
     Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
 
@@ -125,14 +130,14 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
     if typed["application"] is not None or typed["in_turn"]:
-        raise InputError("--application and --in-turn are about a plan's models: pass --plan, or leave them out.")
+        raise InputError("--application and --in-turn need the models of a plan: pass --plan, or leave them out.")
     if typed["requests"] is None:
         raise InputError("A run needs requests: pass --requests FILE.")
     if typed["resume"] and typed["out"] is None:
-        raise InputError("--resume needs --out: it goes on with that file.")
+        raise InputError("--resume needs --out: it continues that file.")
     if typed["no_profile"] and typed["profile"] is not None:
         raise InputError(
-            f"--no-profile leaves out what --profile '{typed['profile']}' doesn't do, to measure first: leave one of "
+            f"--no-profile skips a first measurement, which --profile '{typed['profile']}' doesn't need: leave one of "
             "them out."
         )
     if typed["adapt"] and typed["admission"] == "grow":
@@ -156,7 +161,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
 
 
 def _check_unsearched(schedule: Path, searched: "dict[str, object]") -> None:
-    """InputError for what only a search would heed, beside a schedule that is given."""
+    """InputError for options that only a search uses, together with a given schedule."""
     for name, value in searched.items():
         if value is not None:
             option = f"--{name.replace('_', '-')}"
@@ -182,7 +187,7 @@ def _answer(result: "OfflineRun", run_options: "RunOptions", rank: int, json: bo
     if comparison is None:
         return
     if run_options.report:
-        write_run_report(run_options.report, f"{setting.model.name}: a run", setting, [comparison])
+        write_run_report(run_options.report, f"{setting.model.name}: an offline run", setting, [comparison])
     if json:
         return output.emit(comparison.document() | {"schedule": to_dict(schedule), **closing})
     output.notes(setting.assumptions)
@@ -211,13 +216,13 @@ def _print(comparison: "Comparison", checked: str) -> None:
     if comparison.schedule.admission == "grow":
         output.note(f"· {comparison.preemptions:,} preemptions, {comparison.predicted_preemptions:,} predicted")
     if comparison.schedule.prefix_caching:
-        output.note(f"· {comparison.reused:,} tokens found in the cache, {comparison.predicted_reused:,} predicted")
+        output.note(f"· {comparison.reused:,} tokens reused from the cache, {comparison.predicted_reused:,} predicted")
     for change in comparison.changes:
-        paused = f"{'layers moved' if change.moved else 'another cache'}, {output.seconds(change.pause_s)} without work"
+        paused = f"{'layers moved' if change.moved else 'a new cache'}, a pause of {output.seconds(change.pause_s)}"
         how = paused if change.pause_s else "without a pause"
         if change.refused:
             how += f"; the run kept its schedule: {change.refused}"
-        print(f"At {output.seconds(change.changed_s)}, for other lengths: {schedule_text(change.schedule)}; {how}.")
+        print(f"At {output.seconds(change.changed_s)}, for new lengths: {schedule_text(change.schedule)}; {how}.")
     seconds = output.seconds(comparison.seconds)
     print(f"{len(comparison.results):,} requests, {comparison.tokens:,} output tokens in {seconds}.")
     if text := bound_text(comparison, checked):

@@ -1,4 +1,4 @@
-"""`exegpt run --plan`: several models at once, and applications whose calls read each other's outputs."""
+"""`exegpt run --plan`: runs several models at once, and applications whose calls read each other's outputs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ _UNSET = (None, False, "inf")
 
 
 def run_plan(typed: dict[str, Any]) -> None:
-    """Run and print; InputError for options that a plan says itself."""
+    """Run and print; InputError for options that the plan determines."""
     from exegpt.app.engines.planned_units import has_stages
     from exegpt.app.multimodel.plan_run import PlanRunOptions
     from exegpt.app.multimodel.plan_run import run_plan as run
@@ -23,9 +23,9 @@ def run_plan(typed: dict[str, Any]) -> None:
 
     others = [name for name, value in typed.items() if name not in _OWN and value not in _UNSET]
     if others:
-        raise InputError(f"A plan leaves no room for --{others[0].replace('_', '-')}: leave that or --plan out.")
+        raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
     if typed["resume"] and typed["out"] is None:
-        raise InputError("--resume needs --out: it goes on with that file.")
+        raise InputError("--resume needs --out: it continues that file.")
     if ranks_started() > 1:
         raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
     typed = typed | {"directories": options.directories(typed["model"])}
@@ -71,7 +71,7 @@ def _print(result: "PlanRun") -> None:
     beside = "" if predicted is None else f", {duration_text(predicted)} as predicted"
     print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
-        output.note(f"· {counted(result.resumed, 'request')} done before: nothing is predicted for the others alone")
+        output.note(f"· no prediction: {counted(result.resumed, 'request')} done before this run")
 
 
 def _rows(model: "ModelRun") -> list[list[str]]:

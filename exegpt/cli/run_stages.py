@@ -1,4 +1,4 @@
-"""`exegpt run --plan` with a plan of stages: an application whose models' engines come and go."""
+"""`exegpt run --plan` with a plan of stages: runs an application, starting and stopping its models' engines."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from exegpt.app.multimodel.plan_run import ModelRun, PlanRunOptions
     from exegpt.app.multimodel.stage_run import StageRun
 
-_COLUMNS = ("model", "calls", "output tokens/s", "loading", "loading planned", "stopped", "done after", "predicted")
+_COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned loading", "stops", "done after", "predicted")
 
 
 def run_stages(asked: "PlanRunOptions", json: bool) -> None:
@@ -63,10 +63,10 @@ def _print(result: "StageRun") -> None:
     predicted = result.predicted
     beside = f", {duration_text(predicted.seconds)} as predicted for these outputs" if predicted else ""
     count = sum(len(model.measured) for model in result.models)
-    planned = f"{duration_text(plan.seconds)} were planned"
+    planned = f"planned: {duration_text(plan.seconds)}"
     print(f"{counted(count, 'call')} in {duration_text(result.seconds)}{beside}; {planned}.")
     if result.resumed:
-        output.note(f"· {counted(result.resumed, 'call')} done before: nothing is predicted for the others alone")
+        output.note(f"· no prediction: {counted(result.resumed, 'call')} done before this run")
 
 
 def _row(result: "StageRun", model: "ModelRun") -> list[str]:

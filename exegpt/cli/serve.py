@@ -30,7 +30,7 @@ _OF_ONE = (
     "schedule latency_bound workload ranks served_model_name chat_template policy admission order starvation_guard "
     "ranker best_effort"
 ).split()
-"""Options that a plan leaves no room for."""
+"""Options that a plan determines."""
 
 
 def serve(
@@ -39,7 +39,7 @@ def serve(
         typer.Option("--model", "-m", help="A model directory with a tokenizer.json; with --plan, NAME=DIR for each."),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Serve the models of a plan, as `exegpt plan --out` writes it.")
+        Path | None, typer.Option(help="Serve the models of this plan, written by `exegpt plan --out`.")
     ] = None,
     schedule: Annotated[
         Path | None, typer.Option("--schedule", "-s", help="A schedule file. Default: profile, then search.")
@@ -49,28 +49,33 @@ def serve(
     ] = None,
     workload: options.WORKLOAD = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the engine, one per device, under mpirun.")] = 1,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need keys.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; without keys only loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    served_model_name: Annotated[str | None, typer.Option(help="Default: the directory's name.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name in the API. Default: the directory's name.")
+    ] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file in place of the model's own chat template.")
+        Path | None, typer.Option(help="A Jinja file that replaces the model's own chat template.")
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="A key per line. Default: EXEGPT_API_KEY, if it is set.")
+        Path | None, typer.Option(help="A file with an API key per line. Default: EXEGPT_API_KEY, if set.")
     ] = None,
     admin_token_file: Annotated[
-        Path | None, typer.Option(help="A token for POST /schedule and /drain. Default: EXEGPT_ADMIN_TOKEN, if set.")
+        Path | None,
+        typer.Option(help="A file with the token for POST /schedule, /plan and /drain. Default: EXEGPT_ADMIN_TOKEN."),
     ] = None,
-    allowed_host: Annotated[list[str] | None, typer.Option(help="A further name of this server, without keys.")] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further host name of this server, if it has no keys.")
+    ] = None,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may use this server.")] = None,
-    max_output: Annotated[int | None, typer.Option(min=1, help="The most output tokens of a request.")] = None,
-    max_waiting: Annotated[int, typer.Option(min=1, help="The most sequences that wait for the engine.")] = 1000,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Maximum output tokens of a request.")] = None,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting sequences.")] = 1000,
     journal: Annotated[
-        Path | None, typer.Option(help="A folder that keeps requests with an Idempotency-Key over restarts.")
+        Path | None, typer.Option(help="A folder that keeps requests with an Idempotency-Key across restarts.")
     ] = None,
-    answer_ttl: Annotated[str, typer.Option(help="How long such a request's answer is kept.")] = "10m",
-    drain_timeout: Annotated[str, typer.Option(help="How long a drain may take.")] = "1m",
-    stall_timeout: Annotated[str, typer.Option(help="How long a client may read nothing.")] = "1m",
+    answer_ttl: Annotated[str, typer.Option(help="How long the answers of such requests are kept.")] = "10m",
+    drain_timeout: Annotated[str, typer.Option(help="Maximum duration of a drain.")] = "1m",
+    stall_timeout: Annotated[str, typer.Option(help="Disconnect a client that has read nothing for this long.")] = "1m",
     log_format: Annotated[str, typer.Option(help="text, or json: a JSON line per event on standard error.")] = "text",
     log_requests: Annotated[bool, typer.Option(help="Log a line per request, without any of its text.")] = False,
     otlp_traces_endpoint: Annotated[
@@ -88,22 +93,25 @@ def serve(
     threads: options.THREADS = None,
     pinned: Annotated[
         bool,
-        typer.Option("--pinned", help="Keep schedules and the plan, though lengths or rates become others."),
+        typer.Option("--pinned", help="Keep schedules and the plan even if lengths or rates drift."),
     ] = False,
     replan_after: Annotated[
         str | None,
         typer.Option(
-            help="Plan again when models were asked at other rates than planned for so long; inf: never. Default: 1m."
+            help="Plan again when request rates have differed from the plan's for this long; inf: never. Default: 1m."
         ),
     ] = None,
     best_effort: Annotated[
         bool,
-        typer.Option("--best-effort", help="Serve under a bound that 99 of 100 can't meet, too: who can, is accepted."),
+        typer.Option(
+            "--best-effort",
+            help="Also serve under a bound that no schedule keeps for 99% of requests; accept those that can meet it.",
+        ),
     ] = False,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
-    """Serve a model over HTTP as OpenAI's API does, under the schedule with the highest goodput within a bound; or
-    several, each as a plan says.
+    """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound; or
+    serve several models by a plan.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
     """
@@ -139,7 +147,7 @@ def _serve(typed: dict[str, Any]) -> int:
 def _unit(typed: dict[str, Any]) -> "UnitOptions":
     """The engine of one model."""
     if typed["replan_after"] is not None:
-        raise InputError("--replan-after is for a plan: pass --plan, or leave it out.")
+        raise InputError("--replan-after needs a plan: pass --plan, or leave it out.")
     from exegpt.app.choices import admission_rule
     from exegpt.app.engines.unit_options import UnitModel, UnitOptions
     from exegpt.app.files import model_directory, read_schedule
@@ -164,7 +172,7 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     for name in _OF_ONE:
         if typed[name] not in (None, False) and (name, typed[name]) != ("ranks", 1):
             raise InputError(
-                f"A plan leaves no room for {_option(name)}, which is for one model: leave it or --plan out."
+                f"{_option(name)} is for a single model, and the plan determines it: leave it or --plan out."
             )
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
@@ -208,7 +216,7 @@ def _option(name: str) -> str:
 
 
 def _serve_as_rank(typed: dict[str, Any]) -> int:
-    """Be a rank of the engine; the first one starts the frontend before MPI is there to see it."""
+    """Run a rank of the engine; the first rank starts the frontend before MPI is initialised."""
     import signal
     import sys
 
@@ -236,8 +244,8 @@ def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
     if path is None:
         return tuple(filter(None, [os.environ.get(variable)]))
     if not path.is_file():
-        raise InputError(f"There is no file '{path}' of keys: write one per line.")
+        raise InputError(f"There is no key file '{path}': write one key per line.")
     keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     if not keys:
-        raise InputError(f"'{path}' has no key: write one per line.")
+        raise InputError(f"'{path}' has no key: write one key per line.")
     return keys

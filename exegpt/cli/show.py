@@ -1,4 +1,4 @@
-"""`exegpt show`: what a schedule, plan, profile, result or cluster file says, and a cluster by its name."""
+"""`exegpt show`: prints a schedule, plan, profile, result or cluster file, or a cluster given by name."""
 
 import re
 from pathlib import Path
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from exegpt.profile import Profile, Table
     from exegpt.schedule import Schedule
 
-    Shown = tuple[dict[str, Any], Callable[[], None]]  # for scripts, and what prints it for people
+    Shown = tuple[dict[str, Any], Callable[[], None]]  # facts for --json, and a function that prints tables
 
 
 def show(
     file: Annotated[
         Path,
-        typer.Argument(help="A schedule, plan, profile or result file (.jsonl), a cluster's file or its name."),
+        typer.Argument(help="A schedule, plan, profile or result file (.jsonl), or a cluster's file or name."),
     ],
     yaml: Annotated[
         bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
     ] = False,
     json: options.JSON = False,
 ) -> None:
-    """What a schedule, plan, profile or result file says, or what a cluster is taken for.
+    """Print a schedule, plan, profile or result file, or the properties of a cluster.
 
     Example: exegpt show schedule.json
 
@@ -42,7 +42,7 @@ def show(
     kind = _kind(file)
     if yaml:
         if kind != "cluster":
-            raise InputError(f"'{file}' is a {kind} and no cluster: leave --yaml out.")
+            raise InputError(f"'{file}' is a {kind}, not a cluster: leave --yaml out.")
         return print(_cluster_yaml(file), end="")
     shown = {"results": _results, "schedule": _schedule, "plan": _plan, "stages": _stages, "profile": _profile}
     shown |= {"cluster": _cluster}
@@ -53,7 +53,7 @@ def show(
 
 
 def _kind(file: Path) -> str:
-    """Which file it is; InputError for another."""
+    """The kind of a file; InputError for an unknown one."""
     from exegpt import document
 
     if file.suffix == ".jsonl":
@@ -74,7 +74,7 @@ def _kind(file: Path) -> str:
 
 
 def _cluster_yaml(file: Path) -> str:
-    """A cluster as a file, all of whose fields may be edited."""
+    """A cluster as a YAML file with all of its fields, for editing."""
     import yaml
 
     from exegpt.cluster import parse_cluster
@@ -174,13 +174,13 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
     copies = f", the first of {schedule.replicas} replicas" if schedule.replicas > 1 else ""
     output.table(COLUMNS, stage_rows(schedule, estimate), f"Stages{copies}")
     if estimate is None:
-        return output.note("· what it gives isn't told: the profile that the schedule stands on isn't at hand")
+        return output.note("· no prediction: the profile that the schedule is based on isn't available here")
     output.notes(steady_notes(schedule))
     output.table(ESTIMATE_COLUMNS, estimate_rows(estimate, schedule))
 
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
-    """The schedule's estimate where the profile that it stands on is at hand: a roofline, or this machine's own."""
+    """The schedule's estimate if the profile that it is based on is available: a roofline, or this machine's own."""
     from exegpt.app.profiles import find_profile
     from exegpt.app.rooflines import found_on
     from xsimulator import estimate
@@ -216,7 +216,7 @@ def _profile(file: Path) -> "Shown":
 
 
 def _tables(profile: "Profile") -> "dict[str, Table | None]":
-    """The tables of the first degree and those that all share, by name."""
+    """The tables of the first degree, and those that all degrees share, by name."""
     first = profile.degrees[0]
     return {
         **vars(first.decoder),
@@ -228,7 +228,7 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
 
 
 def _grid(table: "Table") -> str:
-    """The table's axes, how far they were asked, and how many of its points were not."""
+    """The table's axes with their ranges, and the number of points that were filled in instead of measured."""
     text = " × ".join(
         f"{axis} {figure_text(p[0])}–{figure_text(p[-1])}" for axis, p in zip(table.axes, table.points, strict=True)
     )
@@ -242,10 +242,10 @@ _WITHOUT = {
 
 
 def _missing(tables: "dict[str, Table | None]") -> list[str]:
-    """What the profile doesn't hold, and what is taken instead."""
+    """The tables that the profile lacks, and the assumptions made instead."""
     missing = [f"{name} ({text})" for name, text in _WITHOUT.items() if not tables[name]]
     nothing = [name for name, table in tables.items() if table and max(table.values) == 0]
-    return missing + [f"{name} (taken as no time at all)" for name in nothing]
+    return missing + [f"{name} (taken as zero)" for name in nothing]
 
 
 def _results(file: Path) -> "Shown":

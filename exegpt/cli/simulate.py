@@ -1,4 +1,4 @@
-"""`exegpt simulate`: the estimate and timeline of a given schedule, or of a running engine's settings."""
+"""`exegpt simulate`: the estimate and timeline of a schedule, or of a running engine's settings."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +11,18 @@ from exegpt.cli import options
 def simulate(
     schedule: options.SCHEDULE = None,
     plan: Annotated[
-        Path | None, typer.Option(help="A plan of several models. Its --replay trace names each request's model.")
+        Path | None, typer.Option(help="A plan of several models; its --replay trace has a column `model`.")
     ] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a trace that Perfetto opens.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
     replay: Annotated[str | None, typer.Option(help="Simulate the requests of this trace one by one.")] = None,
     profile: options.PROFILE = None,
-    policy: Annotated[str | None, typer.Option(help="An engine's: orca or chunked. Default: chunked.")] = None,
+    policy: Annotated[str | None, typer.Option(help="The engine's policy: orca or chunked. Default: chunked.")] = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most resident sequences. Default: vLLM's.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running sequences. Default: vLLM's.")
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: 2048.")
     ] = None,
@@ -31,13 +33,15 @@ def simulate(
         int | None,
         typer.Option(
             min=1,
-            help="Devices that share every layer; the others of a replica are stages. Default: the widest.",
+            help="Tensor-parallel degree; a replica's remaining devices are pipeline stages. Default: the largest.",
         ),
     ] = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
     ] = None,
-    kv_blocks: Annotated[int | None, typer.Option(min=1, help="On each stage. Default: what fits into memory.")] = None,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks on each stage. Default: as many as fit into memory.")
+    ] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     admission: options.ADMISSION = None,
     prefix_caching: options.PREFIX_CACHING = False,
@@ -53,7 +57,7 @@ def simulate(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Predict the performance of a schedule or of engine settings: throughput, latencies, memory, what happens when.
+    """Predict the performance of a schedule or of engine settings: throughput, latencies, memory, and a timeline.
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
     """
@@ -88,7 +92,7 @@ def simulate(
 
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
-    """Print the predicted performance of a plan's models; InputError for options that a plan says itself."""
+    """Print the predicted performance of a plan's models; InputError for options that the plan determines."""
     from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
     from exegpt.errors import InputError
     from exegpt.quantity import counted
@@ -97,7 +101,7 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     own = {"plan", "replay", "timeline", "json", "threads", "profile"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
-        raise InputError(f"A plan says what --{others[0].replace('_', '-')} does: leave that or --plan out.")
+        raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
     typed = asked["profile"].split(",") if asked["profile"] else ()
     profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}

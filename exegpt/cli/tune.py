@@ -19,7 +19,8 @@ def tune(
         typer.Option(
             "--latency-bound",
             "-l",
-            help=options.LATENCY_BOUND_HELP + " Several give the frontier. Default with --ttft or --tpot: inf.",
+            help=options.LATENCY_BOUND_HELP
+            + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
         ),
     ] = None,
     model: options.MODEL = None,
@@ -31,12 +32,14 @@ def tune(
     tpot: Annotated[str | None, typer.Option(help="Bound on the 99th percentile of the time per output token.")] = None,
     policy: options.POLICY = None,
     search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
-    tolerance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Monotonicity is trusted up to this share.")] = 0.0,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share by which monotonicity may be violated.")
+    ] = 0.0,
     admission: Annotated[
         str,
         typer.Option(
-            help="reserve: a request waits until the KV blocks for all that it may need are free; grow: it gets them "
-            "as it needs them, and the last one is preempted where none are left; auto: what gives more."
+            help="reserve: a request waits until KV blocks for its maximum length are free; grow: it gets blocks as it "
+            "needs them, and the request admitted last is preempted when none are left; auto: the better of both."
         ),
     ] = "reserve",
     dtype: options.DTYPE = None,
@@ -48,7 +51,7 @@ def tune(
     threads: options.THREADS = None,
     rate: options.RATE = None,
     arrivals: Annotated[
-        str, typer.Option(help="How requests arrive: poisson, at --rate, or as in the trace, quickened to --rate.")
+        str, typer.Option(help="Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given).")
     ] = "poisson",
     price: Annotated[
         Path | None, typer.Option(help="YAML: device kind → price per device-hour. The cheapest cluster is the answer.")
@@ -58,22 +61,23 @@ def tune(
         bool | None,
         typer.Option(
             "--advice/--no-advice",
-            help="What a looser bound and other clusters would give. Default: for one bound on at most eight devices.",
+            help="Predict the effect of a looser bound and of other clusters. Default: with one bound, up to eight "
+            "devices.",
         ),
     ] = None,
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="All reasons for each policy's place and what limits it. Default: the greatest one."
+            "--explain", help="Print all reasons for each policy's rank, and what limits it. Default: the main reason."
         ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Write the schedule to this file; of several bounds, the last one's that can be met."
+            "--out", "-o", help="Write the schedule to this file; with several bounds, that of the last feasible one."
         ),
     ] = None,
-    export: Annotated[str | None, typer.Option(help="Print the nearest flags of another engine: vllm.")] = None,
+    export: Annotated[str | None, typer.Option(help="Print the nearest settings of another engine: vllm.")] = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
@@ -81,8 +85,8 @@ def tune(
 
     Example: exegpt tune --latency-bound 5s --model llama-3.1-8b --cluster 1xH100-SXM --workload 2048/256
 
-    With --rate, requests arrive over time and latency counts from arrival. Several clusters, separated by commas, are
-    compared by --price.
+    With --rate, requests arrive over time and latency counts from arrival. With several clusters, separated by commas,
+    and --price, the answer is the cheapest cluster that sustains the rate.
 
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
     """
@@ -141,8 +145,8 @@ def _target(engine: str | None, setting: "Setting", typed: str | None) -> "Targe
 def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
     """InputError for options that don't go together."""
     if clusters > 1 and not open_system:
-        raise InputError("Several clusters are compared at a rate of arrival: add --rate, like --rate 5/s.")
+        raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     if priced and not open_system:
-        raise InputError("Prices are compared at a rate of arrival: add --rate, like --rate 5/s.")
+        raise InputError("Prices are compared at an arrival rate: add --rate, like --rate 5/s.")
     if open_system and bounds > 1:
-        raise InputError("A rate of arrival takes one latency bound: name one, or leave --rate out for the frontier.")
+        raise InputError("An arrival rate needs a single latency bound: name one, or omit --rate for the frontier.")

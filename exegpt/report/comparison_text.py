@@ -16,7 +16,7 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
         error = c.error()
         for key, name, text in (
             ("throughput_tok_s", "output tokens/s", output.number),
-            ("latency_s", "latency of the bound", output.seconds),
+            ("latency_s", "bounded latency", output.seconds),
             ("ttft_s", "time to first token", output.seconds),
             ("tpot_s", "time per output token", output.seconds),
         ):
@@ -35,13 +35,13 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def bound_text(run: Comparison, checked: str) -> str:
-    """Whether the measured run held the schedule's bound, by how much, and what it was planned by: `checked` says which
-    of the two predictions was held against it. Empty without a bound.
+    """Whether the measured run held the schedule's bound, by how much, and the predictions. `checked` names the
+    prediction that was checked against the bound. Empty without a bound.
     """
     bound_s, measured = run.schedule.latency_bound_s, run.measured.latency_s
     if bound_s is None or measured is None:
         return ""
-    planned = (("steady state", run.steady), ("replay of these very requests", run.predicted))
+    planned = (("steady state", run.steady), ("replay of these requests", run.predicted))
     figures = ", ".join(f"{name} {output.seconds(estimate.latency_s)}" for name, estimate in planned if estimate)
     policy, off = run.schedule.policy, measured / bound_s - 1
     text = f"The bound of {format_duration(bound_s)} was checked against the {checked} ({figures}). "
@@ -50,16 +50,16 @@ def bound_text(run: Comparison, checked: str) -> str:
     slower = relative(measured, run.predicted.latency_s) or 0.0
     why = f"the run took {slower:.1%} longer than the replay predicted"
     if run.predicted.latency_s and run.predicted.latency_s > bound_s:
-        why = "its replay misses it too: a list that begins all at once is not the steady state that was searched"
+        why = "its replay misses it too: requests that begin all at once differ from the steady state that was searched"
     return f"{text}{policy} misses it by {off:.1%}: measured {output.seconds(measured)}; {why}."
 
 
 def speed_text(slowdown: tuple[float, float, float]) -> str:
-    """What the machine's speed does to a prediction; empty within 3 %."""
+    """How the machine's present speed scales a prediction; empty within 3 %."""
     if max(abs(1 - factor) for factor in slowdown) <= 0.03:
         return ""
     compute, read, stream = (f"{factor:.2f} times as long" for factor in slowdown)
     return (
-        f"the machine's speed has changed since it was profiled: computing takes {compute}, reading weights "
-        f"{read}, the head and attention {stream}; the prediction is scaled by them (`exegpt profile` measures again)"
+        f"the machine's speed has changed since it was profiled: computing takes {compute}, reading weights {read}, "
+        f"the head and attention {stream}; the prediction is scaled accordingly (`exegpt profile` measures again)"
     )

@@ -1,4 +1,4 @@
-"""Figures with their units as rows of small tables: what a schedule gives, and how times are spread."""
+"""Figures with their units as rows of small tables: estimates of schedules, and percentiles of times."""
 
 from collections.abc import Mapping
 
@@ -20,15 +20,15 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
     requests_s, tokens_s = figure_text(e.throughput_seq_s), figure_text(e.throughput_tok_s)
     rows = {
         "throughput": f"{requests_s} requests/s, {tokens_s} output tokens/s",
-        "latency of the bound": _bounded(e, schedule),
+        "bounded latency": _bounded(e, schedule),
         "latency, all requests": f"{_pair(('p50', e.latency_p50_s), ('p99', e.latency_p99_s))}, since {e.latency_from}",
         TIMES["ttft"]: _pair(("mean", e.ttft_s), ("p99", e.ttft_p99_s)),
         TIMES["tpot"]: _pair(("mean", e.tpot_s), ("p99", e.tpot_p99_s)),
         "memory": _memory(e, schedule),
-        "preemptions": f"{figure_text(e.preemptions_per_request)} a request" if schedule.admission == "grow" else "",
+        "preemptions": f"{figure_text(e.preemptions_per_request)} per request" if schedule.admission == "grow" else "",
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
         # which phase takes the time; `memory` and `latency` come from a search alone: it evaluates neighbours
-        "limited by" if e.binding in ("memory", "latency") else "pace set by": e.binding or "",
+        "limited by" if e.binding in ("memory", "latency") else "bottleneck": e.binding or "",
         "not feasible": "; ".join(e.violations),
         "beyond the profile's grid": ", ".join(e.extrapolated),
     }
@@ -36,12 +36,12 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
 
 
 def steady_notes(schedule: Schedule) -> tuple[str, ...]:
-    """A sentence where the steady state isn't what a schedule's requests will experience: they arrive over time."""
+    """A note if the schedule's requests arrive over time, which the steady state ignores."""
     if not schedule.workload.arrival_rate:
         return ()
     rate = figure_text(schedule.workload.arrival_rate, 4)
     return (
-        f"requests wait at all times in a steady state, whatever their arrivals ({rate}/s): --replay follows those",
+        f"the steady state ignores the arrivals ({rate}/s): in it requests are always waiting; --replay simulates them",
     )
 
 
@@ -53,7 +53,7 @@ def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[lis
 def _bounded(estimate: Estimate, schedule: Schedule) -> str:
     who = {"p99-length": "a sequence of the 99th-percentile output length", "p99-queries": "99% of all requests"}
     text = f"{_time(estimate.latency_s)} for {who[schedule.bound]}"
-    return text + (f", {_time(estimate.latency_tail_s)} for one of the 99.9th" if estimate.latency_tail_s else "")
+    return text + (f", {_time(estimate.latency_tail_s)} for the 99.9th" if estimate.latency_tail_s else "")
 
 
 def _memory(estimate: Estimate, schedule: Schedule) -> str:
@@ -61,11 +61,11 @@ def _memory(estimate: Estimate, schedule: Schedule) -> str:
         return ""
     usable = schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction / 2**30
     used = _span([f"{amount / 2**30:.1f}" for amount in sorted(estimate.memory_bytes)])
-    return f"{used} GiB at the peak, of {usable:.1f} GiB per device that may be used"
+    return f"{used} GiB at the peak, of {usable:.1f} usable GiB per device"
 
 
 def _span(texts: list[str]) -> str:
-    """The lowest and the highest, or one where they are alike."""
+    """The lowest and the highest value, or one if they are equal."""
     return "–".join(dict.fromkeys([texts[0], texts[-1]])) if texts else ""
 
 

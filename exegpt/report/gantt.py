@@ -1,4 +1,4 @@
-"""Which devices run which models, and when, as a Gantt picture: text for terminals, SVG for reports."""
+"""Which devices run which models, and when, as a Gantt chart: text for terminals, SVG for reports."""
 
 import itertools
 import string
@@ -12,11 +12,11 @@ from exegpt.report import svg
 from exegpt.stage_plan import StagePlan
 
 MARKS = string.ascii_uppercase + string.ascii_lowercase + string.digits
-"""Of models on a terminal; with more of them the marks come again."""
+"""Letters of models on a terminal; with more models they repeat."""
 MOST_ROWS = 32
-"""On a terminal; of more devices, neighbours that run the same are one row."""
+"""On a terminal; with more devices, neighbours that run the same models share a row."""
 IDLE, ON = "·", "→"
-"""A device with nothing to do, and what goes on as long as requests come."""
+"""An idle device, and a bar that continues for as long as requests arrive."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Bar:
     name: str
     start_s: float
     end_s: float | None
-    """None: as long as requests come."""
+    """None: for as long as requests arrive."""
     share: str = ""
     """How it shares the device; empty where the device is its own."""
     part: float = 1.0
-    """Of the device, beside the parts of others."""
+    """Share of the device's row, next to other models' shares."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _blocks(
 ) -> list[svg.Block]:
     """Rectangles of bars that begin and end together: each has its part of the lane's height."""
     start_s, end_s = span
-    until = "as long as requests come" if end_s is None else f"until {duration_text(end_s)}"
+    until = "for as long as requests arrive" if end_s is None else f"until {duration_text(end_s)}"
     whole, top, blocks = sum(bar.part for bar in bars), 0.0, []
     for bar in bars:
         height = bar.part / whole

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs no network and no script."""
+"""The HTML report: one file without scripts or network access."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ td:nth-child(3n + 2), th[colspan] { border-left: 1px solid var(--line); }
 _TITLES = {
     "throughput_seq_s": "requests/s",
     "throughput_tok_s": "output tokens/s",
-    "latency_s": "latency of the bound, s",
+    "latency_s": "bounded latency, s",
     "latency_p50_s": "latency, p50, s",
     "latency_p99_s": "latency, p99, s",
     "ttft_s": "time to first token, s",
@@ -49,11 +49,11 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows. Without comparisons it is the report of a search alone."""
+    """The contents of a report; without comparisons, that of a search only."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    """What it was found for: (name, text) pairs."""
+    """The question that was searched: (name, text) pairs."""
     workload: Workload
     frontier: tuple[Series, ...]
     """As predicted; what was measured is drawn from the comparisons."""
@@ -74,9 +74,9 @@ def page(report: Report) -> str:
     """The whole HTML document."""
     measured = {c.schedule.policy: c for c in report.comparisons}
     series = [replace(policy, measured=_point(measured.get(policy.name))) for policy in report.frontier]
-    caption = "Dots: what each policy's best schedule is predicted to reach at several bounds, in the steady state."
+    caption = "Dots: the predicted steady state of each policy's best schedule under several bounds."
     if measured:
-        caption += " Rings: what was measured, ramp-up and drain included."
+        caption += " Rings: measured, ramp-up and drain included."
     parts = [
         f"<h1>{escape(report.title)}</h1>",
         "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in report.facts) + "</dl>",
@@ -130,8 +130,8 @@ def _comparison_parts(comparisons: Sequence[Comparison]) -> list[str]:
     )
     rows = [("predicted", _spans(chosen.predicted_timeline)), ("measured", _spans(chosen.measured_timeline))]
     return [
-        "<h2>Predicted beside measured</h2>",
-        "<p>Predicted: the replay of the very requests that were run. Error: (measured − predicted) / measured.</p>",
+        "<h2>Predicted and measured</h2>",
+        "<p>Predicted: a replay of the requests that were run. Error: (measured − predicted) / measured.</p>",
         f'<div class="scroll">{_table(comparisons)}</div>',
         f"<h2>Timelines of policy {escape(chosen.schedule.policy)}</h2>",
         f"<figure>{svg.timelines(rows)}<figcaption>{key}</figcaption></figure>",

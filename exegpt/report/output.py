@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LOG_FORMAT = "EXEGPT_LOG_FORMAT"
-"""The environment's variable that makes notes JSON, in this process and in its children: `json`, or else text."""
+"""The environment variable that makes notes JSON, in this process and in its children: `json`, or else text."""
 
 
 def _forwarded() -> bool:
@@ -40,7 +40,7 @@ def stderr() -> "Console":
 
 
 def note(text: str, event: str = "note", **facts: Any) -> None:
-    """Say something that is not the answer; a JSON line with further facts where the environment asks for JSON."""
+    """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON."""
     if os.environ.get(LOG_FORMAT) != "json":
         return stderr().print(text, markup=False, soft_wrap=True)
     import json
@@ -52,7 +52,7 @@ def note(text: str, event: str = "note", **facts: Any) -> None:
 
 
 def notes(texts: Iterable[str]) -> None:
-    """What an answer stands on, each sentence once."""
+    """Print the assumptions of an answer, each sentence once."""
     for text in dict.fromkeys(texts):
         note(f"· {text}")
 
@@ -65,7 +65,7 @@ def emit(data: dict[str, Any]) -> None:
 
 
 def listed(head: str, texts: Sequence[str]) -> None:
-    """Print sentences beneath a head; on a terminal their lines end at words, and further ones are indented."""
+    """Print sentences below a heading; on a terminal they are wrapped at words and indented."""
     print(head)
     for text in texts:
         print(_wrapped(f"  {text}"))
@@ -99,7 +99,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
 
 
 def _unbounded(drawn: Any, console: Any) -> Any:
-    """A table that goes to a file or a pipe isn't cut to a terminal's width."""
+    """The width of a table; one that goes to a file or a pipe isn't cut to a terminal's width."""
     console.width = max(console.width, console.measure(drawn, options=console.options.update(width=400)).maximum)
     return drawn
 
@@ -132,7 +132,7 @@ def _version(package: str) -> str | None:
 
 
 def provenance(profile: "Profile | None" = None, seed: int | None = None, **more: Any) -> dict[str, Any]:
-    """What an answer stands on: versions, profile, seed, command line, and what else a command names."""
+    """The provenance of an answer: versions, profile, seed, command line, and further facts of a command."""
     from exegpt import __version__
 
     return {
@@ -147,7 +147,7 @@ def provenance(profile: "Profile | None" = None, seed: int | None = None, **more
 
 
 def seconds(value: float | None) -> str:
-    """A time for people, or a dash."""
+    """A time as text, or a dash."""
     return "–" if value is None else duration_text(value)
 
 

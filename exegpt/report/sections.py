@@ -1,4 +1,4 @@
-"""Sections: what a command lays before people, as tables on a terminal or as one HTML page."""
+"""Sections: a command's output as tables on a terminal or as one HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from exegpt.report.html import document
 
 @dataclass(frozen=True)
 class Section:
-    """A table with notes, and a plot where there is one."""
+    """A table with notes, and optionally a plot."""
 
     title: str
     columns: tuple[str, ...]
@@ -20,7 +20,7 @@ class Section:
 
 
 def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
-    """An HTML document of all sections, beneath what they stand on."""
+    """An HTML document of all sections, below the facts that they are based on."""
     parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(fact)}</p>" for fact in facts)]
     for section in sections:
         parts.append(f"<h2>{escape(section.title)}</h2>")

@@ -1,11 +1,11 @@
-"""What plots of throughput over latency draw for each policy."""
+"""The series of each policy in plots of throughput over latency."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Series:
-    """One policy's points (latency in seconds, output tokens/s), and its measured one where it was run."""
+    """One policy's points (latency in seconds, output tokens/s), and its measured point if it was run."""
 
     name: str
     points: tuple[tuple[float, float], ...]

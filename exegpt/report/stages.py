@@ -1,4 +1,4 @@
-"""A schedule's stages as a small table: who computes what, and how busy it is."""
+"""A schedule's stages as a small table: devices, layers and utilisation."""
 
 from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule, Stage
@@ -7,7 +7,7 @@ COLUMNS = ("stage", "devices", "TP", "phase", "layers", "busy")
 
 
 def stage_rows(schedule: Schedule, estimate: Estimate | None = None) -> list[list[str]]:
-    """A row for every stage of the first replica; its devices' utilisation where an estimate has it."""
+    """A row for every stage of the first replica, with its devices' utilisation if an estimate has it."""
     busy = stage_utilisation(schedule, estimate)
     return [
         [

@@ -71,7 +71,7 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
         return "<p>No policy has a feasible schedule.</p>"
     right = 1.05 * max([x for x, _ in every] + [bound_s or 0.0])
     axes = _Axes(right, 1.1 * max(y for _, y in every))
-    shapes = axes.drawn("latency of the bound, s", "output tokens/s")
+    shapes = axes.drawn("bounded latency, s", "output tokens/s")
     if bound_s:
         x = axes.x(bound_s)
         shapes.append(f'<path class="bound" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')

@@ -50,7 +50,7 @@ def check_refused(done, message):
         ("demo --trace gone.csv -w T --dir d", "leave --trace or --workload out"),
         ("demo --columns input=a --dir d", "leave --columns out"),
         (f"model create new --seed {2**63}", "--seed"),
-        ("profile import vidur -m opt-13b -o p.json", "Which folder isn't said"),
+        ("profile import vidur -m opt-13b -o p.json", "No folder is given"),
         ("reproduce table9", r"'table5'\? see `exegpt reproduce --help`"),
         ("tune -l 5s --out /dev/null", "'/dev/null' is a device or a pipe"),
         ("tune -l 5s --report /dev/full", "'/dev/full' is a device or a pipe"),

@@ -72,7 +72,7 @@ def test_a_schedule_is_simulated_and_shown_on_the_roofline_that_it_was_found_on(
     other = run_command("simulate", "--schedule", path, "--engine", another, "--json").json
     assert other["throughput_tok_s"] != again["throughput_tok_s"]
     shown = run_command("show", path)
-    assert shown.code == 0 and "isn't told" not in shown.out + shown.err
+    assert shown.code == 0 and "no prediction" not in shown.out + shown.err
 
 
 def test_keys_and_values_in_8_bits_are_read_in_half_the_time():

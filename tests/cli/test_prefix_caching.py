@@ -36,7 +36,7 @@ def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
     assert outputs[0] == outputs[1] and len(outputs[0]) == 8
     assert reused == [{"measured": 0, "predicted": 0}, {"measured": 7 * 32, "predicted": 7 * 32}]
     notes = exegpt(*command, "--prefix-caching").err
-    assert "224 tokens found in the cache, 224 predicted" in notes
+    assert "224 tokens reused from the cache, 224 predicted" in notes
 
 
 @pytest.mark.parametrize(

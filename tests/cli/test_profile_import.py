@@ -43,10 +43,10 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
     ("arguments", "message"),
     [
         ("hearsay -m opt-13b", "'hearsay' is not known: use one of aiconfigurator, vidur, layers"),
-        ("layers -m opt-13b", "Which folder isn't said"),
+        ("layers -m opt-13b", "No folder is given"),
         ("vidur gone -m opt-13b", "no folder 'gone'"),
         ("layers", "Name the model with --model"),
-        ("samullm", "Which folder isn't said"),
+        ("samullm", "No folder is given"),
         ("samullm gone", "no folder 'gone'"),
         ("samullm . -m opt-13b", "leave out --model"),
         ("samullm .", "There is no cost table 'periter_cost_points.csv'"),
@@ -55,7 +55,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
         ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
         ("aiconfigurator -m opt-13b --system h100_sxm --overhead 3", "'3' is not a duration"),
-        ("aiconfigurator -m opt-13b --system h100_sxm --overhead inf", "--overhead 'inf' is no time of an iteration"),
+        ("aiconfigurator -m opt-13b --system h100_sxm --overhead inf", "--overhead 'inf' is not a time per iteration"),
     ],
 )
 def test_bad_inputs(exegpt, tmp_path, arguments, message):
@@ -110,9 +110,9 @@ def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("muxserve", "Which file isn't said"),
+        ("muxserve", "No file is given"),
         ("muxserve gone.json -m llama-7b", "no file 'gone.json'"),
-        ("muxserve table.json", "Which model isn't said: pass --model with one of small"),
+        ("muxserve table.json", "No model is given: pass --model with one of small"),
         ("muxserve table.json -m large", "has no model 'large': pass --model with one of small"),
         ("muxserve other.json -m small", "isn't a cost table of MuxServe's"),
     ],

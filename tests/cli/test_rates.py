@@ -61,7 +61,7 @@ def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_pat
 def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
     command = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
     check_refused(exegpt(*command, "--search", "exhaustive"), "more than 20,000")
-    check_refused(exegpt(*command, "--search", "optuna"), "knows no rate of arrival")
+    check_refused(exegpt(*command, "--search", "optuna"), "supports no arrival rate")
     every = exegpt(*command, "--search", "exhaustive", "--policy", "static", "--json").json
     quick = exegpt(*command, "--policy", "static", "--json").json
     assert every["search"]["method"] == "exhaustive" and quick["search"]["method"] == "racing"
@@ -93,7 +93,7 @@ def test_a_rate_that_nothing_sustains_is_exit_3_with_the_highest(exegpt, trace):
     assert done.code == 3
     assert done.json["schedule"] is None and 0 < done.json["highest_rate_seq_s"] < 900
     summary = exegpt(*command)
-    assert summary.code == 3 and "the highest rate that any does is" in summary.err
+    assert summary.code == 3 and "the highest sustained rate is" in summary.err
     low = exegpt(*command[:1], "-l", "1ms", *command[3:])
     assert low.code == 3 and "lowest reachable latency" in low.err
 
@@ -120,7 +120,7 @@ def test_without_prices_the_smallest_cluster_comes_first(exegpt, trace):
     answer = exegpt(*command, "--json").json
     assert [c["cluster"] for c in answer["clusters"]] == ["1xA40", "2xA40"] and answer["cheapest"] is None
     done = exegpt(*command)
-    assert "no prices" in done.err and "Best on 1xA40" in done.out
+    assert "without prices" in done.err and "Best on 1xA40" in done.out
 
 
 def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
@@ -129,7 +129,7 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
     for command, message in (
         ("-l 5s -c 1xA40,2xA40", "add --rate"),
         (f"-l 5s --price {prices}", "add --rate"),
-        ("-l 1s,5s --rate 5/s", "one latency bound"),
+        ("-l 1s,5s --rate 5/s", "a single latency bound"),
         ("-l 5s --rate 0/s", "'0/s'"),
         ("-l 5s --rate 5/s --tolerance 0.1", "leave it out"),
         ("-l 5s --arrivals bursts", "'bursts'"),

@@ -13,7 +13,7 @@ def test_an_estimates_rows_leave_out_missing_figures():
     rows = dict(estimate_rows(ESTIMATE, schedule("rra")))
     assert rows == {
         "throughput": "26.5 requests/s, 849 output tokens/s",
-        "latency of the bound": "4.73 s for a sequence of the 99th-percentile output length",
+        "bounded latency": "4.73 s for a sequence of the 99th-percentile output length",
         "latency, all requests": "p50 3.54 s, p99 4.73 s, since start",
         "time to first token": "mean 2.49 s, p99 2.9 s",
         "time per output token": "mean 33.6 ms, p99 35.6 ms",
@@ -25,10 +25,10 @@ def test_memory_stands_beside_what_may_be_used():
     usable = rra.cluster.device.memory_bytes * rra.cluster.memory_fraction / 2**30
     full = replace(ESTIMATE, memory_bytes=(3.0 * 2**30, 1.0 * 2**30), utilisation=(0.5, 0.25), binding="memory")
     rows = dict(estimate_rows(full, rra))
-    assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} GiB per device that may be used"
+    assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} usable GiB per device"
     assert rows["devices busy"] == "25%–50%" and rows["limited by"] == "memory"
     alone = dict(estimate_rows(replace(full, binding="encoding"), rra))  # no search has looked at its neighbours
-    assert alone["pace set by"] == "encoding" and "limited by" not in alone
+    assert alone["bottleneck"] == "encoding" and "limited by" not in alone
 
 
 def test_violations_and_extrapolation_have_rows():
@@ -37,7 +37,7 @@ def test_violations_and_extrapolation_have_rows():
         estimate_rows(replace(ESTIMATE, violations=("it is late",), extrapolated=("head",), tpot_s=None), bounded)
     )
     assert rows["not feasible"] == "it is late" and rows["beyond the profile's grid"] == "head"
-    assert rows["latency of the bound"] == "4.73 s for 99% of all requests"
+    assert rows["bounded latency"] == "4.73 s for 99% of all requests"
     assert rows["time per output token"] == "mean –, p99 35.6 ms"
 
 

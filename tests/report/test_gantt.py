@@ -120,7 +120,7 @@ def test_blocks_have_their_time_and_their_part_of_the_lane():
     some = plan(planned("<x>", (0,), share=shares[0]), planned("y", (0,), share=shares[1]), planned("z", (1, 2), 50.0))
     drawing = gantt.drawing(gantt.of_plan(some))
     x, y, *z = blocks(drawing)
-    assert x[0].startswith("&lt;x&gt; (space, 30%)") and "requests come" in x[0] and "until 50 s" in z[0][0]
+    assert x[0].startswith("&lt;x&gt; (space, 30%)") and "requests arrive" in x[0] and "until 50 s" in z[0][0]
     assert y[4] == pytest.approx(2 * x[4], abs=0.2) and y[2] == pytest.approx(x[2] + x[4], abs=0.2), "below each other"
     assert len(z) == 2 and z[0][3] == x[3] == y[3], "the whole width, as nothing ends later"
     assert z[0][4] == pytest.approx(x[4] + y[4], abs=0.2), "a lane of its own"

@@ -118,14 +118,14 @@ def test_what_is_no_plan_is_refused(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--model one", "--model one doesn't say for which model it is: with --plan, pass --model NAME=DIR."),
+        ("--model one", "--model one names no model: with --plan, pass --model NAME=DIR."),
         ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
-        ("--schedule s.json", "leaves no room for --schedule"),
-        ("--latency-bound 5s", "leaves no room for --latency-bound"),
-        ("--ranks 2", "leaves no room for --ranks"),
-        ("--served-model-name x", "leaves no room for --served-model-name"),
-        ("--order sjf", "leaves no room for --order"),
-        ("--best-effort", "leaves no room for --best-effort"),
+        ("--schedule s.json", "--schedule is for a single model"),
+        ("--latency-bound 5s", "--latency-bound is for a single model"),
+        ("--ranks 2", "--ranks is for a single model"),
+        ("--served-model-name x", "--served-model-name is for a single model"),
+        ("--order sjf", "--order is for a single model"),
+        ("--best-effort", "--best-effort is for a single model"),
         ("", "doesn't say in which directory model 'b' is: pass --model b=DIR."),
         ("--model b=gone", "There is no directory 'gone' of model 'b': pass --model b=DIR."),
         ("--model b=other", "'other' has model 'other' ("),
@@ -141,14 +141,14 @@ def test_options_that_do_not_fit_a_plan_are_refused(folder, monkeypatch, words, 
 
 
 def test_a_server_of_one_model_needs_one_directory():
-    assert "has one model, and --model is given 0 times" in refused()
-    assert "has one model, and --model is given 2 times" in refused("-m", "a", "-m", "b")
+    assert "has one model, but --model is given 0 times" in refused()
+    assert "has one model, but --model is given 2 times" in refused("-m", "a", "-m", "b")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("-m one --replan-after 1m", "--replan-after is for a plan"),
+        ("-m one --replan-after 1m", "--replan-after needs a plan"),
         ("--plan plan.json --replan-after 5", "'5' is not a"),
     ],
 )

@@ -271,8 +271,8 @@ def test_a_trace_names_the_models(folder, tmp_path):
 
 REFUSED = {
     "neither": ([], "pass one of --requests and --application"),
-    "schedule": (["--schedule", "s.json"], "leaves no room for --schedule"),
-    "policy": (["--policy", "orca"], "leaves no room for --policy"),
+    "schedule": (["--schedule", "s.json"], "The plan determines --schedule"),
+    "policy": (["--policy", "orca"], "The plan determines --policy"),
     "resume": (["--requests", "r.jsonl", "--resume"], "--resume needs --out"),
     "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
     "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),

@@ -134,7 +134,7 @@ def test_prices_and_reasons_are_printed(tmp_path, capsys, monkeypatch):
     where = [str(tmp_path / "models.yaml"), "--cluster", "2xA100-80GB", "--method", "best"]
     assert main(["plan", *where, "--price", str(tmp_path / "prices.yaml")]) == 0
     printed = capsys.readouterr().out
-    assert "price/h" in printed and "exegpt is the best:" in printed and "2 of 2" in printed
+    assert "price/h" in printed and "exegpt is best:" in printed and "2 of 2" in printed
     assert main(["plan", *where, "--price", str(tmp_path / "missing.yaml")]) == 2
 
 

@@ -87,7 +87,7 @@ def test_a_bad_trace_is_refused_in_one_sentence(text, sentence, path, tmp_path):
 
 def test_options_that_a_plan_says_itself_are_refused(path, capsys):
     assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
-    assert "A plan says what --model does" in capsys.readouterr().err
+    assert "The plan determines --model" in capsys.readouterr().err
     assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
     assert "There is no trace file 'missing.csv'" in capsys.readouterr().err
     assert main(["simulate", "--plan", str(path), "--replay", str(path.parent)]) == 2

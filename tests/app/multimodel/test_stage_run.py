@@ -182,7 +182,7 @@ def test_a_models_file_is_planned_and_run(folder, tmp_path):
     out = tmp_path / "out.jsonl"
     done = run_command("run", "--plan", plan, "--application", file, "--out", out, "--threads", 1)
     assert done.code == 0, done.err
-    assert "6 calls in" in done.out and "as predicted for these outputs" in done.out and "were planned" in done.out
+    assert "6 calls in" in done.out and "as predicted for these outputs" in done.out and "planned: " in done.out
     lengths = {result.id: (result.prompt_tokens, len(result.output_ids)) for result in read_results(out)}
     assert lengths == {f"{name}/{i}/0": (9, 5) for name in ("CHAIN", "DEEP") for i in range(3)}
 
@@ -236,7 +236,7 @@ def test_what_is_printed_of_a_resumed_run(folder, capsys):
     assert (result.stops("deep"), result.stops("wide"), result.stops("chain")) == (1, 0, 0)
     run_stages._print(result)
     printed = capsys.readouterr()
-    assert "1 call in 2.5 s; 3 s were planned." in printed.out and "250 ms + 125 ms" in printed.out
+    assert "1 call in 2.5 s; planned: 3 s." in printed.out and "250 ms + 125 ms" in printed.out
     assert "7 calls done before" in printed.err
     run_stages._print(replace(result, models=(), stages=()))
     assert "0 calls in 0 ms" in capsys.readouterr().out
