@@ -1,8 +1,8 @@
-"""Budgets: how many devices each of several models gets, for itself, so that each meets its own bound at its own rate.
+"""Budgets: how many devices each of several models gets for itself, so that each meets its own bound at its own rate.
 
-A model's frontier says what it does on each number of devices. On more of them it does no worse, so for a level that
-all models should reach each has a least budget, and a level can be reached exactly if those have room on the nodes
-together. The best level is found by bisection over the values that the frontiers have.
+A model's frontier is its performance on each number of devices. More devices are never worse, so for a level that all
+models should reach, each model has a smallest budget, and a level can be reached exactly if these budgets fit on the
+nodes together. The best level is found by bisection over the values that occur in the frontiers.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budget:
-    """What one model does on so many devices."""
+    """A model's performance on a number of devices."""
 
     devices: int
     headroom: float = math.inf
-    """Goodput within its bound over its rate, at least 1 where it is met; infinite for a model without a rate."""
+    """Goodput within its bound / rate, at least 1 if the rate is sustained; infinite for a model without a rate."""
     seconds: float = 0.0
-    """Until its requests are done; 0 for one that has none, infinite where the model doesn't fit."""
+    """Until its requests are done; 0 for a model without a number of requests, infinite if the model doesn't fit."""
 
 
 Frontier = Sequence[Budget]
@@ -28,7 +28,9 @@ Frontier = Sequence[Budget]
 
 @dataclass(frozen=True)
 class Level:
-    """What all models should reach: in this order the rates are met, the last one is done soon, headroom is great."""
+    """A level that all models should reach. Criteria in this order: rates sustained, last model done early, high
+    headroom.
+    """
 
     headroom: float
     seconds: float
@@ -48,12 +50,14 @@ class Budgets:
 
     @property
     def level(self) -> Level:
-        """What all models reach."""
+        """The level that all models reach."""
         return Level(min(b.headroom for b in self.budgets), max(b.seconds for b in self.budgets))
 
 
 def rising(budgets: Sequence[Budget]) -> Frontier:
-    """A frontier of measured budgets: where more devices did worse, those of fewer are taken, and the others idle."""
+    """A frontier of measured budgets: a budget that is worse than a smaller one is replaced by it; extra devices stay
+    idle.
+    """
     frontier: list[Budget] = []
     for budget in sorted(budgets, key=lambda b: b.devices):
         before = frontier[-1] if frontier else budget
@@ -65,7 +69,7 @@ def rising(budgets: Sequence[Budget]) -> Frontier:
 
 
 def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: int) -> Budgets | None:
-    """The budgets of the best level; of those the fewest devices. None where the models don't fit all at once."""
+    """The budgets of the best level, with as few devices as possible; None if the models don't fit all at once."""
 
     def reach(headroom: float, seconds: float) -> Budgets | None:
         least = [Level(headroom, seconds).least(frontier) for frontier in frontiers]
@@ -88,15 +92,15 @@ def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: in
 
 
 Search = Callable[[list[tuple[int, int]]], list["Budget | None"]]
-"""What models, by their places, do on numbers of devices; None where they do nothing."""
+"""The performance of models, by index, on numbers of devices; None where a model can't run."""
 
 
 class Unsearched:
-    """Frontiers that are searched where they decide.
+    """Frontiers that are searched only where it matters.
 
-    A number of devices that hasn't been searched counts as the most that it could do: as much as a larger number that
-    has been, and `OPTIMISM` times a smaller one's share. The best budgets under that are then searched, until all of
-    them are known, or the level of those that are comes within `TOLERANCE` of what others could reach.
+    An unsearched number of devices counts as an upper estimate: as much as the next larger searched number, and at most
+    `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are then searched,
+    until all of them are known, or the level of the known ones is within `TOLERANCE` of what others could reach.
     """
 
     OPTIMISM = 1.1
@@ -108,10 +112,10 @@ class Unsearched:
         self._sizes = counts(nodes, devices_per_node)
         self._known: list[dict[int, Budget]] = [{} for _ in range(models)]
         self.searched = 0
-        """How many numbers of devices so far."""
+        """Numbers of devices searched so far."""
 
     def best(self, progress: Callable[[int, int], None]) -> Budgets | None:
-        """The best budgets; None where the models don't fit all at once, whatever each does."""
+        """The best budgets; None if the models don't fit all at once, whatever the performance."""
         while True:
             hoped = best_budgets([self._hoped(i) for i in range(len(self._known))], self._nodes, self._each)
             if hoped is None:
@@ -126,7 +130,7 @@ class Unsearched:
             self._find(unknown)
 
     def least(self, i: int) -> int | None:
-        """The fewest devices that a model does anything on; None where that is none. Searches on if need be."""
+        """The fewest devices on which a model can run; None if there are none. Searches if necessary."""
         for devices in self._sizes:
             if devices not in self._known[i]:
                 self._find([(i, devices)])
@@ -164,19 +168,19 @@ class Unsearched:
 
 
 def _near(level: Level, other: Level, tolerance: float) -> bool:
-    """Whether a level is as good as another, but for a little."""
+    """Whether a level is as good as another one, within a tolerance."""
     short = min(1.0, other.headroom) - min(1.0, level.headroom)
     slower = level.seconds - other.seconds * (1 + tolerance)
     return short <= 0 and slower <= 0 and level.headroom >= other.headroom * (1 - tolerance)
 
 
 def _finite(budgets: Sequence[Budget]) -> float:
-    """The longest time that ends."""
+    """The longest finite time."""
     return max((b.seconds for b in budgets if b.seconds < math.inf), default=0.0)
 
 
 def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
-    """The last value that holds, where those before it do too; None where none does."""
+    """The last value that holds, if holding is monotone; None if none does."""
     low, high = -1, len(values) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -185,12 +189,12 @@ def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float |
 
 
 def counts(nodes: int, devices_per_node: int) -> list[int]:
-    """The numbers of devices that a budget may have."""
+    """The possible sizes of a budget."""
     return [*range(1, devices_per_node + 1), *(k * devices_per_node for k in range(2, nodes + 1))]
 
 
 def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tuple[int, ...], ...] | None:
-    """Devices for budgets of these sizes, each in one node or in whole nodes; None where they have no room."""
+    """Devices for budgets of these sizes, each within one node or in whole nodes; None if they don't fit."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     free, chosen = [devices_per_node] * nodes, dict[int, list[int]]()
 

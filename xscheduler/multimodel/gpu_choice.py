@@ -1,4 +1,4 @@
-"""Which GPUs a stage's nodes get: what runs stays where it is, as far as linked GPUs can be found for the rest."""
+"""The GPUs of a stage's nodes: running nodes stay where they are, unless others need linked GPUs."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ Devices = Mapping[str, tuple[int, ...]]
 def choose_gpus(
     stage: Placed, running: Devices, reload_s: Mapping[str, float], host: Host
 ) -> dict[str, tuple[int, ...]]:
-    """Devices of all nodes of a stage. Nodes of `running` keep theirs but for those whose reloading, together the
-    cheapest, makes room for tensor-parallel groups on linked GPUs; the stage has at most as many as the host.
+    """Devices of all nodes of a stage, which fits the host. Nodes of `running` keep theirs, except for the cheapest set
+    of nodes whose reloading makes room for tensor-parallel groups on linked GPUs.
     """
     keep = [name for name in running if name in stage]
     for moved in _by_cost(keep, reload_s):
@@ -27,13 +27,15 @@ def choose_gpus(
 
 
 def _by_cost(names: list[str], reload_s: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
-    """All sets of nodes by the seconds that reloading them takes, together; of equal ones the smaller."""
+    """All sets of nodes by their total reloading time; of equal ones the smaller first."""
     sets = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
     return iter(sorted(sets, key=lambda moved: (sum(reload_s[name] for name in moved), len(moved))))
 
 
 def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str, tuple[int, ...]] | None:
-    """Devices for more nodes: the largest groups first, each where least is free beside it; None where one has none."""
+    """Devices for more nodes: the largest groups first, each where the fewest linked GPUs are free; None if one doesn't
+    fit.
+    """
     free = set(range(host.devices)) - {device for devices in fixed.values() for device in devices}
     placed: dict[str, tuple[int, ...]] = {}
     for name, way in sorted(nodes.items(), key=lambda item: -item[1].tp):
@@ -51,6 +53,6 @@ def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str
 
 
 def _free_beside(device: int, free: set[int], host: Host) -> int:
-    """Free GPUs that are linked with one."""
+    """Number of free GPUs that are linked with a GPU."""
     first = device // host.linked * host.linked
     return len(free & set(range(first, first + host.linked)))

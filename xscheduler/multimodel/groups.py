@@ -1,13 +1,13 @@
-"""Groups: which models share devices, which have their own, and how many, so that the least headroom is greatest.
+"""Groups: a partition of models into groups with devices, so that the least headroom is as large as possible.
 
-Every model is in one group, alone or with others, and a group has devices for itself. A group does no better than a
-part of it on as many devices. So a level that all should reach gives each group a least number of devices, which falls
-with no model that joins; a plan of the level exists exactly if some partition's least numbers have room on the nodes.
+Every model is in one group, alone or with others, and each group has devices for itself. On as many devices, a group
+does no better than a part of it. So for each level every group has a least number of devices, which never falls when a
+model joins; the level can be reached exactly if the least numbers of some partition fit on the nodes.
 
-The search raises the level from the best that is known by `STEP` at a time. What a group reaches is measured only where
-a partition of the level needs it: until then it counts as the most that it could do. Either all groups of a partition
-reach the level, which then rises to what they reach, or one is known to miss it. When no partition is left, nothing
-reaches the level: what was found is the best but for a step.
+The search raises the level from the best known one by `STEP` at a time. A group is measured only where a partition of
+the level needs it: until then its upper bound counts. Either all groups of a partition reach the level, which then
+rises to what they reach, or one is known to miss it. When no partition is left, the level can't be reached: the best
+known grouping is optimal within a step.
 """
 
 import math
@@ -18,28 +18,28 @@ from typing import Protocol
 from xscheduler.multimodel.budgets import counts, place
 
 STEP = 0.02
-"""Share by which a plan must be better than the one before it."""
+"""Share by which a grouping must be better than the previous one."""
 _LEAST = 1e-9
 
 Group = tuple[int, ...]
-"""Models by their places, rising."""
+"""Indices of models, ascending."""
 Part = tuple[Group, int]
 """A group, and a number of devices for it."""
 
 
 class Measure(Protocol):
-    """What groups of models do on numbers of devices."""
+    """The performance of groups of models on numbers of devices."""
 
     def at_most(self, group: Group, devices: int) -> float:
-        """The common headroom that a group can't exceed; 0 where it can't run."""
+        """An upper bound on the group's common headroom; 0 if it can't run."""
 
     def reached(self, parts: Sequence[Part], level: float) -> "list[float | None]":
-        """The common headroom of each; None where nothing is known but that it is below a level."""
+        """The common headroom of each group; None if it is only known to be below `level`."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which groups have which devices, and the headroom that every model has."""
+    """Groups with their devices, and the headroom that every model has."""
 
     parts: tuple[Part, ...]
     devices: tuple[tuple[int, ...], ...]
@@ -48,42 +48,42 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes that are alike."""
+    """Identical nodes."""
 
     nodes: int
     devices_per_node: int
 
     @property
     def devices(self) -> int:
-        """Of all nodes."""
+        """Devices of all nodes."""
         return self.nodes * self.devices_per_node
 
     def sizes(self, group: Group) -> list[int]:
-        """Numbers of devices for a group: several models share 2^k of one node."""
+        """Possible numbers of devices for a group: several models share 2^k devices of one node."""
         if len(group) == 1:
             return counts(self.nodes, self.devices_per_node)
         return [1 << k for k in range(self.devices_per_node.bit_length())]
 
 
 class GroupSearch:
-    """Finds the best partition into groups; remembers what was measured."""
+    """Finds the best partition into groups; remembers measurements."""
 
     def __init__(self, models: int, cluster: Cluster, measure: Measure, known: dict[Part, float] | None = None):
-        """`known` are headrooms that other methods' plans reach; a measurement may find more."""
+        """`known` are headrooms of other methods' plans; a measurement may find more."""
         self._models, self._cluster, self._measure = models, cluster, measure
         self._reached = dict(known or {})
         self._limits: dict[Part, float] = {}
-        """What was measured: of a group that missed a level, just below that."""
+        """Measured headrooms; for a group that missed a level, a value just below it."""
         self.measured = 0
-        """How many groups on numbers of devices so far."""
+        """Number of measurements so far."""
         self.complete = True
-        """Whether nothing was left that could have been better."""
+        """Whether no candidate was left that could have been better."""
 
     def best(
         self, floor: float, most: int, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Grouping | None:
-        """The grouping with the most headroom, where that is `STEP` above a floor; None where there is none, or none
-        was found with `most` measurements.
+        """The grouping with the most headroom, if that is `STEP` above a floor; None if there is none, or if none was
+        found with `most` measurements.
         """
         best: Grouping | None = None
         level = max(floor * (1 + STEP), _LEAST)
@@ -104,7 +104,7 @@ class GroupSearch:
         return best
 
     def at_most(self, group: Group, devices: int) -> float:
-        """What a group can't exceed."""
+        """The upper bound of a group."""
         part = group, devices
         limit = self._limits[part] if part in self._limits else self._measure.at_most(group, devices)
         parts_of = (
@@ -125,8 +125,8 @@ class GroupSearch:
                 self._reached[part] = max(headroom, self._reached.get(part, 0.0))
 
     def _likeliest(self, level: float) -> tuple[Part, ...] | None:
-        """Of the partitions that could reach a level, with the least devices of their groups, that of which fewest are
-        unknown, and of those the one that could do most; None where there is none.
+        """Of the partitions that could reach a level, with their groups' least numbers of devices, the one with the
+        fewest unmeasured groups, and of those the one with the highest bound; None if there is none.
         """
         least: dict[Group, int | None] = {}
 
@@ -143,7 +143,7 @@ class GroupSearch:
         return max(filter(self._room, self._partitions(least_of)), key=order, default=None)
 
     def _partitions(self, least_of: Callable[[Group], int | None]) -> Iterator[tuple[Part, ...]]:
-        """Partitions whose groups' least devices are no more than the cluster has, one model after the other."""
+        """Partitions whose groups' least numbers of devices fit the cluster, built model by model."""
 
         def extend(groups: list[Group], model: int) -> Iterator[tuple[Part, ...]]:
             numbers = [number for group in groups if (number := least_of(group))]

@@ -1,8 +1,8 @@
-"""MuxServe's placement: which models share which devices, by its enumeration of meshes and greedy assignment.
+"""MuxServe's placement of models on shared devices: enumeration of meshes and greedy assignment.
 
-Meshes are parts of nodes, of 2^k devices each. For every way to cut the nodes into meshes, models go one after the
-other, the most popular and largest first, to the mesh on which the throughput within the rates rises most. Throughput
-in a unit is that of continuous batching whose prefills all models wait for:
+Meshes are parts of nodes, of 2^k devices each. For every way to cut the nodes into meshes, models are assigned one
+after the other, in order of rate × size, to the mesh where the throughput within the rates rises most. The throughput
+of a unit is that of continuous batching in which all models wait for all prefills:
 
     P_m = B_m / (S_m · T_dec(B_m) + Σ_j T_pre(B_j)),    summed up to the rates.
 """
@@ -17,44 +17,44 @@ import numpy as np
 from xsimulator.multimodel.iteration_cost import IterationCost
 
 DECODE_SHARES = tuple(part / 10 for part in range(3, 10))
-"""Shares of the multiprocessors that decoding may have; prompts have all."""
+"""Possible shares of the multiprocessors for decoding; prefills have all."""
 MOST_SHARES = 1.2
-"""What the decoding shares of a mesh may add up to."""
+"""Maximum sum of the decoding shares of a mesh."""
 MOST_SEQS = 256
 _BATCHES = tuple(sorted({round(2 ** (k / 2)) for k in range(17)}))
 
 
 @dataclass(frozen=True, eq=False)
 class Popular:
-    """A model to be placed: its rate, its mean lengths, and what it takes of a mesh."""
+    """A model to be placed: its rate, its mean lengths, and its memory and work on a mesh."""
 
     name: str
     rate_seq_s: float
     input: float
     output: float
     work: float
-    """Rate times size: what is placed first."""
+    """Rate times size: the largest is placed first."""
     cost: Callable[[int], IterationCost | None]
-    """Of its iterations on so many devices; None where it can't run on them."""
+    """Iteration costs on a number of devices; None if the model can't run on them."""
     weight_bytes: float
     kv_token_bytes: float
     longest: int
-    """Tokens of its longest sequence, for which there must be room."""
+    """Tokens of the longest sequence, which must fit."""
 
     @property
     def kv_bytes(self) -> float:
-        """Of one sequence, on average over its life."""
+        """Bytes of one sequence, on average over its life."""
         return (self.input + self.output / 2) * self.kv_token_bytes
 
     @property
     def least_bytes(self) -> float:
-        """Of its longest sequence."""
+        """Bytes of its longest sequence."""
         return self.longest * self.kv_token_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Occupant:
-    """A model on a mesh, with the share of its decoding."""
+    """A model on a mesh, with its decoding share."""
 
     popular: Popular
     devices: int
@@ -63,7 +63,7 @@ class Occupant:
 
     @cached_property
     def seconds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of a batch's prefill, and of all its decoding, by `_BATCHES`."""
+        """Seconds of a batch's prefill, and of all its decoding, for each of `_BATCHES`."""
         popular = self.popular
         context = np.array([popular.input + popular.output / 2])
         length = max(1, round(popular.input))
@@ -72,11 +72,11 @@ class Occupant:
         return np.array(prefill), popular.output * np.array(decode)
 
     def prefill_s(self, batch: float) -> float:
-        """Of a batch's prompts."""
+        """Seconds of a batch's prefill."""
         return float(np.interp(batch, _BATCHES, self.seconds[0]))
 
     def throughput(self, batch: float, prefills_s: float | None = None) -> float:
-        """Requests/s with a batch, beside prefills of so many seconds in all; None: its own alone."""
+        """Requests/s with a batch, if all models' prefills take `prefills_s`; None: with its own prefills only."""
         prefills_s = self.prefill_s(batch) if prefills_s is None else prefills_s
         return batch / (float(np.interp(batch, _BATCHES, self.seconds[1])) + prefills_s)
 
@@ -87,30 +87,30 @@ class Occupant:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices that models share, on which each runs with all of them as its tensor-parallel degree."""
+    """Devices that models share; each model runs on all of them by tensor parallelism."""
 
     devices: tuple[int, ...]
     occupants: tuple[Occupant, ...] = ()
 
     @property
     def key(self) -> tuple[int, tuple[str, ...]]:
-        """Equal for meshes that do alike."""
+        """Equal for equivalent meshes."""
         return len(self.devices), tuple(sorted(occupant.popular.name for occupant in self.occupants))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Meshes with their models, and the throughput that the estimate gives, summed up to each model's rate."""
+    """Meshes with their models, and the estimated throughput, up to each model's rate."""
 
     meshes: tuple[Mesh, ...]
     throughput_seq_s: float
 
 
 class Placer:
-    """Finds a placement; remembers what it has estimated."""
+    """Finds a placement; remembers estimates."""
 
     def __init__(self, memory_bytes: float, other_bytes: float):
-        """Memory of a device that may be used, and what each model needs of a mesh beside its weights."""
+        """Usable memory of a device, and the memory that each model needs on a mesh beside its weights."""
         self._memory, self._other = memory_bytes, other_bytes
         self._throughputs: dict[tuple[int, tuple[str, ...]], tuple[float, ...]] = {}
         self._candidates: dict[tuple[str, int], Occupant | None] = {}
@@ -118,7 +118,7 @@ class Placer:
     def place(
         self, models: Sequence[Popular], nodes: int, devices_per_node: int, progress: Callable[[int, int], None]
     ) -> Placement | None:
-        """The best placement; None where no way of cutting the nodes has room for all models."""
+        """The best placement; None if no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
         best: Placement | None = None
@@ -132,14 +132,14 @@ class Placer:
         return best
 
     def throughputs(self, mesh: Mesh) -> tuple[float, ...]:
-        """Requests/s of each model of a mesh, by name's order, up to its rate."""
+        """Requests/s of each model of a mesh, in order of names, up to its rate."""
         if mesh.key not in self._throughputs:
             self._throughputs[mesh.key] = self._estimate(mesh)
         return self._throughputs[mesh.key]
 
     def unit(self, models: Sequence[Popular], devices: tuple[int, ...], most_shares: float) -> Mesh | None:
-        """These models on a mesh of these devices, each with the smallest share that has its rate; None where they have
-        no room, or their shares add up to more.
+        """These models on a mesh of these devices, each with the smallest share that sustains its rate; None if they
+        don't fit, or their shares add up to more than allowed.
         """
         mesh: Mesh | None = Mesh(devices)
         for model in models:
@@ -166,7 +166,7 @@ class Placer:
         return Placement(tuple(meshes), total)
 
     def _join(self, mesh: Mesh, model: Popular, most_shares: float = MOST_SHARES) -> Mesh | None:
-        """A mesh with one more model; None where it has no room."""
+        """A mesh with one more model; None if it doesn't fit."""
         candidate = self._candidate(model, len(mesh.devices))
         if candidate is None:
             return None
@@ -182,7 +182,9 @@ class Placer:
         return len(mesh.devices) * self._memory - taken
 
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
-        """A model on a mesh: the smallest share that has its rate alone, or else the one with the most throughput."""
+        """A model on a mesh with the smallest share that sustains its rate alone, else with the share of the highest
+        throughput.
+        """
         key = model.name, devices
         if key not in self._candidates:
             self._candidates[key] = self._best_share(model, devices)
@@ -204,7 +206,9 @@ class Placer:
         return max(reached, key=lambda entry: entry[:2])[2]
 
     def _estimate(self, mesh: Mesh) -> tuple[float, ...]:
-        """Batches grow, the least satisfied model's first, until all have their rates or the memory is full."""
+        """Throughputs: batches grow, the least satisfied model's first, until all rates are sustained or the memory is
+        full.
+        """
         occupants = sorted(mesh.occupants, key=lambda occupant: occupant.popular.name)
         room = self.kv_bytes(mesh)
         batches = [1.0] * len(occupants)
@@ -234,7 +238,7 @@ def _batches(most: int) -> Iterator[int]:
 
 
 def cuts(devices: int) -> list[tuple[int, ...]]:
-    """Every way to cut a node into meshes of 2^k devices, each with its largest first; what is left over idles."""
+    """Every way to cut a node into meshes of 2^k devices, the largest first; remaining devices stay idle."""
     largest = 1 << (devices.bit_length() - 1)
 
     def fill(rest: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -250,7 +254,7 @@ def cuts(devices: int) -> list[tuple[int, ...]]:
 
 
 def mesh_groups(nodes: int, devices_per_node: int) -> Iterator[tuple[int, ...]]:
-    """Every way to cut all nodes, node after node; nodes are alike."""
+    """Every way to cut all nodes, which are identical."""
     for chosen in itertools.combinations_with_replacement(cuts(devices_per_node), nodes):
         yield tuple(itertools.chain.from_iterable(chosen))
 

@@ -1,4 +1,4 @@
-"""SeaLLM's adaptive replacement: how long a placement stays, by how well its simulation foretold what came."""
+"""SeaLLM's adaptive replacement: a placement stays for longer, the better its simulation predicted the measurements."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ BETA = 0.1
 FIRST_S = 300.0
 SHORTEST_S, LONGEST_S = 30.0, 3600.0
 LEAST = 0.01
-"""Estimates below it count as it: else the error of a share near 0 is endless."""
+"""Smaller estimates count as this one: otherwise the relative error of a share near 0 would be unbounded."""
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What a simulation estimates, or what came."""
+    """An estimate of a simulation, or a measurement."""
 
     in_time: float
     """Share of requests within their bounds."""
@@ -25,8 +25,6 @@ class Performance:
 
 
 def next_interval(seconds: float, error: float, beta: float = BETA) -> float:
-    """How long the next placement stays after one that stayed for `seconds`: a tenth less where the error exceeds β,
-    else a tenth more, within bounds.
-    """
+    """The interval after one of `seconds`: a tenth shorter if the error exceeds β, else a tenth longer; limited."""
     changed = seconds * (1 - beta if error > beta else 1 + beta)
     return min(LONGEST_S, max(SHORTEST_S, changed))

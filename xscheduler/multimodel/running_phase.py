@@ -1,4 +1,4 @@
-"""A plan of stages as it runs, on outputs that are other than it was planned for: simulated by `StageTurns`' rule."""
+"""Simulated runs of a plan of stages with outputs other than the planned ones, by the rule of `StageTurns`."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from xsimulator.multimodel.stages.progress import NodeOutlook, Parallel, Progres
 
 @dataclass(frozen=True)
 class Executed:
-    """What a plan came to."""
+    """The result of executing a plan."""
 
     seconds: float
     stages: tuple[ExecutionStage, ...]
     busy_gpu_s: float
-    """GPU seconds of replicas that compute."""
+    """GPU seconds of computing replicas."""
     loading_gpu_s: float
     devices: int
     ends: dict[str, float]
@@ -40,12 +40,12 @@ class Executed:
 
 
 def execute(application: Application, host: Host, stages: Sequence[PlannedStage]) -> Executed:
-    """Run a plan's stages on an application, whose outputs may be others than the plan's."""
+    """Simulate a plan's stages on an application whose outputs may differ from the planned ones."""
     return _Running(application, host, stages).to_the_end()
 
 
 class _Running:
-    """The state of a plan that runs."""
+    """The state of a running plan."""
 
     def __init__(self, application: Application, host: Host, stages: Sequence[PlannedStage]):
         self.host = host
@@ -77,7 +77,7 @@ class _Running:
         return Executed(seconds, tuple(self.done), *totals)
 
     def _stop(self, turn: Turn) -> None:
-        """Stop what doesn't go on, and what has to move."""
+        """Stop nodes that don't continue, and nodes that have to move."""
         self.moves += turn.moved
         before = self.progress.outlook({name: run.parallel for name, run in self.progress.runs.items()})
         for name, node in before.nodes.items():

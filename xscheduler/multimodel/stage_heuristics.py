@@ -1,4 +1,4 @@
-"""What SamuLLM is compared with: one model at a time on all GPUs, or as many models at once as there are GPUs for."""
+"""SamuLLM's baselines: one model at a time on all GPUs, or as many models at once as possible."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from xsimulator.multimodel.stages.progress import Placed, Progress
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Max-heuristic: one node, on all GPUs, in the way that is done first. It never stops a node, so `preempt` changes
+    """Max-heuristic: one node on all GPUs, in its fastest configuration. It never stops a node, so `preempt` changes
     nothing.
     """
     del preempt
@@ -19,8 +19,9 @@ def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 
 
 def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Min-heuristic: as many nodes at once as fit, on as many GPUs, shared out as evenly as can be; of equal shares the
-    stage that computes most. Without preemption nodes that run stay as they are, and the others share what is free.
+    """Min-heuristic: as many nodes at once as fit, on as many GPUs as possible, shared as evenly as possible; among
+    equal shares, the stage with the highest throughput. Without preemption running nodes stay as they are, and the
+    others share the free GPUs.
     """
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     ways = {
@@ -44,8 +45,8 @@ def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 def _even_shares(
     sizes: Mapping[str, Sequence[int]], room: int, closed: Callable[[Collection[str]], bool]
 ) -> Sequence[dict[str, int]]:
-    """GPUs for the most nodes that have room, and have their sources beside them: of these all ways to share that leave
-    the fewest GPUs, and are the most even of those.
+    """GPUs for the largest number of nodes that fit together with their sources: all ways to share that leave the
+    fewest GPUs free, and of those the most even ones.
     """
     for count in range(len(sizes), -1, -1):
         found: dict[tuple[int, int], list[dict[str, int]]] = {}

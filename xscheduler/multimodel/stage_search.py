@@ -1,5 +1,5 @@
-"""Branch and bound over stages: depth first, the greedy's stage before all others, so that the first descent is the
-greedy plan (specification section 1, 9).
+"""Branch and bound over stages: depth first, with the greedy stage before all others, so that the first descent is the
+greedy plan.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from xsimulator.multimodel.stages.application import Application
 from xsimulator.multimodel.stages.progress import Parallel, Placed, Progress
 
 TOP_STAGES, MOST_PLANS = 20, 20
-"""SamuLLM's own limits."""
+"""SamuLLM's limits."""
 
 
 def best_stages(
@@ -31,8 +31,8 @@ def best_stages(
     most_plans: int | None = MOST_PLANS,
     preempt: bool = True,
 ) -> tuple[PlannedStage, ...]:
-    """The plan that is done first, of so many complete ones, each going on with one of the `top_stages` best by
-    throughput; both None: of all plans there are. Never later than the greedy's.
+    """The plan that is done first among `most_plans` complete ones, each stage being one of the `top_stages` best by
+    throughput; both None: among all plans. Never later than the greedy plan.
     """
     search = _Search(host, top_stages, most_plans, preempt)
     search.descend(Progress.beginning(application), ())
@@ -40,13 +40,13 @@ def best_stages(
 
 
 def lower_bound_s(progress: Progress, host: Host) -> float:
-    """Seconds that no plan can save from here on: each chain of calls takes an iteration per token; and all tokens
-    together take GPU seconds, of which a second has as many as the host has GPUs.
+    """A lower bound on the remaining seconds of any plan: each chain of calls takes an iteration per token; and all
+    tokens together take GPU seconds, of which the host has `devices` per second.
     """
     longest, gpu_s = 0.0, 0.0
     for name in progress.unfinished:
         calls, runs = progress.remaining(name), name in progress.runs
-        begun = int(runs)  # what runs may have nearly computed one more token of each call
+        begun = int(runs)  # running nodes may have nearly computed one more token of each call
         chain, tokens = _longest_chain(calls.outputs, calls.following), int(calls.outputs.sum())
         each = [_least(progress, name, tp, runs) for tp in {way.tp for way in parallels(progress, host, name)}]
         load_s, iteration_s = min(least.load_s for least in each), min(least.iteration_s for least in each)
@@ -58,7 +58,7 @@ def lower_bound_s(progress: Progress, host: Host) -> float:
 
 @dataclass(frozen=True)
 class _Least:
-    """What one tensor-parallel degree takes at least."""
+    """Lower bounds of one tensor-parallel degree."""
 
     load_s: float
     load_gpu_s: float
@@ -76,16 +76,16 @@ def _least(progress: Progress, name: str, tp: int, runs: bool) -> _Least:
 
 
 def _longest_chain(outputs: np.ndarray, following: np.ndarray) -> int:
-    """The most tokens of calls of which one follows the other."""
+    """The most tokens in a chain of calls."""
     total = outputs.copy()
     later = np.flatnonzero(following >= 0)
-    for call in later[::-1]:  # a round's call stands behind that of the round before
+    for call in later[::-1]:  # a round's call stands after that of the round before
         total[call] += total[following[call]]
     return int(total.max(initial=0))
 
 
 class _Search:
-    """The best plan so far, and how many were complete."""
+    """The best plan so far, and the number of complete plans."""
 
     def __init__(self, host: Host, top_stages: int | None, most_plans: int | None, preempt: bool):
         self.host, self.top_stages, self.most_plans, self.preempt = host, top_stages, most_plans, preempt
@@ -93,7 +93,7 @@ class _Search:
         self.plans = 0
 
     def descend(self, progress: Progress, stages: tuple[PlannedStage, ...]) -> None:
-        """Plans that begin with these stages."""
+        """Search the plans that begin with these stages."""
         if not progress.unfinished:
             self.plans += 1
             if not self.best or makespan(stages) < makespan(self.best):
@@ -109,7 +109,7 @@ class _Search:
 
 
 def next_stages(progress: Progress, host: Host, top_stages: int | None, preempt: bool) -> list[Placed]:
-    """Stages to go on with, the greedy's first, the others by falling throughput; all there are for None."""
+    """Candidates for the next stage: the greedy one, then others by falling throughput; None: all."""
     first = greedy_stage(progress, host, preempt)
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     if top_stages is None:
@@ -122,7 +122,7 @@ def next_stages(progress: Progress, host: Host, top_stages: int | None, preempt:
 
 
 def _promising(progress: Progress, host: Host, locked: Placed, width: int) -> list[Placed]:
-    """Stages as the greedy builds them, but going on with the `width` best at each step."""
+    """Stages built as by the greedy, but keeping the `width` best candidates at each step."""
     level, seen = [dict(locked)], dict[tuple[tuple[str, Parallel], ...], Placed]()
     while level:
         rated: dict[tuple[tuple[str, Parallel], ...], tuple[float, Placed]] = {}
@@ -138,7 +138,7 @@ def _promising(progress: Progress, host: Host, locked: Placed, width: int) -> li
 
 
 def every_stage(progress: Progress, host: Host, locked: Placed) -> Iterator[Placed]:
-    """All stages of a state: any nodes whose sources are finished or in the stage, in any way that fits."""
+    """All possible stages of a state: any nodes whose sources are finished or in the stage, in any way that fits."""
     names = [name for name in progress.unfinished if name not in locked]
 
     def extend(at: int, stage: dict[str, Parallel]) -> Iterator[Placed]:

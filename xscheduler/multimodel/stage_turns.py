@@ -1,10 +1,10 @@
-"""Which nodes of a planned application run now, and on which GPUs, whatever the outputs are (SamuLLM, section 4.3).
+"""The rule for which nodes of a planned application run, and on which GPUs, for any outputs (SamuLLM, section 4.3).
 
-When a leading node ends, the next stage's turn has come: what runs in both goes on; a node that no later stage has
-keeps running; then the next stage's other nodes are placed, and nodes that later stages have if GPUs remain. No stage
-begins while one before it has nodes that are neither placed nor finished. A stage of which a leading node was finished
-before its turn is over as soon as its others are placed. Simulated runs (`running_phase.py`) and real ones follow this
-rule alike.
+When a leading node ends, it is the next stage's turn. Nodes that are in both stages continue; a node that no later
+stage has keeps running; then the next stage's other nodes are placed and, if GPUs remain, running nodes that later
+stages have. No stage begins while an earlier one has nodes that are neither placed nor finished. A stage whose leading
+node was finished before its turn is over as soon as its other nodes are placed. Simulated runs (`running_phase.py`) and
+real ones follow the same rule.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,21 +17,23 @@ from xsimulator.multimodel.stages.progress import Parallel, Placed
 
 @dataclass(frozen=True)
 class Turn:
-    """What runs from now on."""
+    """The nodes that run from now on."""
 
     placed: dict[str, Parallel]
     devices: dict[str, tuple[int, ...]]
     stays: frozenset[str]
-    """Nodes that go on as and where they run: all others that run are stopped, and the rest of `placed` is loaded."""
+    """Nodes that continue unchanged on their GPUs: all other running nodes are stopped, and the rest of `placed` is
+    loaded.
+    """
     moved: int
-    """Nodes that are loaded again only because others need their GPUs."""
+    """Number of nodes that are reloaded only because others need their GPUs."""
 
 
 class StageTurns:
-    """A plan's stages while they run; `next` says what runs, until `end` says which nodes have no calls left.
+    """A plan's stages during a run: `next` returns the nodes to run, `end` takes nodes that have no calls left.
 
-    `sources` has all nodes, each behind those that it takes outputs of, which it names; `load_s` the seconds for which
-    a node is loaded.
+    `sources` maps each node to the nodes that it reads; every node stands after its sources. `load_s` is the loading
+    time of a node.
     """
 
     def __init__(
@@ -44,13 +46,13 @@ class StageTurns:
         self._host, self._stages, self._at = host, stages, 0
         self._sources, self._load_s = sources, load_s
         self.unfinished = list(sources)
-        """Nodes with calls left, each behind its sources."""
+        """Nodes with remaining calls, each after its sources."""
         self.running: dict[str, Parallel] = {}
         self.devices: dict[str, tuple[int, ...]] = {}
-        """Of what runs."""
+        """Devices of the running nodes."""
 
     def next(self) -> Turn:
-        """What runs from now on; there are unfinished nodes."""
+        """The nodes to run from now on, while there are unfinished nodes."""
         placed = self._placed()
         goes_on = {name: self.devices[name] for name, way in placed.items() if self.running.get(name) == way}
         reload_s = {name: self._load_s(name, placed[name]) for name in goes_on}
@@ -74,7 +76,7 @@ class StageTurns:
         return {name: way for name, way in stage.items() if name in self.unfinished}
 
     def _pending(self, running: Mapping[str, Parallel]) -> bool:
-        """Whether the stage whose turn it is has nodes that don't run as it says."""
+        """Whether the current stage has nodes that don't run as planned."""
         return any(running.get(name) != way for name, way in self._stage(self._at).items())
 
     def _placed(self) -> dict[str, Parallel]:
@@ -85,7 +87,7 @@ class StageTurns:
         return placed
 
     def _is_over(self, placed: Mapping[str, Parallel]) -> bool:
-        """Whether the stage whose turn it is would have ended already, had its nodes run as `placed`."""
+        """Whether the current stage would be over already, had its nodes run as `placed`."""
         if self._at + 1 >= len(self._stages) or self._pending(placed):
             return False
         stage = self._stages[self._at]
@@ -93,14 +95,14 @@ class StageTurns:
         return any(name not in self.unfinished for name in leading)
 
     def _placed_beside(self, running: Mapping[str, Parallel]) -> dict[str, Parallel]:
-        """What runs of the next stage that has unfinished nodes, and of what runs now."""
+        """The nodes to run: those of the next stage with unfinished nodes, and running ones."""
         while self._at < len(self._stages) and not self._stage(self._at):
             self._at += 1
         stage = self._stage(self._at)
         later = {name for at in range(self._at + 1, len(self._stages)) for name in self._stage(at)}
         placed = {name: way for name, way in running.items() if stage.get(name) == way}
         placed.update({name: way for name, way in running.items() if name not in stage and name not in later})
-        for _ in range(2):  # again with the GPUs of what would only wait for sources that don't run
+        for _ in range(2):  # second pass: with the GPUs of nodes that would only wait for sources that don't run
             for name in self.unfinished:  # the stage's others, sources first
                 if name in stage and name not in placed:
                     self._add(placed, name, stage[name])
@@ -113,7 +115,7 @@ class StageTurns:
         return placed
 
     def _with_sources(self, placed: dict[str, Parallel]) -> dict[str, Parallel]:
-        """The nodes of which all sources are finished or run beside them."""
+        """The nodes whose sources are all finished or run beside them."""
         kept: dict[str, Parallel] = {}
         for name in self.unfinished:
             if name in placed and self._can_run(name, kept):
@@ -121,7 +123,7 @@ class StageTurns:
         return kept
 
     def _add(self, placed: dict[str, Parallel], name: str, way: Parallel) -> None:
-        """Place a node where GPUs and its sources allow it."""
+        """Place a node if GPUs and its sources allow it."""
         if gpus(placed) + way.gpus <= self._host.devices and self._can_run(name, placed):
             placed[name] = way
 

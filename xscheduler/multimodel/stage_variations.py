@@ -1,7 +1,8 @@
-"""Plans that differ from the greedy's in one stage: the search with one discrepancy (Harvey and Ginsberg, 1995).
+"""Plans that differ from the greedy plan in one stage: limited discrepancy search with one discrepancy (Harvey and
+Ginsberg, 1995).
 
-A few complete plans of the depth-first branch and bound differ in their last stages only, where little is left to gain;
-the greedy, which knows no critical path and not how long loading blocks GPUs, errs in its first ones.
+The few complete plans of the depth-first branch and bound differ only in their last stages, where little is left to
+gain. The greedy errs in the first stages: it ignores the critical path, and how long loading blocks GPUs.
 """
 
 from xscheduler.multimodel.stage_search import lower_bound_s, next_stages
@@ -13,8 +14,8 @@ from xsimulator.multimodel.stages.progress import Progress
 def varied_stages(
     application: Application, host: Host, top_stages: int | None = 4, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """The plan that is done first, of the greedy's and of those in which one stage is another of the `top_stages` best
-    by throughput (None: of all there are), and the greedy goes on from there.
+    """The plan that is done first: the greedy plan, or one with a single other stage out of the `top_stages` best by
+    throughput (None: out of all), continued greedily.
     """
     progress, before = Progress.beginning(application), tuple[PlannedStage, ...]()
     best = go_on(progress, host, greedy_stage, preempt)

@@ -1,4 +1,4 @@
-"""Stages of an application on one host: SamuLLM's greedy search (specification section 1, Alg. 1 restated).
+"""Stages of an application on one host: SamuLLM's greedy search (Alg. 1).
 
 A stage is a set of nodes, each with a number of replicas and a tensor-parallel degree; it ends when a leading node
 does.
@@ -22,7 +22,7 @@ class Host:
 
     devices: int
     linked: int
-    """GPUs that are linked directly, aligned; 2: pairs. No tensor-parallel group is larger."""
+    """Size of aligned groups of directly linked GPUs; 2: pairs. No tensor-parallel group is larger."""
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.linked < 1 or self.devices % self.linked:
@@ -39,7 +39,7 @@ class PlannedStage:
 
 
 def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
-    """How a node can run on a host, by rising number of GPUs."""
+    """The ways to run a node on a host, by rising number of GPUs."""
     degrees = progress.application.replicas[progress.application.nodes[name].model]
     groups = [tp for tp in degrees if tp <= host.linked and host.linked % tp == 0]
     ways = [Parallel(dp, tp) for tp in groups for dp in range(1, host.devices // tp + 1)]
@@ -54,7 +54,7 @@ def gpus(stage: Placed) -> int:
 
 
 def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) -> Iterator[Placed]:
-    """Stages that have one node more, or one of the same nodes on more GPUs; not those of `locked`."""
+    """Stages with one node more, or with one of the same nodes on more GPUs; nodes of `locked` stay unchanged."""
     used = gpus(stage)
     for name in progress.unfinished:
         if name in locked or not progress.can_run(name, stage):
@@ -66,7 +66,7 @@ def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) ->
 
 
 def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """The next stage: as long as the stage computes more by it, the GPUs that bring most each."""
+    """The next stage: repeatedly takes the GPUs with the largest gain of throughput per GPU, while there is a gain."""
     locked = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     stage: Placed = dict(locked)
     throughput = progress.outlook(stage).throughput if stage else 0.0
@@ -86,7 +86,7 @@ def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed
 def plan_stages(
     application: Application, host: Host, choose: Choose = greedy_stage, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """All stages until every node is finished, each chosen from the state that those before it lead to."""
+    """All stages until every node is finished, each chosen from the state after those before it."""
     return go_on(Progress.beginning(application), host, choose, preempt)
 
 
@@ -100,7 +100,7 @@ def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tupl
 
 
 def follow(progress: Progress, stage: Placed) -> tuple[PlannedStage, Progress]:
-    """A stage with its time, and the state that it leads to."""
+    """A stage with its time, and the state after it."""
     outlook = progress.outlook(stage)
     after = progress.stopped(stage).advance(outlook, outlook.end_s)
     return PlannedStage(progress.now, outlook.end_s, stage), after

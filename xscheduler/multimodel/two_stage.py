@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 ALPHA = 1e-4
 """SeaLLM's weight of latencies in the unserved index."""
 MOST = 2
-"""Services of a group (SeaLLM: for want of memory)."""
+"""Maximum number of services in a group (SeaLLM: limited by memory)."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Group:
     """In order of their names."""
 
     def with_service(self, name: str) -> "Group":
-        """The same with one more."""
+        """The same group with one more service."""
         return replace(self, services=tuple(sorted((*self.services, name))))
 
 
 @dataclass(frozen=True)
 class Service:
-    """What placement must know of a service."""
+    """A service, as the placement needs it."""
 
     name: str
     rate_seq_s: float
     requests: int
-    """Of the simulation: all are late while it has no group."""
+    """Requests of the simulation: all are late while the service has no group."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation says of one service."""
+    """The simulated result of one service."""
 
     late: int
     """Requests later than their bounds."""
@@ -63,17 +63,17 @@ class Outcome:
 
 
 Scorer = Callable[[tuple[Group, ...]], Mapping[str, Outcome]]
-"""Outcomes of the services that have groups."""
+"""Simulated results of the services that have groups."""
 Fits = Callable[[int, tuple[str, ...]], bool]
-"""Whether services have room on so many devices."""
+"""Whether services fit on a number of devices."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement with every service, and what the simulation says of it."""
+    """A placement with every service, and its simulated results."""
 
     tp: int
-    """The degree that it began with."""
+    """The initial tensor-parallel degree."""
     groups: tuple[Group, ...]
     in_time: float
     """Share of requests within their bounds."""
@@ -95,7 +95,7 @@ def place_in_stages(
     replicas: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Placed | None:
-    """The best placement over all degrees; None where none has every service. `replicas`: whether a service may be in
+    """The best placement over all degrees; None if none has every service. `replicas`: whether a service may be in
     several groups.
     """
     degrees = [1 << k for k in range(devices_per_node.bit_length())]
@@ -112,7 +112,7 @@ def place_in_stages(
 def partition(
     services: Sequence[Service], nodes: int, devices_per_node: int, tp: int, fits: Fits
 ) -> tuple[Group, ...] | None:
-    """Groups of `tp` devices, two and two of them merged until all services find room; None where they never do."""
+    """Groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
     sizes = [[tp] * (devices_per_node // tp) for _ in range(nodes)]
     while not _has_room(services, [size for node in sizes for size in node], fits):
         if not _merge(services, sizes, fits):
@@ -127,8 +127,8 @@ def partition(
 
 
 def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> bool:
-    """Merge two neighbours of one size: the largest that is still too small for the service that needs most, in the
-    first node that has such a pair; where none is too small the smallest pair of all.
+    """Merge two neighbouring groups of one size: the largest size that is still too small for the most demanding
+    service, in the first node that has such a pair; if none is too small, the smallest pair of all.
     """
     most = max([size for node in sizes for size in node])
     needs = max([_least(service.name, fits, most) for service in services])
@@ -146,7 +146,7 @@ def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> b
 
 
 def _least(name: str, fits: Fits, most: int) -> int:
-    """The fewest devices, of powers of two, on which a service has room alone; twice `most` where it has on none."""
+    """The fewest devices, of powers of two, on which a service fits alone; twice `most` if it fits on none."""
     size = 1
     while size <= most and not fits(size, (name,)):
         size *= 2
@@ -156,8 +156,8 @@ def _least(name: str, fits: Fits, most: int) -> int:
 def _has_room(
     services: Sequence[Service], sizes: Sequence[int], fits: Fits, inside: Sequence[tuple[str, ...]] | None = None
 ) -> bool:
-    """Whether each service finds a group, beside those that are `inside` already: those that need most first, into the
-    smallest group that takes them, the emptiest of those first.
+    """Whether each service fits into a group, in addition to those already `inside`: the most demanding first, into the
+    smallest group that has room, the emptiest first.
     """
     inside = [*inside] if inside else [()] * len(sizes)
     most = max(sizes)
@@ -177,7 +177,7 @@ def _has_room(
 def _allocated(
     services: Sequence[Service], groups: tuple[Group, ...], fits: Fits, score: Scorer, replicas: bool
 ) -> tuple[Group, ...] | None:
-    """The second stage; None where a service stays without a group."""
+    """The second stage; None if a service stays without a group."""
     rates = {service.name: service.rate_seq_s for service in services}
     while True:
         places = _places(groups)
@@ -192,7 +192,7 @@ def _allocated(
 
 
 def _places(groups: Sequence[Group]) -> dict[str, int]:
-    """In how many groups each service is."""
+    """Number of groups of each service."""
     counts: dict[str, int] = {}
     for group in groups:
         for name in group.services:
@@ -201,7 +201,7 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
-    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group."""
+    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group as late."""
     index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
     return -index, service.name
 
@@ -213,8 +213,8 @@ def _choices(
     rates: Mapping[str, float],
     fits: Fits,
 ) -> Iterator[tuple[Group, ...]]:
-    """Allocations of one more service, in Algorithm 1's order: groups by their rates, then services by urgency. Where
-    some have no group yet, only those are tried, and first what leaves room for the others.
+    """Allocations of one more service, in the order of Algorithm 1: groups by their rates, then services by urgency.
+    While some services have no group, only those are tried, first in allocations that leave room for the others.
     """
     missing = [service for service in order if not places.get(service.name)]
     sizes = [len(group.devices) for group in groups]
@@ -240,7 +240,7 @@ def _choices(
 
 
 def summary(tp: int, groups: tuple[Group, ...], outcomes: Mapping[str, Outcome]) -> Placed:
-    """A placement with every service, summed up over all requests."""
+    """A placement with every service, with its results summed over all requests."""
     requests = sum(outcome.requests for outcome in outcomes.values())
     late = sum(outcome.late for outcome in outcomes.values())
     normalised = sum(outcome.normalised * outcome.requests for outcome in outcomes.values()) / requests

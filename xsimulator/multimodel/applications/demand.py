@@ -1,4 +1,4 @@
-"""What applications demand, by random walks over their demand graphs, and by what a run has shown so far."""
+"""Demand of applications, estimated by random walks over their demand graphs and refined by a run's observed calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ WALKS = 1000
 MOST_HOPS = 50
 """Calls after which a walk ends."""
 BUCKETS = 10
-"""Of equal width, over each variable's range in joint records."""
+"""Number of buckets of equal width over each variable's range in joint records."""
 LEAST_CORRELATION = 0.5
-"""Pearson's coefficient above which a variable of one call tells of one of the next; negative ones never do."""
+"""Pearson's coefficient above which a variable of one call predicts one of the next call; negative ones never do."""
 LEAST_RECORDS = 10
-"""That must match: fewer say less than all records do."""
+"""Minimum number of matching records; with fewer, all records are used."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ServiceRates:
     decode_s: float = 0.06
 
     def prefill_seconds(self, tokens: Sequence[int], share: float) -> float:
-        """As an `IterationCost`: one prompt after the other."""
+        """Seconds to prefill prompts one after the other; as in `IterationCost`."""
         return sum(tokens) * self.prefill_s
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """As an `IterationCost`: the same for every batch."""
+        """Seconds of a decoding iteration, the same for every batch; as in `IterationCost`."""
         return np.full(contexts.shape, self.decode_s)
 
 
@@ -42,12 +42,12 @@ class DemandSamples(NamedTuple):
     """Sampled seconds of service, float64 [WALKS] each, the i-th of both in the same walk."""
 
     total_s: Array
-    """Parallel requests summed: what an application's completion costs."""
+    """Service with parallel requests summed: the cost of an application's completion."""
     longest_s: Array
-    """The longest of parallel requests alone: what it takes at least, which deadlines are about."""
+    """Service of the longest of parallel requests: the least duration, which counts for deadlines."""
 
     def plus(self, other: "DemandSamples") -> "DemandSamples":
-        """Of one after the other."""
+        """Samples of this demand followed by another one."""
         return DemandSamples(self.total_s + other.total_s, self.longest_s + other.longest_s)
 
 
@@ -61,10 +61,10 @@ class Seen(NamedTuple):
 
 
 class ApplicationDemand:
-    """What one application's calls demand, from their start or from any unit on."""
+    """The demand of one application, from its start or from any unit on."""
 
     def __init__(self, graph: DemandGraph, rates: ServiceRates, seed: int = 0, walks: int = WALKS):
-        """`walks` samples of each distribution, drawn from `seed`: the same for the same questions."""
+        """`walks` samples of each distribution, drawn from `seed`; equal questions get equal samples."""
         self.graph = graph
         self.rates = rates
         self.walks = walks
@@ -76,20 +76,20 @@ class ApplicationDemand:
 
     @cached_property
     def prior(self) -> DemandSamples:
-        """Of a whole run that nothing is known of."""
+        """The demand of a whole run before any of its calls is known."""
         start = np.array(self.graph.start, dtype=object)  # text of a fixed width would cut longer names
         return self._walk(self._random.choice(start, self.walks))
 
     def after(self, unit: str) -> DemandSamples:
-        """Of what follows a call of `unit`."""
+        """The demand after a call of `unit`."""
         if unit not in self._after:
             self._after[unit] = self._walk(self._random.choice(self._units[unit].nexts, self.walks))
         return self._after[unit]
 
     def refined(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """Of a call of `unit` and all that follows, where `seen` is the run's last call of an LLM before it.
+        """The demand of a call of `unit` and of everything after it; `seen` is the run's last LLM call before it.
 
-        The next LLM call is drawn from the joint records that match what was seen; later ones from all samples.
+        The next LLM call is drawn from the joint records that match `seen`; later calls are drawn from all samples.
         """
         key = (unit, self._buckets(unit, seen))
         if key not in self._refined:
@@ -97,16 +97,16 @@ class ApplicationDemand:
         return self._refined[key]
 
     def next_probability(self, unit: str, following: str) -> float:
-        """How often `following` came right after `unit`."""
+        """Share of `unit`'s calls that `following` came right after."""
         nexts = self._units[unit].unit.next_units
         return nexts.count(following) / len(nexts)
 
     def seconds(self, unit: str) -> Array:
-        """A call's own seconds, each sample once, the longest of parallel requests."""
+        """A call's own seconds, each sample once; for parallel requests the longest."""
         return self._units[unit].longest_s
 
     def _buckets(self, unit: str, seen: Seen | None) -> tuple[object, ...]:
-        """What of `seen` changes the demand."""
+        """The part of `seen` that changes the demand."""
         if seen is None:
             return ()
         nexts = [unit] if self._units[unit].unit.backend == LLM else sorted(set(self._units[unit].unit.next_units))
@@ -114,7 +114,7 @@ class ApplicationDemand:
         return (seen.unit, *(pair.buckets(seen) for pair in pairs))
 
     def _call(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """A call of `unit` alone."""
+        """The demand of a call of `unit` alone."""
         samples = self._units[unit]
         pair = self._pairs.get((seen.unit, unit)) if seen else None
         if seen is None or pair is None or samples.unit.backend != LLM:
@@ -124,7 +124,7 @@ class ApplicationDemand:
         return DemandSamples(longest * parallel, longest)
 
     def _follow(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """What follows a call of `unit`, the LLM call right behind another backend's drawn by what was seen."""
+        """The demand after a call of `unit`; an LLM call right behind another backend's is drawn by `seen`."""
         if seen is None or self._units[unit].unit.backend == LLM:
             after = self.after(unit)
             order = self._random.permutation(self.walks)
@@ -138,7 +138,7 @@ class ApplicationDemand:
         return DemandSamples(total_s, longest_s)
 
     def _walk(self, units: Array) -> DemandSamples:
-        """Walks from `units`, names [walks], to the end, or of MOST_HOPS calls."""
+        """Demand of walks from `units`, names [walks], to the end, or for MOST_HOPS calls."""
         total_s, longest_s = np.zeros(len(units)), np.zeros(len(units))
         for _ in range(MOST_HOPS):
             if (units == END).all():
@@ -168,7 +168,7 @@ class _Samples:
             self.longest_s = self.total_s = np.array(unit.seconds, np.float64)
 
     def draw(self, random: np.random.Generator, count: int) -> DemandSamples:
-        """So many calls: whole records, so that a call's own tokens stay together."""
+        """Draw `count` calls as whole records, so that a call's own tokens stay together."""
         rows = random.integers(0, len(self.total_s), count)
         return DemandSamples(self.total_s[rows], self.longest_s[rows])
 
@@ -176,11 +176,11 @@ class _Samples:
 _UP = {"input": 0, "output": 1, "parallel": 2}
 _DOWN = {"input": 3, "output": 4, "parallel": 5}
 EDGES = (("input", "input"), ("input", "output"), ("output", "output"), ("parallel", "parallel"))
-"""(variable, the upstream variable that may tell of it); an output may tell of its own input, too."""
+"""(variable, upstream variable that may predict it); an output may depend on its own input, too."""
 
 
 class Correlations:
-    """Which variables of a call tell of those of the next LLM call, and how that is drawn."""
+    """Which variables of a call predict those of the next LLM call, and draws of that call."""
 
     def __init__(self, joint: JointRecords):
         self.records = np.array(joint.records, np.float64)
@@ -193,11 +193,11 @@ class Correlations:
 
     @property
     def mask(self) -> frozenset[tuple[str, str]]:
-        """The edges that count."""
+        """The edges that are correlated enough to count."""
         return frozenset(edge for edge, rho in self.rho.items() if rho > LEAST_CORRELATION)
 
     def buckets(self, seen: Seen) -> tuple[int, int, int]:
-        """Of the upstream variables; 0 for those that tell nothing."""
+        """Buckets of the upstream variables; 0 for those that predict nothing."""
         row = np.array([seen.input_tokens, seen.output_tokens, seen.parallel, 0, 0, 0], np.float64)
         telling = {up for _, up in self.mask}
         buckets = self._bucket_of(row)
@@ -220,8 +220,8 @@ class Correlations:
         return inputs, outputs, parallel
 
     def _matching(self, variable: str, at: dict[str, int], prior: Sequence[int]) -> Array:
-        """The variable in the records that match all that tells of it; where these are fewer than LEAST_RECORDS, all
-        that match the variable that tells most of it, then the next; then the unit's samples.
+        """Values of the variable in the records that match all of its predictors. If these are fewer than
+        LEAST_RECORDS: in all records that match the best predictor, else the next one; else the unit's samples.
         """
         telling = sorted((edge for edge in self.mask if edge[0] == variable), key=lambda edge: -self.rho[edge])
         matches = [self._bucket[:, _UP.get(up, 3)] == at[up] for _, up in telling if up in at]
@@ -233,7 +233,7 @@ class Correlations:
         return np.array(prior, np.float64)
 
     def _bucket_of(self, rows: Array) -> Array:
-        """Bucket numbers, int [..., 6]; what lies outside of the range is in the outermost ones."""
+        """Bucket numbers, int [..., 6]; values outside of the range are in the outermost buckets."""
         buckets: Array = np.clip((rows - self._lowest) / self._width * BUCKETS, 0, BUCKETS - 1).astype(int)
         return buckets
 

@@ -1,4 +1,4 @@
-"""An LLM that applications share: a unit of one model at one pace, filled by an order over applications."""
+"""An LLM that applications share: a unit with one model, filled in an order over applications."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,20 +20,21 @@ from xsimulator.replay.cells import Ran
 
 @dataclass(frozen=True)
 class LLMLimits:
-    """What an LLM serves at once, and its pace."""
+    """The limits of an LLM, and its speed."""
 
     rates: ServiceRates = field(default_factory=ServiceRates)
-    """A prompt's tokens take their time one after the other, while nothing decodes; a decoding iteration takes the same
-    for every batch."""
+    """Prompts are prefilled one after the other while nothing decodes; a decoding iteration takes the same time for
+    every batch.
+    """
     batch: int = 256
     kv_tokens: int = 42_900
-    """Each request holds its prompt and its whole output."""
+    """Tokens of the KV cache; each request reserves its prompt and its whole output."""
     kv_bytes_per_token: int = 524_288
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallLimits(OnePhasePolicy):
-    """Which waiting calls' prompts are next."""
+    """Selects the waiting calls whose prompts are prefilled next."""
 
     order: ApplicationOrder
     cache: WarmCache | None
@@ -41,7 +42,7 @@ class CallLimits(OnePhasePolicy):
     """Calls with requests that wait."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The prompts of the calls that come first; or one more token for all residents."""
+        """The prompts of the first calls, or one more token for all running sequences."""
         if phase != "encode":
             return super().next_step(ledger, now, phase)
         admitted = ledger.admit_these(self._first(ledger, now), now)
@@ -49,10 +50,10 @@ class CallLimits(OnePhasePolicy):
         return Step(tuple((sequence, sequence.to_prefill) for sequence in admitted)) if admitted else None
 
     def _first(self, ledger: Ledger, now: float) -> list[Sequence]:
-        """Requests that begin: in order, until one doesn't fit.
+        """Requests to start: in order, until one doesn't fit.
 
-        A call whose adapter or context is being loaded keeps places for its requests; one for which there is no slot
-        doesn't hold up others.
+        A call whose adapter or context is being loaded keeps places for its requests; a call without a free adapter
+        slot doesn't block later calls.
         """
         first: list[Sequence] = []
         places, blocks = self.max_num_seqs - ledger.residents, ledger.pool.available
@@ -77,13 +78,13 @@ class CallLimits(OnePhasePolicy):
 
 
 class IterationTurns:
-    """The rule of a model alone: what may begin does so after every event, but never twice without an iteration of
-    decoding in between. A `Sharing`.
+    """The rule of a single model: startable prompts start after every event, but never twice without a decoding
+    iteration in between. A `Sharing`.
     """
 
     def __init__(self) -> None:
         self._prefilled = self._asked = False
-        """Whether prompts ran last, and whether something has happened meanwhile."""
+        """Whether prompts ran last, and whether an event has occurred since."""
 
     def start(self, unit: sharing.Unit, now: float) -> None:
         """Start prompts, or else decoding."""
@@ -100,16 +101,18 @@ class IterationTurns:
 
 
 Happened = Callable[[WaitingCall, float], None]
-"""What to do when a call has got somewhere, at a time in seconds."""
+"""Callback for a call's progress, with the time in seconds."""
 
 
 class LLMBackend(Unit):
-    """Requests keep their place in the batch until they end; who takes a free one is decided after every event."""
+    """Requests keep their place in the batch until they end; free places are assigned after every event."""
 
     def __init__(
         self, limits: LLMLimits, order: ApplicationOrder, cache: WarmCache | None, begun: Happened, ended: Happened
     ):
-        """`begun` is called when a call's first prompts have been computed, `ended` when its last token is made."""
+        """`begun` is called when a call's first prompts have been computed, `ended` when its last token has been
+        generated.
+        """
         self._begun, self._ended = begun, ended
         self._calls: dict[int, WaitingCall] = {}
         """By the index of each request that hasn't ended."""
@@ -121,12 +124,12 @@ class LLMBackend(Unit):
 
     @property
     def done(self) -> int:
-        """Decoding iterations so far, those of the row that runs among them."""
+        """Decoding iterations so far, including those of the present row."""
         job = self._tenant.job
         return self.ledger.iterations + (len(job.ends) if job and job.phase == "decode" else 0)
 
     def enqueue(self, call: WaitingCall) -> None:
-        """Let a call's requests wait. Each makes one token more than it asks for, with its prompt."""
+        """Add a call's requests to the queue. Each generates one more token than the call asks for, with its prompt."""
         each = call.progress.call
         for index in islice(self._indices, each.parallel):
             self._calls[index] = call
@@ -135,10 +138,10 @@ class LLMBackend(Unit):
         self._limits.waiting.append(call)
 
     def start(self, step: Step, now: float) -> None:
-        """As the tenant's record: prompts were counted when they were admitted."""
+        """Recording interface of the tenant: prompts were counted at their admission."""
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
-        """As the tenant's record: prompts are computed, and the last tokens of others made."""
+        """Recording interface of the tenant: prompts have been computed, or last tokens generated."""
         for call in dict.fromkeys(self._calls[sequence.index] for sequence, _ in step.encode):
             if not call.begun:
                 call.begun = True

@@ -1,4 +1,4 @@
-"""Orders of waiting LLM calls by the applications that they belong to; lower keys are earlier."""
+"""Orders of waiting LLM calls by their applications; a lower key is earlier."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,39 +11,39 @@ from xsimulator.multimodel.applications.progress import SubmissionProgress
 
 @dataclass(eq=False)
 class WaitingCall:
-    """A call on the LLM, some of whose parallel requests may run already."""
+    """An LLM call; some of its parallel requests may already be running."""
 
     progress: SubmissionProgress
     arrival_s: float
     index: int
-    """By arrival; unique."""
+    """Unique; by arrival."""
     requests: list[Sequence] = field(default_factory=list)
-    """Its requests that wait."""
+    """Its waiting requests."""
     running: int = 0
-    """How many others haven't ended."""
+    """Number of its running requests."""
     begun: bool = False
     """Whether the first prompts have been computed."""
     turn_s: float | None = None
-    """When what it needs of a cache was first looked for: a place in the batch was free."""
+    """When its cache entry was first needed: a place in the batch was free."""
     loaded_s: float | None = None
-    """When that is there for it."""
+    """When its cache entry is loaded."""
 
     def begin(self, requests: int) -> list[Sequence]:
-        """The first so many of the requests that wait, which begin."""
+        """Remove and return the first `requests` waiting requests, which start now."""
         begun, self.requests = self.requests[:requests], self.requests[requests:]
         self.running += requests
         self.progress.begin(requests)
         return begun
 
     def end(self) -> bool:
-        """One of its requests has made all tokens; whether it was the last."""
+        """Count one finished request; returns whether it was the call's last one."""
         self.running -= 1
         self.progress.end(1)
         return not self.running and not self.requests
 
 
 class ApplicationOrder(Protocol):
-    """Which call's requests begin first."""
+    """The order in which calls start."""
 
     def key(self, job: WaitingCall, now: float) -> Any:
         """Lower is earlier."""
@@ -53,7 +53,7 @@ class ByRequest:
     """vLLM: first come, first served, by request."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """When the call came."""
+        """The call's arrival."""
         return job.arrival_s, job.index
 
 
@@ -61,14 +61,12 @@ class ByApplication:
     """Parrot: first come, first served, by application."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """When the application came."""
+        """The application's arrival."""
         return job.progress.arrival_s, job.index
 
 
 class VirtualTokens:
-    """VTC: the client that was served least first; a new one, or one that comes again, begins at the least counter of
-    those that are there.
-    """
+    """VTC: the least served client first. A new or returning client starts at the least counter of the active ones."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
         """The client's counter."""
@@ -76,7 +74,7 @@ class VirtualTokens:
 
 
 class EarliestDeadline:
-    """EDF; applications without deadlines behind all others, by arrival."""
+    """EDF; applications without deadlines come last, by arrival."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[bool, float, int]:
         """The deadline."""
@@ -85,7 +83,7 @@ class EarliestDeadline:
 
 
 class LowestMean:
-    """SRPT on means: expected demand less attained service, which may become negative."""
+    """Shortest expected remaining service: mean demand minus attained service, which may become negative."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
         """E[X] - a."""
@@ -93,7 +91,7 @@ class LowestMean:
 
 
 class Oracle:
-    """SRPT on true demands: what no scheduler knows."""
+    """Shortest true remaining service, which no real scheduler knows."""
 
     def __init__(self, rates: ServiceRates):
         self._rates = rates
@@ -119,11 +117,12 @@ def application_gittins() -> Gittins[WaitingCall]:
 
 
 class ApplicationSlack:
-    """Hermes with deadlines: S = deadline - now - (sup X - a), ascending, parallel requests counted by the longest.
+    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending; of parallel requests the longest
+    counts.
 
-    What remains is at least 0: an application that outlasted all of its samples is about to end. Applications without
-    deadlines come behind all others, by their Gittins rank. With `demote`, so do those that are too late even if the
-    least of the samples that remain possible is all that they demand.
+    The remaining time is at least 0: an application that has outlasted all of its samples is about to end. Applications
+    without deadlines come last, by their Gittins rank. With `demote`, so do applications that are late even for the
+    least sample that is still possible.
     """
 
     def __init__(self, demote: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""When to warm up what a unit that may follow needs (Hermes, Eq. 3, its inequality turned round)."""
+"""When to start warming up the resources of a possible successor (Hermes, Eq. 3, with its inequality reversed)."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ def prewarm_at(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> float | None:
-    """Seconds since the running call's begin at which to begin warming up, not before `elapsed_s`; None: not at all.
+    """Seconds since the running call's start at which to start warming up, at least `elapsed_s`; None: don't.
 
-    `seconds` are samples of the running call's duration, of which those above `elapsed_s` count (beyond all of them:
-    now). `probability` p_s is that of the unit that needs warming up to follow, and `knob` K the probability that
-    warming up has an effect which it takes to begin: not at all where p_s < K, else so that it ends at the completion's
-    quantile K / p_s. A smaller K begins earlier.
+    `seconds` are samples of the running call's duration; those above `elapsed_s` count (if there are none: start now).
+    `probability` p_s is the probability that the unit follows. `knob` K is the minimum probability that a warm-up is
+    useful: none is started where p_s < K, otherwise it ends at the completion's quantile K / p_s. A smaller K begins
+    earlier.
 
     With `literal_eq3` it ends at the quantile 1 - K / p_s, as the equation is printed: a smaller K begins later.
     """
@@ -35,21 +35,23 @@ def prewarm_at(
 
 
 def _quantile(rising: np.ndarray, level: float) -> float:
-    """F^-1: the least sample of which at least `level` lie not above."""
+    """F^-1: the smallest sample such that at least the share `level` of the samples are not above it."""
     return float(rising[max(0, math.ceil(level * len(rising) - 1e-9) - 1)])
 
 
 class Effect(NamedTuple):
-    """What warming up brings and costs."""
+    """Benefit and cost of a warm-up."""
 
     saved_s: float
-    """Of the warm-up that nobody had to wait for."""
+    """Part of the warm-up time that no call had to wait for."""
     wasted_s: float
-    """Between being warm and being used, or being given up."""
+    """Time between being warm and being used or given up."""
 
 
 def effect(begun_s: float, warm_up_s: float, completion_s: float, used: bool) -> Effect:
-    """Of a warm-up begun at `begun_s` for a call that would follow at `completion_s`, and does if it is `used`."""
+    """Effect of a warm-up started at `begun_s` for a call that would follow at `completion_s`, and does if it is
+    `used`.
+    """
     waited_s = completion_s - begun_s
     return Effect(min(warm_up_s, max(0.0, waited_s)) if used else 0.0, max(0.0, waited_s - warm_up_s))
 
@@ -61,7 +63,7 @@ def expected_effect(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> Effect:
-    """The mean over all durations that the samples have, decided when the call begins."""
+    """The mean effect over all sampled durations, decided when the call begins."""
     begun_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal_eq3)
     if begun_s is None:
         return Effect(0.0, 0.0)

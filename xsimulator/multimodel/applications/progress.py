@@ -1,4 +1,4 @@
-"""How far an application has come: what orders and prewarming look at."""
+"""Progress of applications, as orders and prewarming see it."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from xsimulator.multimodel.applications.submission import Call, Submission
 
 
 class Iterations(Protocol):
-    """What counts an LLM's iterations."""
+    """A counter of an LLM's iterations."""
 
     @property
     def done(self) -> int:
@@ -21,18 +21,18 @@ class Account:
     def __init__(self, counter: Iterations):
         self.prompt_tokens = 0
         self.lifted = 0.0
-        """Virtual tokens that a client got for the time in which it asked for nothing."""
+        """Virtual tokens credited to a client for the time in which it had no requests."""
         self.active = 0
-        """A client's applications that haven't ended."""
+        """Number of a client's unfinished applications."""
         self._counter = counter
         self._decoded = 0
         self._decoding = 0
         self._began = 0
-        """Sum of the iterations at which the requests that decode now began."""
+        """Sum of the iterations at which the currently decoding requests began."""
 
     @property
     def output_tokens(self) -> int:
-        """Decoded so far, requests that decode now among them."""
+        """Output tokens so far, including those of currently decoding requests."""
         return self._decoded + self._decoding * self._counter.done - self._began
 
     @property
@@ -41,13 +41,13 @@ class Account:
         return self.lifted + self.prompt_tokens / 10 + self.output_tokens
 
     def begin(self, requests: int, call: Call) -> None:
-        """So many requests of a call are prefilled, and decode from here on."""
+        """Count `requests` of a call as prefilled; they decode from now on."""
         self.prompt_tokens += requests * call.input_tokens
         self._decoding += requests
         self._began += requests * self._counter.done
 
     def end(self, requests: int, call: Call) -> None:
-        """So many requests of a call have made all their tokens."""
+        """Count `requests` of a call as finished."""
         self._decoding -= requests
         self._began -= requests * (self._counter.done - call.output_tokens)
         self._decoded += requests * call.output_tokens
@@ -62,10 +62,10 @@ class SubmissionProgress:
         self.arrival_s = application.arrival_s
         self.client = client
         self.position = 0
-        """Of its current call."""
+        """Index of the current call."""
         self.finish_s: float | None = None
         self.demand: RankedDemand | None = None
-        """Service from `_base_s` on."""
+        """Estimated service from `_base_s` on."""
         self.longest: RankedDemand | None = None
         """The same with the longest of parallel requests alone."""
         self.seen: Seen | None = None
@@ -73,16 +73,16 @@ class SubmissionProgress:
         self._rates = rates
         self._base_s = 0.0
         self._other_s = 0.0
-        """Of calls that ended on other backends."""
+        """Service of finished calls on other backends."""
 
     @property
     def call(self) -> Call:
-        """The current one."""
+        """The current call."""
         return self.application.calls[self.position]
 
     @property
     def attained_s(self) -> float:
-        """Service so far, of calls on other backends when they have ended."""
+        """Service so far; calls on other backends count when they have ended."""
         tokens, rates = self._account, self._rates
         return tokens.prompt_tokens * rates.prefill_s + tokens.output_tokens * rates.decode_s + self._other_s
 
@@ -102,7 +102,7 @@ class SubmissionProgress:
             account.end(requests, self.call)
 
     def leave(self) -> None:
-        """The current call has ended."""
+        """Move on from the current call, which has ended."""
         call = self.call
         if call.on_llm:
             self.seen = Seen(call.unit, call.input_tokens, call.output_tokens, call.parallel)
@@ -111,22 +111,22 @@ class SubmissionProgress:
         self.position += 1
 
     def expect(self, demand: RankedDemand, longest: RankedDemand) -> None:
-        """Demand from here on."""
+        """Set the demand that is expected from now on."""
         self.demand, self.longest, self._base_s = demand, longest, self.attained_s
 
 
 class DemandEstimates:
-    """What every application is expected to demand: at its arrival, or refined at each of its calls."""
+    """The expected demand of every application: estimated at its arrival, or refined at each of its calls."""
 
     def __init__(self, models: dict[str, ApplicationDemand], refine: bool = True):
         """`models` by the application's name."""
         self.models = models
         self.refine = refine
         self._ranked: dict[int, tuple[DemandSamples, RankedDemand, RankedDemand]] = {}
-        """By the demand's identity: refined ones are the same object for the same observations."""
+        """By the identity of the demand; equal observations give the same refined object."""
 
     def update(self, progress: SubmissionProgress) -> None:
-        """Before the application's current call."""
+        """Update the estimate before the application's current call."""
         model = self.models[progress.application.name]
         if self.refine:
             demand = model.refined(progress.call.unit, progress.seen)

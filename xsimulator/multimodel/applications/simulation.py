@@ -22,7 +22,7 @@ from xsimulator.replay.event_queue import run
 
 @dataclass(frozen=True)
 class Prewarming:
-    """How eagerly what a unit that may follow needs is warmed up."""
+    """How early the resources of a possible successor are warmed up."""
 
     knob: float = 0.5
     """K: lower is earlier."""
@@ -31,20 +31,20 @@ class Prewarming:
 
 @dataclass(frozen=True)
 class ApplicationRun:
-    """What came of a workload."""
+    """The result of simulating a workload."""
 
     completion_s: tuple[float, ...]
     """From arrival to end of each application, in the workload's order."""
     in_time: tuple[bool, ...]
-    """Of applications with deadlines."""
+    """Whether each application with a deadline was in time."""
     makespan_s: float
     hits: int
-    """Turns of calls at which their adapter or context lay warm."""
+    """Calls whose adapter or context was loaded when their turn came."""
     misses: int
     saved_s: float
-    """Of containers' start-ups."""
+    """Saved seconds of containers' start-ups."""
     wasted_s: float
-    """Containers that were warm before their use, or in vain."""
+    """Seconds in which containers were warm before their use, or in vain."""
 
 
 def simulate(
@@ -56,10 +56,10 @@ def simulate(
     start_up_s: Mapping[str, float] | None = None,
     prewarming: Prewarming | None = None,
 ) -> ApplicationRun:
-    """Run applications to their ends.
+    """Run applications to completion.
 
-    `estimates` are needed by orders that look at demand, and by prewarming. `start_up_s` of containers by backend:
-    each call has one of its own. InputError where a request doesn't fit into the LLM's cache.
+    `estimates` are needed by orders that use demand, and by prewarming. `start_up_s` of containers by backend: each
+    call has a container of its own. InputError where a request doesn't fit into the LLM's cache.
     """
     limits = limits or LLMLimits()
     for application in applications:
@@ -74,15 +74,15 @@ def simulate(
 
 @dataclass(eq=False)
 class _Running:
-    """An application with what the simulation knows of it."""
+    """An application with its simulation state."""
 
     progress: SubmissionProgress
     containers: dict[str, float] = field(default_factory=dict)
-    """By unit: when the warm-up began of a container for the next call."""
+    """By unit: when a container for the next call began to warm up."""
 
 
 class _Simulation:
-    """Everything but the LLM, which it has beside itself in the event queue. An `Actor`."""
+    """The actor for everything except the LLM, which is a second actor in the event queue."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Simulation:
             self._at(each.progress.arrival_s, partial(self._arrive, each))
 
     def run(self) -> ApplicationRun:
-        """To the end of the last application."""
+        """Run until the last application ends."""
         run((self, self.llm))
         return self._result(self.llm.now)
 
@@ -119,12 +119,12 @@ class _Simulation:
         return not self._active
 
     def next_event(self) -> float:
-        """When something happens that isn't the LLM's doing."""
+        """The time of the next event outside the LLM."""
         ready_s = self.cache.next_ready(self.llm.now) if self.cache else None
         return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
 
     def act(self, now: float) -> None:
-        """Let it happen; the LLM looks at it after the iteration that runs."""
+        """Process the events at `now`; the LLM sees them after its present iteration."""
         self.llm.interrupt(now)
         if self._events and self._events[0][0] <= now:
             *_, happen = heapq.heappop(self._events)
@@ -163,7 +163,7 @@ class _Simulation:
         self._call(run, now)
 
     def _call(self, run: _Running, now: float) -> None:
-        """The application's current call begins to wait, or its container to run."""
+        """Enqueue the application's current LLM call, or start its container."""
         progress, call = run.progress, run.progress.call
         if self.estimates:
             self.estimates.update(progress)
@@ -180,7 +180,9 @@ class _Simulation:
         self._at(begin + call.seconds, partial(self._ended, run))
 
     def _settle(self, run: _Running, unit: str | None, now: float) -> float | None:
-        """Book the containers warmed up for this moment, and drop all but that of `unit`; when its warm-up began."""
+        """Account for the containers that were warmed up for this moment, and drop all but that of `unit`; returns when
+        its warm-up began.
+        """
         backends = {name: self._backend(run.progress, name) for name in run.containers}
         for name, began in run.containers.items():
             saved_s, wasted_s = effect(began, self.start_up_s[backends[name]], now, name == unit)
@@ -213,7 +215,7 @@ class _Simulation:
         del self._active[progress.index]
 
     def _begun(self, run: _Running, now: float) -> None:
-        """The current call has begun: plan what is warmed up during it."""
+        """The current call has begun: plan the warm-ups during it."""
         if self.prewarming is None or self.estimates is None:
             return
         progress = run.progress
@@ -242,7 +244,7 @@ class _Simulation:
         warm_up_s: float,
         warm: Callable[[float], None],
     ) -> None:
-        """Warm up at the time that the knob names, if the current call still runs then."""
+        """Start warming up at the time that the knob gives, if the current call is still running then."""
         assert self.prewarming is not None
         knob, literal = self.prewarming.knob, self.prewarming.literal_eq3
         after_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal)
@@ -257,7 +259,7 @@ class _Simulation:
         self._at(now + after_s, happen)
 
     def _warm(self, run: _Running, unit: str, now: float) -> None:
-        """A container for the next call, which may be of `unit`."""
+        """Warm up a container of `unit` for the possible next call."""
         run.containers[unit] = now
 
     def _backend(self, progress: SubmissionProgress, unit: str) -> str:

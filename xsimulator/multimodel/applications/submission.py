@@ -1,4 +1,4 @@
-"""Applications as they turn out to be: the calls of each run, of which a scheduler knows only those that have ended."""
+"""Applications with their actual calls; a scheduler knows only the calls that have ended."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class Call:
     unit: str
     backend: str
     input_tokens: int = 0
-    """Of each of its parallel requests, on an LLM."""
+    """Per parallel request, for an LLM call."""
     output_tokens: int = 0
     parallel: int = 1
     seconds: float = 0.0
-    """On another backend."""
+    """Duration, for a call to another backend."""
 
     @property
     def on_llm(self) -> bool:
-        """Whether tokens are what it demands."""
+        """Whether the call goes to the LLM."""
         return self.backend == LLM
 
     def service_s(self, rates: ServiceRates) -> float:
@@ -34,16 +34,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Submission:
-    """One run of an application: its calls, each of which follows when the one before has ended."""
+    """One run of an application: its calls, each starting when the one before has ended."""
 
     index: int
     """Its place in the workload; unique."""
     name: str
-    """By which its demand is known."""
+    """The name under which its demand is estimated."""
     arrival_s: float
     calls: tuple[Call, ...]
     deadline_s: float | None = None
     adapter: Hashable = None
     """The LoRA adapter that its LLM calls need."""
     client: Hashable = None
-    """Among whose applications VTC shares the LLM; None: a client of its own."""
+    """The client for fair sharing by VTC; None: a client of its own."""

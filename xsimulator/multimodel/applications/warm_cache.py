@@ -1,4 +1,4 @@
-"""What lies warm beside an LLM: adapters in slots, or applications' contexts (KV) in bytes."""
+"""Warm caches of a shared LLM: adapters in slots, or applications' contexts (KV) in bytes."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -9,7 +9,7 @@ from xsimulator.multimodel.applications.submission import Submission
 
 POLICIES = ("lru", "epwq", "prewarm")
 _UNKNOWN, _ANNOUNCED, _WAITING, _TURN = range(4)
-"""What an entry is needed for: each is loaded in the place of those below it, on a call's turn of any."""
+"""Levels of need of an entry: an entry may replace those of a lower level, and on a call's turn any."""
 
 
 @dataclass
@@ -19,16 +19,16 @@ class _Entry:
     """When it is loaded."""
     used_s: float
     pins: int = 0
-    """Calls whose turn has come, that it must stay for until they end."""
+    """Calls whose turn has come; the entry stays until they end."""
 
 
 class WarmCache:
-    """Entries by key, loaded on a call's turn; before it where the policy says so.
+    """Entries by key, loaded on a call's turn, or earlier if the policy says so.
 
-    * `lru`: on the turn alone; the least recently used entry goes.
-    * `epwq` (evict/prefetch by the waiting queue): for calls that wait, too, in their order; entries that no waiting
-      call needs go first.
-    * `prewarm`: as well for calls that demand graphs announce (`announce`).
+    * `lru`: loads on the turn only; evicts the least recently used entry.
+    * `epwq` (evict/prefetch by the waiting queue): also loads for waiting calls, in their order; first evicts entries
+      that no waiting call needs.
+    * `prewarm`: also loads for calls that demand graphs announce (`announce`).
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class WarmCache:
         contexts: bool = False,
         active: int | None = None,
     ):
-        """`capacity` in slots, or bytes; `load_s` of a size; `contexts`: of applications, which their LLM calls leave
-        for the next one, instead of adapters, of size 1. `active`: how many adapters running calls have at once, at
-        most (vLLM's max-loras, where the capacity is its max-cpu-loras); None: as many as there are slots.
+        """`capacity` in slots or bytes; `load_s` of a size. With `contexts`, entries are the contexts that
+        applications' LLM calls leave for their next call, instead of adapters of size 1. `active`: the maximum number
+        of adapters that running calls use at once (vLLM's max-loras; the capacity is its max-cpu-loras); None: as many
+        as there are slots.
         """
         if policy not in POLICIES:
             raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
@@ -51,19 +52,19 @@ class WarmCache:
         self.contexts = contexts
         self.active = active
         self.hits = self.misses = 0
-        """Of turns: whether the entry lay there, loaded."""
+        """Turns at which the entry was loaded, or wasn't."""
         self._entries: dict[Hashable, _Entry] = {}
         self._stored: dict[Hashable, float] = {}
-        """Sizes of contexts, wherever they are."""
+        """Sizes of all contexts, cached or not."""
         self._ready: list[float] = []
-        """When what is being loaded will be there."""
+        """When each entry that is being loaded will be ready."""
         self._waiting: set[Hashable] = set()
         self._announced: dict[int, Hashable] = {}
         """By the application's index."""
 
     def needs(self, application: Submission) -> tuple[Hashable, float] | None:
-        """The key that the application's LLM calls need, with its size; None for a first call's context, and for one
-        that could never lie here.
+        """The key and size of the entry that the application's LLM calls need; None for the context of a first call,
+        and for one that exceeds the capacity.
         """
         if not self.contexts:
             return None if application.adapter is None else (application.adapter, 1.0)
@@ -72,7 +73,7 @@ class WarmCache:
 
     @property
     def used(self) -> float:
-        """Slots or bytes of all entries, those that are being loaded among them."""
+        """Slots or bytes of all entries, including those that are being loaded."""
         return sum(entry.size for entry in self._entries.values())
 
     @property
@@ -86,7 +87,7 @@ class WarmCache:
         return min(self._ready, default=None)
 
     def prefetch(self, waiting: Sequence[WaitingCall], now: float) -> None:
-        """Load what waiting calls need, in their order, in the place of what nobody is known to need."""
+        """Load entries of waiting calls, in their order, replacing entries that no call is known to need."""
         if self.policy == "lru":
             return
         needed = [need for call in waiting if (need := self.needs(call.progress.application))]
@@ -96,7 +97,7 @@ class WarmCache:
                 return
 
     def announce(self, application: Submission, now: float) -> None:
-        """A call of the application is expected soon: load what it needs, or keep it."""
+        """A call of the application is expected soon: load its entry, or keep it."""
         need = self.needs(application)
         if need is None:
             return
@@ -106,13 +107,13 @@ class WarmCache:
             self._load(key, size, now, _ANNOUNCED)
 
     def retract(self, application: Submission) -> None:
-        """What was announced has come, or won't."""
+        """The announced call has arrived, or won't."""
         self._announced.pop(application.index, None)
 
     def take(self, call: WaitingCall, now: float) -> bool:
-        """Whether a call whose turn has come may begin: else what it needs is loaded, an adapter where there is room.
+        """Whether a call may begin on its turn; otherwise its entry is loaded, an adapter only if there is room.
 
-        A context that isn't here comes straight to the LLM; an adapter keeps its slot until the call ends.
+        A context that isn't cached is loaded directly to the LLM; an adapter keeps its slot until the call ends.
         """
         need = self.needs(call.progress.application)
         if need is None:
@@ -139,7 +140,7 @@ class WarmCache:
         return call.loaded_s <= now
 
     def release(self, call: WaitingCall, now: float, size: float) -> None:
-        """A call has ended; its context of `size` bytes takes the place of the one it had."""
+        """A call has ended; its context of `size` bytes replaces the application's previous one."""
         application = call.progress.application
         if not self.contexts:
             if application.adapter is not None:
@@ -152,18 +153,18 @@ class WarmCache:
             self._entries[application.index] = _Entry(size, now, now)
 
     def forget(self, application: Submission) -> None:
-        """The application has ended: its context won't be needed, and its entry ages like others."""
+        """The application has ended: its context isn't needed any more, and ages like others."""
         self._stored.pop(application.index, None)
         self.retract(application)
 
     def _may_run(self, entry: _Entry | None) -> bool:
-        """Whether one more call with this adapter keeps within those that are active."""
+        """Whether one more call with this adapter keeps within the active limit."""
         if self.active is None or (entry and entry.pins):
             return True
         return sum(other.pins > 0 for other in self._entries.values()) < self.active
 
     def _load(self, key: Hashable, size: float, now: float, least: int) -> bool:
-        """Begin loading, where there is room in the place of entries of a need below `least`."""
+        """Begin loading if there is room, or can be made by evicting entries of a need below `least`."""
         if not self._make_room(size, now, least):
             return False
         self._entries[key] = _Entry(size, now + self.load_s(size), now)
@@ -171,7 +172,7 @@ class WarmCache:
         return True
 
     def _make_room(self, size: float, now: float, least: int) -> bool:
-        """Evict the least needed entries of a need below `least`, the least recently used first; nothing where that
+        """Evict entries of a need below `least`, the least needed and least recently used first; evict nothing if that
         isn't enough.
         """
         free = self.capacity - self.used
@@ -189,7 +190,7 @@ class WarmCache:
         return True
 
     def _need(self, key: Hashable) -> int:
-        """How soon an entry is known to be needed; LRU knows nothing."""
+        """How urgently an entry is known to be needed; LRU knows nothing."""
         if self.policy == "lru":
             return _UNKNOWN
         if key in self._waiting:

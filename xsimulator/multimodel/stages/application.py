@@ -1,4 +1,4 @@
-"""An application with all its lengths: the calls of each node of a call graph, and which calls wait for which."""
+"""An application with all its lengths: the calls of each node of a call graph, and their dependencies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,51 +20,49 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class NodeCalls:
-    """One node's calls; a call of several rounds is several, one following the other."""
+    """One node's calls; a call of several rounds counts as several, one following the other."""
 
     model: str
     calls: Calls
     needs: tuple[tuple[str, Integers], ...] = ()
-    """Nodes that calls wait for: of each call the one that must have ended before, or -1."""
+    """Nodes that the calls depend on: for each call the index of the call that must have ended before, or -1."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The nodes that this one waits for."""
+        """The nodes that this one reads."""
         return tuple(name for name, _ in self.needs)
 
 
 @dataclass(frozen=True, eq=False)
 class Application:
-    """The nodes in an order in which each is behind its sources, and the replicas of their models by tensor-parallel
-    degree.
-    """
+    """The nodes, each after its sources, and the replicas of their models by tensor-parallel degree."""
 
     nodes: Mapping[str, NodeCalls]
     replicas: Mapping[str, Mapping[int, ModelReplica]]
     load_s: Mapping[tuple[str, int], float]
-    """By model and degree; degrees whose loading wasn't measured are left out of both."""
+    """By model and degree; degrees without measured loading are in neither mapping."""
 
     def replica(self, name: str, tp: int) -> ModelReplica:
         """A node's model at a degree."""
         return self.replicas[self.nodes[name].model][tp]
 
     def work(self, name: str) -> ModelWork:
-        """What the model of a node computes per token."""
+        """The work of a node's model per token."""
         return next(iter(self.replicas[self.nodes[name].model].values())).work
 
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """A node's calls with the outputs that others read."""
+    """A node's calls with the outputs that other nodes read."""
 
     calls: NodeCalls
     outputs: Integers
     last: Integers
-    """Of each call the place of its last round; of a node without rounds each place."""
+    """For each call the index of its last round; for a node without rounds, the index itself."""
     firsts: Integers
 
     def all_rounds(self) -> Integers:
-        """Tokens that each call generates in all its rounds."""
+        """Tokens that each call generates in all its rounds together."""
         before = np.concatenate([[0], np.cumsum(self.outputs)])
         rounds: Integers = before[self.last + 1] - before[self.firsts]
         return rounds
@@ -78,10 +76,10 @@ def draw(
     outputs: Mapping[str, LengthDistribution] | None = None,
     padded: bool = True,
 ) -> Application:
-    """The application with output lengths drawn from each model's distribution, that of `outputs` before the table's.
+    """The application with output lengths drawn from each model's distribution in `outputs`, else in the table.
 
-    The same seed draws the same lengths; a node's stream is its own unless `shared_quantiles`. InputError for a model
-    that the table hasn't, or whose outputs it doesn't know.
+    The same seed draws the same lengths; each node has a random stream of its own unless `shared_quantiles`. InputError
+    for a model that the table lacks, or whose outputs it doesn't know.
     """
     drawn: dict[str, _Drawn] = {}
     for node in graph.in_order():
@@ -97,7 +95,7 @@ def draw(
 
 
 def model_replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
-    """A model's replicas; work is that of its least degree, so that it is the same at all."""
+    """A model's replicas; work is that of the smallest degree, so that it is the same at all degrees."""
     degrees = sorted((d for d in model.degrees if d.load_s is not None), key=lambda d: d.tp)
     if not degrees:
         raise InputError(f"The cost table has no loading seconds of model '{model.name}'.")
@@ -146,7 +144,7 @@ def _draw_node(
 def _incoming(
     graph: CallGraph, node: GraphNode, drawn: Mapping[str, _Drawn]
 ) -> tuple[Integers, tuple[tuple[str, Integers], ...]]:
-    """Each call's prompt in its first round, and the calls of other nodes that it waits for."""
+    """Each call's prompt in its first round, and the other nodes' calls that it depends on."""
     edges = graph.into(node.name)
     if edges and edges[0].kind == "separate":
         sources = [drawn[edge.source] for edge in edges]

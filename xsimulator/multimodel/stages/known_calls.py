@@ -1,4 +1,4 @@
-"""An application of which every call's lengths are known: that of a run that has ended."""
+"""An application with known lengths of every call: those of a finished run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +15,8 @@ Place = tuple[str, int]
 
 
 def of_known_calls(calls: DependentCalls[Any], lengths: Mapping[str, tuple[int, int]], table: CostTable) -> Application:
-    """The application of these calls, with the prompt's and output's tokens of each by its name. The table's models are
-    named like the nodes; it computes without padding.
+    """The application of these calls, with each call's prompt and output tokens by its name. The table's models have
+    the names of the nodes; costs are without padding.
     """
     first: dict[Place, int] = {}
     for name, chains in calls.chains.items():
@@ -41,7 +41,7 @@ def _node(name: str, chains: Any, first: Mapping[Place, int], lengths: Mapping[s
 
 
 def _needs(name: str, chains: Any, first: Mapping[Place, int], count: int) -> tuple[tuple[str, Integers], ...]:
-    """Of each chain's first call the calls that must have ended; an entry for each time that it reads a source."""
+    """For each chain's first call, the calls that must have ended; one entry for each time that it reads a source."""
     needs: dict[tuple[str, int], Integers] = {}
     for chain in chains:
         seen: dict[str, int] = {}

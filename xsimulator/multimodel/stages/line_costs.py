@@ -1,5 +1,5 @@
-"""What one iteration of a replica costs, by batch and lengths: SamuLLM's t = t_comp + t_prep + t_samp, each a line in
-its own x (specification section 1), gathered into one linear form for each batch.
+"""The cost of one iteration of a replica by batch and lengths: SamuLLM's t = t_comp + t_prep + t_samp, each a line in
+its own x, combined into one linear form for each batch.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from exegpt.cost_table import DegreeCosts, PhaseLines
 Array = NDArray[np.float64]
 
 MOST_SEQUENCES = 512
-"""The largest batch, of vLLM's settings in the paper's runs."""
+"""The largest batch: vLLM's setting in the paper's runs."""
 BLOCK = 16
 """Tokens of a KV block."""
 
@@ -22,12 +22,12 @@ BLOCK = 16
 class LineCosts:
     """A replica's iterations: linear in lengths, with coefficients for each batch from 1 to the largest.
 
-    Whatever prices iterations can stand behind it: `line_costs` reads a cost table's lines, `profiled_costs`
-    samples one of our own profiles.
+    Independent of the source of costs: `line_costs` reads a cost table's lines, `profiled_costs` samples an exegpt
+    profile.
     """
 
     prefill: Array
-    """[batch + 1, 3]: constant, per token, per squared length. Tokens are padded where `padded` says so."""
+    """[batch + 1, 3]: constant, per token, per squared length. Tokens include padding if `padded`."""
     prefill_sampled: Array
     """[batch + 1]: per token that isn't padding."""
     decode: Array
@@ -35,7 +35,7 @@ class LineCosts:
     blocks: int
     """KV blocks of a replica."""
     padded: bool = True
-    """Prompts of a batch are computed as if all were as long as its longest."""
+    """Whether all prompts of a batch are computed as if they were as long as the longest."""
 
     def prefill_s(self, lengths: Sequence[int]) -> float:
         """Seconds to prefill prompts of these lengths in one iteration."""
@@ -47,18 +47,18 @@ class LineCosts:
         return float(constant + per_token * used.sum() + per_square * (used**2).sum() + sampled)
 
     def decode_s(self, lengths: Sequence[int]) -> float:
-        """Seconds of one decode iteration of sequences that attend to so many positions each."""
+        """Seconds of one decoding iteration of sequences that attend to these numbers of positions."""
         each = np.asarray(lengths, dtype=np.float64)
         constant, per_sum, per_longest = self.decode[len(each)]
         return float(constant + per_sum * each.sum() + per_longest * each.max())
 
 
 def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
-    """The costs of a cost table's degree, interpolated between the batches that were measured.
+    """The costs of a cost table's degree, interpolated between the measured batches.
 
-    What is interpolated are whole coefficients: slopes and intercepts of computing are large and nearly cancel where
-    attention is bound by memory, and their product with the batch isn't linear between two batches.
-    Without padding, inputs are prepared as for the sum of lengths.
+    Whole coefficients are interpolated: slopes and intercepts of computing are large and nearly cancel where attention
+    is bound by memory, and their product with the batch isn't linear between two batches. Without padding, inputs are
+    prepared as for the sum of lengths.
     """
     token, position = degree.macs_per_token, degree.macs_per_position
     known, compute, prepare, sample = _lines(degree.prefill)
@@ -86,6 +86,6 @@ def _lines(lines: PhaseLines) -> tuple[Array, Array, Array, Array]:
 
 
 def _filled(known: Array, values: Array) -> Array:
-    """Columns of values at the known batches, at all batches from 0 on."""
+    """Columns of values at all batches from 0 on, interpolated from those at the known batches."""
     batches = np.arange(MOST_SEQUENCES + 1, dtype=np.float64)
     return np.stack([np.interp(batches, known, column) for column in values.T], axis=1)

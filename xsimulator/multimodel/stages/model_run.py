@@ -1,9 +1,9 @@
-"""One model's run of its calls on data-parallel replicas: first come first served, prompts before decoding, preemption
-of the last one by recomputation.
+"""One model's run of its calls on data-parallel replicas: first come, first served, prompts before decoding, preemption
+of the most recently admitted call by recomputation.
 
-The event simulator of xsimulator/replay isn't used: it prices iterations by a Profile, has neither calls that begin
-when others end nor prompts that are padded, and can't be stopped and continued with what is left; and a search runs
-whole models thousands of times, of which this takes a few milliseconds each.
+The event simulator of xsimulator/replay isn't used: it takes costs from a Profile, has neither dependent calls nor
+padded prompts, and can't be stopped and continued with the remaining calls. And a search simulates whole models
+thousands of times; this takes a few milliseconds each.
 """
 
 from dataclasses import dataclass
@@ -25,32 +25,32 @@ _CURVE_POINTS = 512
 
 @dataclass(frozen=True)
 class ModelWork:
-    """Multiply-adds of a model, of all its GPUs together: the same on every number of them."""
+    """Multiply-adds of a model on all its GPUs together: the same for every number of GPUs."""
 
     per_token: float
     per_position: float
 
     def of(self, positions: Array) -> float:
-        """To compute sequences up to so many positions each."""
+        """Multiply-adds to compute sequences up to these numbers of positions."""
         return float((positions * self.per_token + positions * (positions + 1) / 2 * self.per_position).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """A model's calls, n arrays: what is left of each."""
+    """A model's remaining calls, as arrays of n."""
 
     prompts: Integers
-    """Tokens to prefill: with those that were generated before the keys and values were lost."""
+    """Tokens to prefill, including tokens that were generated before the KV cache was lost."""
     outputs: Integers
     """Tokens left to generate, at least 1."""
     computed: Array
-    """Positions that were computed before: computing them again is no progress."""
+    """Positions that were computed before; computing them again is no progress."""
     following: Integers
-    """The call that can begin when this one ends, or -1: a document's next round."""
+    """The call that can begin when this one ends (a document's next round), or -1."""
 
     @property
     def first(self) -> Integers:
-        """The calls that follow no other one."""
+        """The calls that follow no other call."""
         later = np.zeros(len(self.prompts), dtype=bool)
         later[self.following[self.following >= 0]] = True
         return np.flatnonzero(~later)
@@ -58,24 +58,24 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """What a model's replicas do with its calls; seconds from the start of loading."""
+    """The result of running a model's calls on its replicas; seconds from the start of loading."""
 
     done: Array
-    """Seconds at which each call ends; infinite where it doesn't."""
+    """Seconds at which each call ends; infinite if it doesn't."""
     generated: Integers
-    """Tokens made in this run, of each call."""
+    """Tokens generated in this run, for each call."""
     computed: Array
-    """Positions computed, of each call, now or before."""
+    """Positions computed for each call, in this run or before."""
     curve: Array
     """[points, 2]: seconds, and multiply-adds done so far."""
     busy_s: float
-    """Of all replicas together: seconds that they compute."""
+    """Seconds of computing, summed over the replicas."""
     iterations: int
     preemptions: int
 
     @property
     def seconds(self) -> float:
-        """Until the last call of the slowest replica ends; infinite where one doesn't."""
+        """Seconds until the last call of the slowest replica ends; infinite if one doesn't."""
         return float(self.done.max(initial=0.0))
 
     @property
@@ -84,18 +84,18 @@ class ModelRun:
         return float(self.curve[-1, 1])
 
     def work_at(self, seconds: float) -> float:
-        """Multiply-adds that are done by then."""
+        """Multiply-adds done by then."""
         return float(np.interp(seconds, self.curve[:, 0], self.curve[:, 1]))
 
 
 @dataclass(frozen=True)
 class ModelReplica:
-    """The limits of a replica beside its costs."""
+    """The limits and costs of a replica."""
 
     costs: LineCosts
     work: ModelWork
     context: int
-    """Also the most tokens of one prefill, of at least 2,048 (vLLM's setting where prompts aren't cut)."""
+    """Also the maximum tokens of one prefill, but at least 2,048 (vLLM's setting without chunked prefill)."""
 
     @property
     def watermark(self) -> int:
@@ -104,7 +104,7 @@ class ModelReplica:
 
     @property
     def most_tokens(self) -> int:
-        """Of one prefill."""
+        """Maximum tokens of one prefill."""
         return max(self.context, 2048)
 
 
@@ -112,7 +112,7 @@ def run_model(
     model: ModelReplica, calls: Calls, ready: Array, replicas: int = 1, start_s: float = 0.0, until_s: float = np.inf
 ) -> ModelRun:
     """Run calls, the first of each chain `ready` at these seconds [n], on replicas that are loaded at `start_s`; no
-    iteration ends after `until_s`. Chains are dealt to replicas in turn. InputError for a call that can't fit.
+    iteration ends after `until_s`. Chains are assigned to replicas in turn. InputError for a call that can't fit.
     """
     _check_fit(model, calls)
     count = len(calls.prompts)

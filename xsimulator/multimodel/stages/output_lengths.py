@@ -1,4 +1,6 @@
-"""Output lengths by sampling: l = min(X, cap, context - prompt), X from what a model's outputs were found to be."""
+"""Output lengths by sampling: l = min(X, cap, context - prompt), with X from the model's distribution of output
+lengths.
+"""
 
 import zlib
 
@@ -13,7 +15,9 @@ Integers = NDArray[np.int64]
 
 
 def quantiles(count: int, seed: int, name: str, shared: bool = False) -> Array:
-    """Uniform numbers [count], of a stream of the name's own; `shared`: all names', as in SamuLLM's code."""
+    """Uniform random numbers [count], from a stream of the name's own; `shared`: one stream for all names, as in
+    SamuLLM's code.
+    """
     stream = [seed] if shared else [seed, zlib.crc32(name.encode())]
     return np.random.default_rng(stream).random(count)
 
@@ -26,7 +30,7 @@ def lengths_at(outputs: LengthDistribution, at: Array) -> Integers:
 
 
 def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None = None) -> Integers:
-    """Output lengths that end at the cap and at the context; InputError where a prompt leaves no room for one token."""
+    """Output lengths limited by the cap and the context; InputError where a prompt leaves no room for one token."""
     room = context - prompts
     if len(room) and int(room.min()) < 1:
         raise InputError(f"A prompt of {int(prompts.max()):,} tokens leaves no room in a context of {context:,}.")
@@ -34,10 +38,10 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
 
 
 def uncensored(prompts: Integers, outputs: Integers, context: int) -> LengthDistribution:
-    """The distribution of output lengths, of which the context has cut some short.
+    """The distribution of output lengths from observations some of which the context has cut short.
 
-    P(n) = outputs that end at n / prompts that leave room for more than n; what remains is on the context (SamuLLM).
-    A histogram would count an output that was cut at 100 as one that ends there.
+    P(n) = outputs that end at n / prompts that leave room for more than n; the remaining probability is on the context
+    (SamuLLM). A histogram would count an output that was cut at 100 as one that ends there.
     """
     room = context - prompts
     if not len(prompts) or int(room.min()) < 1 or int(outputs.min()) < 1 or (outputs > room).any():

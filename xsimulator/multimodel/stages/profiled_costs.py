@@ -1,4 +1,4 @@
-"""One of our own profiles as a model of a cost table: lines through what a replica's cost model says of iterations."""
+"""An exegpt profile as a model of a cost table: lines through the iteration times of a replica's cost model."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from xsimulator.cost.stage import StageCost
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 _SHORT = 16
-"""Tokens of the shorter sequences that a line goes through."""
+"""Tokens of the shorter sequences that define a line."""
 
 
 def profiled_model(
@@ -26,9 +26,9 @@ def profiled_model(
     outputs: LengthDistribution | None = None,
     context: int | None = None,
 ) -> ModelCosts:
-    """A model's lines at the tensor-parallel degrees of `load_s` at which it fits; InputError where it fits at none.
+    """A model's lines at the tensor-parallel degrees of `load_s` at which it fits; InputError if it fits at none.
 
-    All of an iteration is in the lines of computing: a profile doesn't tell apart what prepares and samples.
+    The lines of computing contain all of an iteration: a profile doesn't separate preparing and sampling.
     """
     context = min(model.context, context or model.context)
     degrees = [_degree(model, cluster, profile, tp, seconds, context) for tp, seconds in sorted(load_s.items())]
@@ -58,7 +58,7 @@ def _degree(
 
 
 def _prefill_line(stage: StageCost, batch: int, context: int, token: float, position: float) -> tuple[float, float]:
-    """Prompts of a short length, and of the longest that one prefill may have of so many."""
+    """The line through prompts of a short length, and of the longest that one prefill of this batch may have."""
     lengths = (1, max(2, max(context, 2048) // batch))
     seconds = [float(stage.encode_fixed(batch, length)) for length in lengths]
     return _line([batch * (token * length + position * length**2) for length in lengths], seconds)

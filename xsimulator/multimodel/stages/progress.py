@@ -1,4 +1,4 @@
-"""How far the nodes of an application are, and what a stage would make of it."""
+"""The progress of an application's nodes, and predictions of a stage."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,35 +18,35 @@ _ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, order=True)
 class Parallel:
-    """How a model runs: replicas, each on so many GPUs."""
+    """How a model runs: number of replicas, and GPUs of each."""
 
     dp: int
     tp: int
 
     @property
     def gpus(self) -> int:
-        """Of all replicas."""
+        """GPUs of all replicas."""
         return self.dp * self.tp
 
 
 Placed = Mapping[str, Parallel]
-"""A stage: its nodes, each with how it runs."""
+"""A stage: its nodes, with how each runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """A node's calls that haven't ended."""
+    """The remaining calls of a node."""
 
     calls: Calls
     places: Integers
-    """Which of the node's calls they are."""
+    """Indices of these calls among the node's calls."""
     done: Array
-    """Of all of the node's calls: when they ended; infinite for those that are left."""
+    """When each of the node's calls ended; infinite for the remaining ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeRun:
-    """A node that runs: from when, how, and on what was left then."""
+    """A running node: its start, how it runs, and the calls that remained then."""
 
     left: Left
     parallel: Parallel
@@ -56,12 +56,12 @@ class NodeRun:
 
 @dataclass(frozen=True, eq=False)
 class NodeOutlook:
-    """What becomes of a node that runs."""
+    """The predicted future of a running node."""
 
     run: NodeRun
     result: ModelRun
     done: Array
-    """Seconds at which each of the node's calls ends; infinite where it doesn't."""
+    """Seconds at which each of the node's calls ends; infinite if it doesn't."""
 
     @property
     def end_s(self) -> float:
@@ -75,12 +75,13 @@ class NodeOutlook:
 
 @dataclass(frozen=True, eq=False)
 class StageOutlook:
-    """What becomes of a stage's nodes if it lasts."""
+    """The predicted future of a stage's nodes if the stage continues."""
 
     now: float
     nodes: Mapping[str, NodeOutlook]
     leading: tuple[str, ...]
-    """Nodes without a source in the stage: one that waits for others may starve, which ends no stage."""
+    """Nodes without a source in the stage. A node that runs out of calls while it waits for another one ends no stage.
+    """
 
     @property
     def end_s(self) -> float:
@@ -97,23 +98,23 @@ class StageOutlook:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """The state of an application at a time."""
+    """The state of an application at a point in time."""
 
     application: Application
     now: float
     done: Mapping[str, Array]
-    """By node, of each call: when it ended; infinite where it hasn't."""
+    """By node, for each call: when it ended; infinite if it hasn't."""
     left: Mapping[str, Left]
-    """By unfinished node that isn't running; of running ones what was left when they began."""
+    """Remaining calls of each unfinished node; for running nodes, those that remained when they began."""
     runs: Mapping[str, NodeRun]
     memo: dict[tuple[object, ...], ModelRun] = field(default_factory=dict)
-    """Runs that were simulated before, from the same beginnings."""
+    """Simulated runs, by their starting states."""
     cuts: dict[tuple[NodeRun, float], Left] = field(default_factory=dict)
-    """What was left of runs that were stopped before."""
+    """Remaining calls of runs that were stopped before."""
 
     @staticmethod
     def beginning(application: Application) -> "Progress":
-        """Nothing has run."""
+        """The state before anything has run."""
         done = {name: np.full(len(node.calls.prompts), np.inf) for name, node in application.nodes.items()}
         left = {
             name: Left(node.calls, np.arange(len(node.calls.prompts)), done[name])
@@ -123,7 +124,7 @@ class Progress:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Nodes with calls left, each behind its sources."""
+        """Nodes with remaining calls, each after its sources."""
         return tuple(name for name in self.application.nodes if name in self.left)
 
     def can_run(self, name: str, beside: Collection[str] = ()) -> bool:
@@ -133,11 +134,11 @@ class Progress:
         )
 
     def remaining(self, name: str) -> Calls:
-        """The calls that an unfinished node has left now."""
+        """The remaining calls of an unfinished node."""
         return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
 
     def outlook(self, stage: Placed) -> StageOutlook:
-        """What becomes of a stage that begins now: nodes that run so already go on, others are loaded."""
+        """The prediction of a stage that begins now: nodes that already run this way continue, others are loaded."""
         nodes: dict[str, NodeOutlook] = {}
         done = dict(self.done)
         for name in self.application.nodes:
@@ -150,8 +151,8 @@ class Progress:
         return StageOutlook(self.now, nodes, leading)
 
     def advance(self, outlook: StageOutlook, until: float) -> "Progress":
-        """The state at a later time, after a stage. Nodes of it keep running: what isn't in the next one is stopped by
-        `stopped`.
+        """The state at a later time of a stage. Its nodes keep running; `stopped` stops those that the next stage
+        lacks.
         """
         done, left, runs = dict(self.done), dict(self.left), {}
         for name, node in outlook.nodes.items():
@@ -164,8 +165,8 @@ class Progress:
         return replace(self, now=until, done=done, left=left, runs=runs)
 
     def stopped(self, keep: Placed) -> "Progress":
-        """The same without running nodes that don't run so in the next stage: their keys and values are lost, and what
-        they have generated becomes part of the prompts.
+        """The same without running nodes that don't run this way in the next stage: their KV caches are lost, and their
+        generated tokens become part of the prompts.
         """
         done, left, runs = dict(self.done), dict(self.left), dict(self.runs)
         for name, run in self.runs.items():
@@ -205,12 +206,12 @@ class Progress:
         return self.memo[key]
 
     def until_now(self, name: str, run: NodeRun) -> ModelRun:
-        """What a run has done so far."""
+        """The result of a run so far."""
         elapsed = max(run.load_s, self.now - run.start_s)
         return self._simulated(name, run, self._ready(name, run, self.done), elapsed + _ROUNDING_S)
 
     def _cut(self, name: str, run: NodeRun) -> Left:
-        """What is left of a run that stops now."""
+        """The remaining calls of a run that stops now."""
         elapsed = self.now - run.start_s
         if elapsed <= run.load_s:
             return run.left
