@@ -1,4 +1,4 @@
-"""What an administrator may do over HTTP: change the schedule, and drain the server."""
+"""Administration over HTTP: change the schedule or the plan, and drain the server."""
 
 import hmac
 from typing import Any
@@ -21,13 +21,13 @@ from exegpt.server.responses import Accepted, Draining
 from exegpt.server.schemas import PlanToFollow, ScheduleToFollow
 
 MAX_BODY = 2**22
-"""Bytes: a schedule has the distributions of the lengths."""
+"""Bytes; a schedule contains the distributions of the lengths."""
 MAX_PLAN = 2**24
 """A plan has a schedule of each model."""
 
 
 def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:
-    """The routes, where there is an administrator's token."""
+    """Add the routes, if there is an administrator's token."""
     if frontends.admin is None:
         return
 
@@ -81,8 +81,8 @@ def _add_plan(api: FastAPI, described: Description, frontends: Frontends) -> Non
 
 
 def check_token(request: Request, admin: bytes | None) -> None:
-    """ApiError without the administrator's token, whose hash is `admin`; it comes beside an API key: in a header of its
-    own.
+    """ApiError without the administrator's token, whose hash is `admin`. It has a header of its own, since it may come
+    with an API key.
     """
     given = hashed(request.headers.get("x-admin-token", ""))
     if admin is None or not hmac.compare_digest(given, admin):
@@ -90,7 +90,7 @@ def check_token(request: Request, admin: bytes | None) -> None:
 
 
 def _schedule(data: Any) -> Schedule:
-    """The schedule of a body."""
+    """Read the schedule of a request's body."""
     try:
         schedule = checked(document.from_dict(Schedule, data, "The schedule"))
         schedule.check_stages()

@@ -1,13 +1,14 @@
-"""Admission control: a request is accepted only if its answer will be there within the latency bound, and no accepted
-one's comes too late by it.
+"""Admission control: a request is accepted only if its answer is predicted to come within the latency bound, and if no
+accepted request becomes late by it.
 
     start(k) + shared(s) <= (1 - MARGIN) * bound    and for each that runs    now + shared(left) <= due
 
-k is the request's place in the queue, and start(k) a table, made a few times a second by continuing the engine's
-present sequences in the event simulator; s is the output length that 99 of 100 requests stay below, at most what the
-request allows; left is what is left of such an s, given what a sequence has generated. shared(l) is the time of l
-tokens on an engine that all share until each has what is left to it, with t(n) per token while there are n (`pace.py`):
-those that run, as far as they haven't ended, or as many as come meanwhile.
+k is the request's place in the queue. start(k) is a table, computed a few times a second by continuing the engine's
+present sequences in the event simulator. s is the output length that 99 of 100 requests stay below, limited by the
+request's maximum; left is the remainder of such an s, given the tokens that a sequence has generated. shared(l) is the
+time for l tokens on an engine that is shared until each sequence has its remaining tokens, with t(n) per token for n
+sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least as many as arrive
+meanwhile.
 """
 
 import asyncio
@@ -32,52 +33,52 @@ from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
 MARGIN = 0.04
-"""Share of the bound that predictions leave."""
+"""Margin of predictions, as a share of the bound."""
 LONG_SHARE = 0.1
-"""Of the residents that may be longer than the schedule was found for."""
+"""Maximum share of running sequences with prompts longer than the schedule's workload."""
 _CPU_SHARE = 0.04
-"""Of one CPU that the table may take."""
+"""Share of one CPU that computing the table may take."""
 _LEAST_S = 0.1
-"""Between two tables."""
+"""Minimum time between two tables."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What was predicted when a request was accepted; seconds by the monotonic clock."""
+    """The prediction when a request was accepted; seconds of the monotonic clock."""
 
     accepted_s: float
     start_s: float
     finish_s: float
-    """With all of `tokens`."""
+    """Predicted end of all `tokens`."""
     tokens: int
-    """The output's length that 99 of 100 stay below, at most what was allowed."""
+    """The output length that 99 of 100 requests stay below, limited by the request's maximum."""
     token_s: float
-    """Predicted per token."""
+    """Predicted time per token."""
     long: bool = False
-    """Longer than the schedule was found for: outside the bound."""
+    """Whether the prompt is longer than the schedule's workload: outside the bound."""
     due_s: float = math.inf
-    """When the answer has to be there, less the margin; infinite outside the bound."""
+    """The time by which the answer must come, less the margin; infinite outside the bound."""
 
     def end_s(self, tokens: int) -> float:
-        """When so many tokens were to be there."""
+        """The predicted time of the given number of tokens."""
         return self.finish_s - (self.tokens - tokens) * self.token_s
 
 
 @dataclass(frozen=True)
 class Table:
-    """When sequences at each place of the queue start."""
+    """Predicted start of a sequence at each place of the queue."""
 
     made_s: float
     starts_s: tuple[float, ...]
     """Seconds from `made_s`, by place."""
     gap_s: float | None
-    """Between the starts of places beyond; None where those are beyond the horizon."""
+    """Seconds between the starts of later places; None if those are beyond the horizon."""
     first: int
-    """The place of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
+    """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
 
 
 class Admission:
-    """Decides for one engine. `outputs` are the sequences that it has, in order of arrival."""
+    """Admission control for one engine. `outputs` are its sequences, in order of arrival."""
 
     def __init__(
         self,
@@ -103,24 +104,24 @@ class Admission:
 
     @property
     def scale(self) -> float:
-        """Measured over predicted time per token, lately, at the present load."""
+        """Ratio of measured to predicted time per token, recently and at the present load."""
         return self._pace.scale(len(self._outputs()))
 
     @property
     def _within_s(self) -> float:
-        """Seconds in which an answer should be there."""
+        """Seconds in which an answer should come."""
         return (1 - MARGIN) * (self.bound_s or math.inf)
 
     @property
     def cycle_s(self) -> float:
-        """The predicted time between two messages of a loaded engine, at most: a prefill, or an iteration."""
+        """Upper bound on the predicted time between two messages of a loaded engine: a prefill, or an iteration."""
         return self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
 
     # ---- deciding ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
-        """Accept sequences of one request, (input tokens, most output tokens) each, that arrived at `arrived_s`;
-        ApiError where their answer, or an accepted one, would come too late, or too many wait.
+        """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
+        ApiError if its answer or an accepted one would come too late, or too many sequences wait.
         """
         running, now = self._outputs(), self._now()
         self._arrivals.come(len(prompts), now)
@@ -149,7 +150,7 @@ class Admission:
         return Promise(arrived_s, start, finish, most, service_s / most, long, due)
 
     def _left(self, running: Sequence[Output]) -> list[int]:
-        """The tokens that 99 of 100 sequences like each one stay below yet."""
+        """For each running sequence, the number of further tokens that 99 of 100 similar sequences stay below."""
         left = []
         for output in running:
             generated = len(output.tokens)
@@ -158,8 +159,8 @@ class Admission:
         return left
 
     def _shared_s(self, left: Sequence[int]) -> Array:
-        """Seconds until each of the sequences that share the engine has its tokens. They become fewer, but not than
-        those that come meanwhile: at the rate of late, each for the mean of its service (Little's law).
+        """Seconds until each of the sequences that share the engine has its tokens. The load falls as sequences end,
+        but not below that of new arrivals: at the recent rate, each for the mean of its service (Little's law).
         """
         tokens = np.array(left, dtype=np.float64)
         order = np.argsort(tokens, kind="stable")
@@ -172,7 +173,7 @@ class Admission:
         return seconds
 
     def _check_others(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> None:
-        """ApiError where accepted sequences would be late. Those that are late anyway don't count."""
+        """ApiError if accepted sequences would be late by one more. Those that are late anyway don't count."""
         now, alone_s = self._now(), self._pace.token_s(1)
         late = [
             seconds
@@ -184,16 +185,16 @@ class Admission:
             raise self._refusal("latency_bound", why, min(late))
 
     def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
-        """429, where there may be room after `room_s`."""
+        """A 429 whose request may be accepted after `room_s`."""
         return _rejected(code, why, self._retry.refused(room_s, self._now()))
 
     def _wait_s(self, most: int, load: int) -> float:
-        """Seconds until so few sequences share the engine that such a request is in time."""
+        """Seconds until few enough sequences share the engine for such a request to be in time."""
         ending = load - self._pace.load_within(self._within_s, most)
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
-        """ApiError where too many requests run already that the schedule wasn't found for."""
+        """ApiError if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self._input_p99)
         residents = traits_of(self._schedule).value(self._schedule, "residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
@@ -201,7 +202,7 @@ class Admission:
             raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
-        """When the last of `count` more sequences starts; None where that is beyond the table."""
+        """When the last of `count` more sequences starts; None if that is beyond the table."""
         table, place = self._table, self._accepted + count - 1 - self._table.first
         if not table.starts_s:
             return self._now()
@@ -221,7 +222,7 @@ class Admission:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     async def update(self) -> None:
-        """Make the table anew, if it is time: after each message of the engine."""
+        """Compute a new table if it is time; called after each message of the engine."""
         now = self._now()
         self._pace.shared_by(len(self._outputs()), now)
         if self._computing or now < self._next_s or self.bound_s is None:
@@ -247,8 +248,8 @@ class Admission:
         return rows
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
-        """Seconds from now to the start of each place of the queue, as far as one could still be in time, and the gap
-        between those beyond. Replicas take turns: one is followed.
+        """Seconds from now to the start of each place of the queue that could still be in time, and the gap between
+        later ones. Replicas take turns, so only one is simulated.
         """
         assert self.bound_s is not None
         replicas = self._schedule.replicas
@@ -268,7 +269,9 @@ class Admission:
 
 
 def _rejected(code: str, why: str, after_s: float) -> ApiError:
-    """429 with the time after which such a request would be accepted, spread so that clients don't return together."""
+    """A 429 with the time after which such a request would be accepted, randomly spread so that clients don't return
+    together.
+    """
     after_s = max(0.05, after_s) * random.uniform(1.0, 1.4)
     headers = {"Retry-After": str(math.ceil(after_s)), "retry-after-ms": str(math.ceil(1000 * after_s))}
     return ApiError(429, why, code, None, RATE_LIMIT, headers)

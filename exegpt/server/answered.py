@@ -1,4 +1,4 @@
-"""Answered: one API request at its end, as metrics, the log and the status page count it. No text, no token ids."""
+"""Answered: a finished API request as metrics, the log and the status page count it. No text, no token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ from exegpt.server.admission import Promise
 from exegpt.server.generation import Choice
 
 Outcome = Literal["answered", "failed", "cancelled", "rejected", "invalid"]
-"""Rejected: 429 and 503. Invalid: what the client can't have. Cancelled: the client has gone, or reads nothing."""
+"""Rejected: 429 and 503. Invalid: a request that can't be answered. Cancelled: the client has disconnected or reads
+nothing.
+"""
 Kind = Literal["usual", "long", "joined", "none"]
 """Long: outside the bound. Joined: the answer of a request with the same Idempotency-Key. None: never admitted."""
 MissReason = Literal["restart", "reschedule", "preempted", "mispredicted"]
@@ -17,11 +19,11 @@ MissReason = Literal["restart", "reschedule", "preempted", "mispredicted"]
 
 @dataclass(frozen=True)
 class Answered:
-    """Times in seconds; None where there is none, or where it can't be told."""
+    """Times in seconds; None where a time doesn't exist or isn't known."""
 
     request_id: str
     model: str | None
-    """None: it reached none of several."""
+    """None: the request reached none of several models."""
     path: str
     status: int
     outcome: Outcome
@@ -31,7 +33,7 @@ class Answered:
     ended_s: float
     """By the monotonic clock."""
     latency_s: float
-    """From the body's last byte read to the answer's last byte given to the transport."""
+    """From the last byte of the body read to the last byte of the answer handed to the transport."""
     ttft_s: float | None = None
     """To the first token of any of its sequences."""
     tpot_s: tuple[float, ...] = ()
@@ -39,18 +41,18 @@ class Answered:
     queue_wait_s: float | None = None
     """Until the last of its sequences has started."""
     wait_error_s: float | None = None
-    """Measured less predicted start."""
+    """Measured minus predicted start."""
     end_error_s: float | None = None
-    """Measured less predicted end, of so many tokens as there were."""
+    """Measured minus predicted end, for the actual number of tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     bound_s: float | None = None
-    """None where it was not under the bound."""
+    """None: not under the bound."""
     miss: MissReason | None = None
 
     @property
     def text(self) -> str:
-        """In a line of the log."""
+        """The request as a line of the log."""
         error = f" ({self.code})" if self.code else ""
         tokens = f", {self.prompt_tokens} + {self.output_tokens} tokens" if self.prompt_tokens else ""
         missed = f", bound missed: {self.miss}" if self.miss else ""
@@ -59,24 +61,24 @@ class Answered:
 
 
 def first_token_s(choices: Sequence[Choice]) -> float | None:
-    """When the first token of any came, by the monotonic clock."""
+    """When the first token of any sequence came, by the monotonic clock."""
     return min((choice.output.first_s for choice in choices if choice.output.first_s is not None), default=None)
 
 
 def per_token_s(choices: Sequence[Choice]) -> tuple[float, ...]:
-    """Seconds per token after the first, of each sequence that has any."""
+    """Seconds per token after the first, for each sequence with several tokens."""
     outputs = [choice.output for choice in choices if len(choice.output.tokens) > 1]
     return tuple((o.last_s - o.first_s) / (len(o.tokens) - 1) for o in outputs if o.first_s is not None)
 
 
 def started_s(choices: Sequence[Choice]) -> float | None:
-    """When the last sequence started, by the monotonic clock; None where one never had a token."""
+    """When the last sequence started, by the monotonic clock; None if one never had a token."""
     starts = [choice.output.start_s for choice in choices if choice.output.start_s is not None]
     return max(starts) if starts and len(starts) == len(choices) else None
 
 
 def outcome_of(status: int | None, choices: Sequence[Choice]) -> Outcome:
-    """What came of a request; `status` None: its client had gone before the last byte was sent."""
+    """The outcome of a request; `status` None: the client disconnected before the last byte was sent."""
     if status in (429, 503):
         return "rejected"
     if status is None or status == 499:
@@ -87,7 +89,7 @@ def outcome_of(status: int | None, choices: Sequence[Choice]) -> Outcome:
 
 
 def kind_of(promise: Promise | None, answered: bool) -> Kind:
-    """How a request counts."""
+    """The class of a request."""
     if promise is None:
         return "joined" if answered else "none"
     return "long" if promise.long else "usual"

@@ -1,4 +1,4 @@
-"""Answering: what completions and chat completions share, from a body to a response."""
+"""Answering: from a body to a response, shared by completions and chat completions."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ from exegpt.server.text.stop_texts import StopTexts
 
 
 class Answer(ABC):
-    """One API request: `prepare` makes its choices, `deltas` and `choice` what documents have of them."""
+    """One API request: `prepare` creates its choices; `deltas` and `choice` are their parts of the documents."""
 
     prefix: ClassVar[str]
     """Of its id."""
@@ -46,7 +46,7 @@ class Answer(ABC):
 
     @abstractmethod
     def prepare(self, frontend: Frontend) -> None:
-        """Tokenize and check; what takes long, and needs no engine."""
+        """Tokenize and check: the slow work that needs no engine."""
 
     @abstractmethod
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Answer(ABC):
 
     @abstractmethod
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """A stream's choices for what has come of one; `first` of it."""
+        """A stream's choices for a new piece of a choice; `first`: the first piece."""
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The stream's documents."""
@@ -74,7 +74,7 @@ class Answer(ABC):
     def add_choices(
         self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any
     ) -> None:
-        """The `n` choices of a prompt, the `place`-th of several, with `options` of their requests; 0 tokens: none."""
+        """Add the `n` choices of the prompt with index `place`, with `options` of their requests; 0 tokens: none."""
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
         for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, place, **options):
@@ -87,7 +87,7 @@ class Answer(ABC):
 
     @property
     def due_s(self) -> float:
-        """When the answer is promised, by the monotonic clock; infinite where it isn't, as after a restart."""
+        """When the answer is promised, by the monotonic clock; infinite without a promise, as after a restart."""
         return self.promise.due_s if self.promise else math.inf
 
     @property
@@ -128,8 +128,8 @@ class Answer(ABC):
 async def answer(
     http: HttpRequest, make: Callable[[], Answer], frontend: Frontend, entry: Entry | None = None
 ) -> Response:
-    """The response to one API request: a stream, or a document once all is there. An `entry` of the journal is joined
-    where it runs already.
+    """The response to one API request: a stream, or a document when it is complete. A journal `entry` that is already
+    running is joined.
     """
     arrival, work = http.state.arrival, make()
     if entry is None:
@@ -165,7 +165,7 @@ def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
 
 
 async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrival: Arrival) -> None:
-    """Prepare a journalled request, and accept and run it where it doesn't run yet, or raise ApiError."""
+    """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
         await asyncio.to_thread(work.prepare, frontend)
@@ -179,7 +179,7 @@ async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend
 
 
 def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
-    """Give a journalled request to the engine, and read it to its end, whoever else does."""
+    """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
     entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
@@ -205,7 +205,9 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
 
 
 def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
-    """Count a request that has been answered, or whose client has gone; an `entry` counts once, whoever joins it."""
+    """Count a request that has been answered, or whose client has disconnected; an `entry` counts once, however many
+    join it.
+    """
     work.generation.close()
     frontend.active -= 1
     if entry is None:
@@ -213,7 +215,7 @@ def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
 
 
 def _learn(work: Answer, frontend: Frontend) -> None:
-    """Let admission know how long the answers took, those that a stop text has ended among them."""
+    """Report the lengths of the answers to admission, including answers that a stop text has ended."""
     for choice in work.choices:
         ended = choice.output.ended
         whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # though its client has gone
@@ -222,7 +224,7 @@ def _learn(work: Answer, frontend: Frontend) -> None:
 
 
 async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:
-    """The texts; None where the client has gone before they were whole."""
+    """The texts; None if the client disconnects before they are complete."""
     working = asyncio.ensure_future(generation.finished())
     leaving = asyncio.ensure_future(disconnected(http.receive))
     try:

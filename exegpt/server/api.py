@@ -1,4 +1,4 @@
-"""The HTTP surface: routes and the shape of every error."""
+"""The HTTP interface: routes, and the format of errors."""
 
 import asyncio
 from functools import partial
@@ -128,7 +128,7 @@ KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
     "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
     "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
 }
-"""What is answered at each path."""
+"""The model of the answer at each path."""
 RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
     "/v1/completions": (TextCompletion, TextCompletion),
     "/v1/chat/completions": (ChatCompletion, ChatChunk),
@@ -156,7 +156,7 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
 
 def make_answer(path: str, data: dict[str, Any], frontend: Frontend, request_id: str) -> Answer:
-    """The answer to a body that is valid; ApiError for one that isn't, or a path of another version's journal."""
+    """The answer to a valid body; ApiError for an invalid one, or for a path of another version's journal."""
     if path not in KINDS:
         raise ApiError(404, _NOT_SERVED, "not_found")
     kind, answer_kind, _ = KINDS[path]
@@ -164,7 +164,7 @@ def make_answer(path: str, data: dict[str, Any], frontend: Frontend, request_id:
 
 
 def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
-    """The journal's entry of a request that has a key."""
+    """The journal's entry of a request with an Idempotency-Key."""
     key = request.headers.get("idempotency-key")
     if key is None or frontend.journal is None:
         return None
@@ -172,8 +172,8 @@ def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend
 
 
 async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
-    """Run journalled requests to a model that another process has left unanswered; forget those that this server, whose
-    model may be another, would refuse.
+    """Run journalled requests to a model that another process has left unanswered; delete those that this server would
+    refuse, since its model may be another one.
     """
     for entry in entries:
         async with entry.admitting:

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, and JSON alone; refused before anything is computed from them."""
+"""Request bodies: read within limits, as JSON only; invalid ones are refused before any computation."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ MAX_DEPTH = 64
 MAX_DIGITS = 400
 """Characters of a number: Python's time to read a longer one grows with the square."""
 _DISCARDED = 4
-"""Times the limit that is read and thrown away of a body that is too large."""
+"""Multiple of the limit that is read and discarded of a body that is too large."""
 READ_S = 30.0
-"""Seconds in which a body must have come."""
+"""Seconds in which a body must arrive."""
 
 
 async def read_json(request: Request, max_bytes: int) -> Any:
-    """The JSON document that a request carries; ApiError where it has none, or one beyond the limits."""
+    """The JSON document of a request; ApiError if there is none, or if it exceeds the limits."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "The body must be JSON: send the header Content-Type: application/json.", "invalid_value")
@@ -47,7 +47,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def parse(data: bytes) -> Any:
-    """A JSON document; ApiError for what isn't one, for NaN and infinities, and for what is nested too deeply."""
+    """Parse a JSON document; ApiError for invalid JSON, for NaN and infinities, and for too deep nesting."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -67,7 +67,7 @@ def parse(data: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    """The most brackets that are open at once; those in texts count too, where that makes no document too deep."""
+    """The maximum number of open brackets; brackets in texts count too, since that makes no valid document too deep."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return 0
     depth = most = 0

@@ -8,7 +8,7 @@ INVALID, RATE_LIMIT, SERVER = "invalid_request_error", "rate_limit_error", "serv
 
 
 class ApiError(Exception):
-    """What a client is told: an HTTP status, and why."""
+    """An error for the client: an HTTP status with the reason."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The document that says so."""
+        """The error's document."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """400 for a value that can't be."""
+    """400 for an invalid value."""
     return ApiError(400, message, code, param)
 
 

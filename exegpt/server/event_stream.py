@@ -1,4 +1,4 @@
-"""Streamed answers: server-sent events, written as fast as their reader takes them and no faster."""
+"""Streamed answers: server-sent events, written at the speed of their reader."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from exegpt.server.errors import SERVER, ApiError
 
 _SILENCE_S = 15.0
-"""After so long without an event a comment keeps proxies from closing the connection."""
+"""After this silence a comment is sent, which keeps proxies from closing the connection."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -20,8 +20,8 @@ _HEADERS = [
 
 
 class EventStream(Response):
-    """An ASGI response of JSON documents. `close` is called once, at the end or when the client has gone; a reader that
-    takes nothing for `stall_s` is taken for gone.
+    """An ASGI response of JSON documents. `close` is called once, at the end or when the client has disconnected; a
+    client that reads nothing for `stall_s` counts as disconnected.
     """
 
     def __init__(self, documents: AsyncIterator[dict[str, Any]], close: Callable[[], object], stall_s: float):
@@ -29,7 +29,7 @@ class EventStream(Response):
         self._documents, self._close, self._stall_s = documents, close, stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the last, or until the client has gone."""
+        """Send events until the last one, or until the client disconnects."""
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(disconnected(receive))
         try:

@@ -1,4 +1,4 @@
-"""Frontend: what every request to a model is answered with, and whether any can be."""
+"""Frontend: the shared state of a model's requests, and whether requests are accepted."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -14,45 +14,45 @@ from exegpt.server.reports import Reports
 from exegpt.server.served_model import ServedModel
 
 STALL_S, STALL_CYCLES = 5.0, 10
-"""An engine has stalled that does no step for so long: seconds, and predicted cycles, whichever is longer."""
+"""An engine has stalled if it makes no step for this time: seconds, and predicted cycles, whichever is longer."""
 _RETRY_S = 5
-"""After which clients ask again whether the engine has loaded."""
+"""Seconds after which clients should retry while the engine loads."""
 
 
 @dataclass(eq=False)
 class Frontend:
-    """What every request to a model is answered with."""
+    """The shared state of a model's requests."""
 
     model: ServedModel
     link: EngineLink
     fingerprint: str
-    """Of version, model, dtype and schedule: `system_fingerprint`."""
+    """Hash of version, model, dtype and schedule: `system_fingerprint`."""
     max_output: int | None
-    """None: the context."""
+    """None: limited by the context."""
     stall_s: float
-    """A reader that takes nothing for so long is taken for gone."""
+    """A client that reads nothing for this time counts as disconnected."""
     max_waiting: int
-    """Sequences that may wait for the engine."""
+    """Maximum number of waiting sequences."""
     admission: Admission | None = None
-    """While there is an engine."""
+    """None while there is no engine."""
     journal: Journal | None = None
-    """The server's."""
+    """The server's journal."""
     restarting: bool = False
     """Whether an engine was lost."""
     draining: bool = False
     active: int = 0
     """Requests that are being answered."""
     arrived: int = 0
-    """Sequences that an engine could have taken, accepted or not; not those that are known to have come before."""
+    """Sequences that an engine could have taken, accepted or not, without known retries."""
     reports: Reports = field(default_factory=Reports)
     shares: tuple[str, ...] = ()
-    """Models on the same devices. With any, no bound is promised: the pace depends on the others."""
+    """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
 
     def __post_init__(self) -> None:
         self.monitor = Monitor(self.link, self.model.name, self.reports)
 
     def check_ready(self) -> None:
-        """ApiError while no request can be taken."""
+        """ApiError while no request can be accepted."""
         if self.draining:
             raise unavailable("The server is being shut down.", "draining", _RETRY_S)
         if self.admission is None:
@@ -61,7 +61,7 @@ class Frontend:
             raise unavailable("The engine is starting.", "loading", _RETRY_S)
 
     def opened(self, opened: Opened) -> None:
-        """Take requests: there is an engine."""
+        """Accept requests: there is an engine."""
         if self.shares:
             opened = self.link.opened = without_bound(opened, self.shares)
         self.fingerprint = fingerprint(self.model, opened)
@@ -69,17 +69,19 @@ class Frontend:
         self.monitor.opened(opened)
 
     def lost(self) -> None:
-        """Take no requests until there is another engine, which goes on with those that were accepted."""
+        """Accept no requests until there is another engine, which continues the accepted ones."""
         self.admission, self.restarting = None, True
         self.monitor.lost()
 
     @property
     def stall_limit_s(self) -> float:
-        """For how long a running engine may be silent."""
+        """Maximum silence of a running engine."""
         return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
 
     def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
-        """The most output tokens of a prompt; ApiError where they don't fit, for the limit's key or the prompt's."""
+        """The maximum output tokens of a prompt; ApiError if they don't fit, naming the parameter of the limit or of
+        the prompt.
+        """
         context = self.model.spec.context
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
@@ -93,8 +95,8 @@ class Frontend:
         return most if self.max_output is None else min(most, self.max_output)
 
     def _usual(self, prompt_tokens: int) -> int:
-        """The most output tokens where a client sets no limit: those for which there are KV blocks. Where all are
-        reserved beforehand, the longest output that the schedule was found for.
+        """The default for the maximum output tokens: as many as there are KV blocks for. If blocks are reserved, the
+        longest output of the schedule's workload.
         """
         if self.link.opened is None:
             return self.model.spec.context
@@ -105,7 +107,7 @@ class Frontend:
 
 
 def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
-    """An engine that promises nothing, as models share its devices."""
+    """An engine without a promised bound, since models share its devices."""
     why = f"shares its devices with {', '.join(shares)}: no latency bound is promised"
     schedule = replace(opened.schedule, latency_bound_s=None)
     others = (assumption for assumption in opened.assumptions if assumption != why)
@@ -113,7 +115,7 @@ def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
 
 
 def fingerprint(model: ServedModel, opened: Opened) -> str:
-    """`system_fingerprint`: what answers depend on beside the request."""
+    """`system_fingerprint`: everything that answers depend on besides the request."""
     schedule = document.fingerprint(document.to_dict(opened.schedule))
     facts = [__version__, model.spec.fingerprint, opened.schedule.dtype, schedule]
     return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

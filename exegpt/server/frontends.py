@@ -1,4 +1,4 @@
-"""Frontends: the models of one server, and which of them a request is for."""
+"""Frontends: the models of one server, and the routing of requests to them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,26 +17,24 @@ from exegpt.server.unrouted import Unrouted
 
 
 class Frontends:
-    """The frontend of each model, in order. `admin` is the hash of the administrator's token; None: nothing can be
-    administered.
-    """
+    """The frontend of each model, in order. `admin` is the hash of the administrator's token; None: none."""
 
     def __init__(self, frontends: Sequence[Frontend], admin: bytes | None = None, reports: Reports | None = None):
         self.each = tuple(frontends)
         self.admin = admin
         self.drain: Callable[[], object] = lambda: None
-        """Ends the server when all is answered."""
+        """Drains the server: it ends when everything is answered."""
         self.follow_plan: Callable[[Plan], None] | None = None
-        """Lets the models follow another plan; None where they follow none."""
+        """Switches the models to another plan; None if there is no plan."""
         self.followed: Callable[[], dict[str, Any]] | None = None
-        """What `GET /plan` answers; None where they follow none."""
+        """The answer of `GET /plan`; None if there is no plan."""
         self._by_name = {frontend.model.name: frontend for frontend in frontends}
         self.unrouted: Counts
-        """What counts requests that reach no model."""
+        """Counts requests that reach no model."""
         self.counted: Collector
         """All metrics."""
         self.registry: CollectorRegistry
-        """Of what concerns no model alone."""
+        """Metrics that belong to no single model."""
         if self.only:
             self.unrouted, self.registry = self.only.monitor, self.only.monitor.metrics.registry
             self.counted = self.registry
@@ -48,7 +46,7 @@ class Frontends:
 
     @property
     def by_name(self) -> Mapping[str, Frontend]:
-        """Each model's."""
+        """Each model's frontend."""
         return self._by_name
 
     @property
@@ -58,12 +56,12 @@ class Frontends:
 
     @property
     def only(self) -> Frontend | None:
-        """The model of a server that has one; None where it has several."""
+        """The model of a server with a single model; None if there are several."""
         return self.each[0] if len(self.each) == 1 else None
 
     def of(self, name: str | None) -> Frontend:
-        """The model that a request names; a request without a name is for the only one. ApiError where there is no
-        such model, or several and no name.
+        """The model that a request names; without a name, the only one. ApiError if there is no such model, or several
+        and no name.
         """
         names = ", ".join(f"'{name}'" for name in self.names)
         has = f"this server has {names}."
@@ -76,16 +74,16 @@ class Frontends:
         return self._by_name[name]
 
     def unfinished(self, frontend: Frontend) -> list[Entry]:
-        """The journal's requests to this model that another process has left unanswered."""
+        """Journalled requests to this model that another process has left unanswered."""
         entries = frontend.journal.unfinished if frontend.journal else []
         return entries if self.only else [e for e in entries if e.body.get("model") == frontend.model.name]
 
     def unserved(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those of the journal's entries that no model of this server runs."""
+        """Journal entries for models that this server doesn't have."""
         return [] if self.only else [entry for entry in entries if entry.body.get("model") not in self._by_name]
 
     def check_ready(self) -> None:
-        """ApiError while one of them takes no requests."""
+        """ApiError while a model accepts no requests."""
         for frontend in self.each:
             frontend.check_ready()
 
@@ -95,6 +93,6 @@ class Frontends:
         return sum(frontend.active for frontend in self.each)
 
     def refuse_more(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         for frontend in self.each:
             frontend.draining = True

@@ -1,4 +1,4 @@
-"""The gate: what every HTTP request passes before a route sees it. Plain ASGI, so that nothing stands between a handler
+"""The gate: checks of every HTTP request before a route sees it. Plain ASGI, so that no layer stands between a handler
 and its client's connection.
 """
 
@@ -14,14 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exegpt.server.errors import ApiError
 
 OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
-"""What answers without a key: the last is a page without data, which asks for one."""
+"""Paths without a key; the last one is a page without data, which asks for a key."""
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 
 
 class Gate:
-    """Gives every request an id, checks its key, and where there are no keys its `Host`: a page of another site that a
-    browser shows must not reach a server on loopback.
+    """Gives every request an id and checks its key. Without keys it checks `Host`: a page of another site, shown by a
+    browser, must not reach a server on loopback.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()):
@@ -31,7 +31,7 @@ class Gate:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let the request through."""
+        """Refuse the request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,7 +80,7 @@ class Gate:
 
 
 def hashed(key: str) -> bytes:
-    """What is kept of a key."""
+    """The hash that is kept of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""Generation: the sequences of one API request, from their admission to their last text."""
+"""Generation: the sequences of one API request, from admission to the end of their texts."""
 
 import asyncio
 import contextlib
@@ -14,32 +14,32 @@ from exegpt.server.text.output_text import OutputText
 from exegpt.server.text.stop_texts import StopTexts
 
 _SHOWN = 300
-"""Characters of an engine's refusal that a client sees."""
+"""Characters of an engine's refusal that are shown to a client."""
 
 
 @dataclass(eq=False)
 class Choice:
-    """One sequence as a client sees it."""
+    """One sequence as its client sees it."""
 
     index: int
     request: Request
     text: OutputText
     stops: StopTexts
     silent: frozenset[int] = frozenset()
-    """Tokens whose text is left out where they end the output."""
+    """Tokens whose text is omitted if they end the output."""
     dropped: bool = False
-    """Whether the output is left out altogether: the engine makes a token even where none is wanted."""
+    """Whether the whole output is omitted: the engine generates a token even if none is wanted."""
     output: Output = field(init=False)
     finish_reason: str | None = None
     taken: int = 0
-    """Tokens whose text has been given or is held back: those that count as sampled for it."""
+    """Tokens whose text has been returned or is held back; only these count as sampled."""
     logprobs: list[TextLogProb] = field(default_factory=list)
-    """Of the taken tokens, where they are asked for."""
+    """Of the taken tokens, if requested."""
     _length: int = 0
     """Code points so far."""
 
     def take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
-        """The text that more tokens complete, and whether a stop text ended it: what comes after that is not taken."""
+        """The text that more tokens complete, and whether a stop text ended it; tokens after it aren't taken."""
         text, stopped = "", False
         for token in () if self.dropped else tokens:
             asked = self.request.logprobs is not None
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Piece:
-    """What has come of a choice since its last piece."""
+    """New text and tokens of a choice since its last piece."""
 
     choice: Choice
     text: str
@@ -72,9 +72,7 @@ class Piece:
 
 
 class Generation:
-    """Gives all sequences to the engine at once, or joins the `outputs` of some that it has already; `pieces` are what
-    comes of them.
-    """
+    """Submits all sequences to the engine at once, or joins existing `outputs`; `pieces` yields their results."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Generation:
         self._news.set()
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Every choice's pieces until all have ended. ApiError where the engine refuses or fails."""
+        """Yield every choice's pieces until all have ended. ApiError if the engine refuses or fails."""
         live = list(self.choices)
         while live:
             await self._news.wait()
@@ -105,14 +103,14 @@ class Generation:
                     live.remove(choice)
 
     async def finished(self) -> dict[int, str]:
-        """The whole texts by the choices' indices."""
+        """The complete texts by the choices' indices."""
         texts = dict.fromkeys((choice.index for choice in self.choices), "")
         async for piece in self.pieces():
             texts[piece.choice.index] += piece.text
         return texts
 
     def close(self) -> None:
-        """Read no more, and end what hasn't ended, unless others read it too."""
+        """Stop reading, and end unfinished sequences unless others read them too."""
         for choice in self.choices:
             with contextlib.suppress(ValueError):
                 choice.output.listeners.remove(self._news.set)
@@ -120,11 +118,11 @@ class Generation:
             self.abort()
 
     def abort(self) -> None:
-        """End what hasn't ended."""
+        """End unfinished sequences."""
         self._link.abort([choice.output for choice in self.choices if choice.output.ended is None])
 
     def _take(self, choice: Choice) -> Piece | None:
-        """What is new of a choice."""
+        """The new piece of a choice."""
         output = choice.output
         tokens, ended = output.tokens[choice.taken :], output.ended
         if ended and ended.refused:
@@ -145,7 +143,7 @@ class Generation:
 
 
 def _refusal(why: str, too_long: bool) -> ApiError:
-    """400 for what the engine refuses: `why` is a sentence about Request 'NUMBER', which no client knows."""
+    """400 for a request that the engine refuses; `why` is a sentence about Request 'NUMBER', unknown to clients."""
     if too_long:
         return invalid("The engine can't run this request: it is too long.", code="context_length_exceeded")
     fault = why.partition("' ")[2]

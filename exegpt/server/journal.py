@@ -1,7 +1,8 @@
-"""Journal: requests with an `Idempotency-Key`, which are answered though their client, or this process, goes away.
+"""Journal: requests with an `Idempotency-Key`, which are answered even if their client disconnects or this process
+ends.
 
-Each is a file of a private directory: the body, with the seed that it is sampled by, from before its admission on, and
-its tokens from its end on, until they have been kept for long enough.
+Each is a file in a private directory: the body, with its sampling seed, from before admission on, and the tokens after
+its end, until the retention time is over.
 """
 
 import asyncio
@@ -29,30 +30,30 @@ _RETRY_S = 10
 
 @dataclass(eq=False)
 class Entry:
-    """One such request. Its sequences go on whoever reads them."""
+    """One journalled request. Its sequences run on whether or not a client reads them."""
 
     name: str
-    """Of caller and key: the file's."""
+    """Hash of caller and key: the file's name."""
     path: str
-    """Of the request: which API it is for."""
+    """The API path of the request."""
     asked: str
-    """A hash of the body as it came."""
+    """A hash of the original body."""
     body: dict[str, Any]
     accepted: bool = False
-    """Whether it is run to its end: it was admitted, by this process or another, and its file is there."""
+    """Whether it runs to completion: it was admitted, by this process or another, and its file exists."""
     outputs: list[Output] | None = None
-    """Once the engine has been given it."""
+    """Set when the request is submitted to the engine."""
     ended_s: float | None = None
-    """By the clock of the wall."""
+    """Wall-clock time."""
     asking: int = 0
-    """Requests that wait for it to be accepted."""
+    """Number of requests that wait for its acceptance."""
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     reading: "asyncio.Future[None] | None" = None
-    """What reads it to its end."""
+    """The task that reads it to its end."""
 
     @property
     def document(self) -> dict[str, Any]:
-        """What its file has."""
+        """The contents of its file."""
         tokens = None if self.ended_s is None else [o.tokens for o in self.outputs or ()]
         return {
             "path": self.path,
@@ -66,7 +67,7 @@ class Entry:
 
 
 class Journal:
-    """The entries of one server. `ttl_s`: how long an answer is kept after its end, in seconds."""
+    """The entries of one server. `ttl_s`: retention time of an answer after its end, in seconds."""
 
     def __init__(self, directory: Path, ttl_s: float):
         self._directory, self._ttl_s = directory, ttl_s
@@ -79,11 +80,11 @@ class Journal:
 
     @property
     def unfinished(self) -> list[Entry]:
-        """Those that were accepted and haven't ended; other requests may yet be refused."""
+        """Accepted entries that haven't ended; other requests may still be refused."""
         return [entry for entry in self.entries.values() if entry.accepted and entry.ended_s is None]
 
     def entry(self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int]) -> Entry:
-        """The entry of a request: the one that it joins, or a new one. ApiError for a key that had another body."""
+        """The entry of a request: an existing one to join, or a new one. ApiError for a key that had another body."""
         if not 1 <= len(key) <= MAX_KEY:
             raise ApiError(400, f"An Idempotency-Key has 1 to {MAX_KEY} characters.", "invalid_value")
         name = hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest()
@@ -100,7 +101,7 @@ class Journal:
         return entry
 
     async def keep(self, entry: Entry) -> None:
-        """Write an entry, before it is accepted. ApiError where it can't be written."""
+        """Write an entry before it is accepted. ApiError if it can't be written."""
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, entry))
         try:
             await asyncio.shield(writing)
@@ -112,8 +113,8 @@ class Journal:
 
     @contextlib.contextmanager
     def asking(self, entry: Entry) -> Iterator[None]:
-        """While a request asks for an entry. Where none of those that do was accepted, it is forgotten behind the
-        last: another body may come with the key then.
+        """Context in which a request asks for an entry. If none of the requests that ask is accepted, the entry is
+        forgotten after the last one: the key may then come with another body.
         """
         entry.asking += 1
         try:
@@ -124,13 +125,13 @@ class Journal:
                 self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Delete an entry: its answer has been kept for long enough, or there is none."""
+        """Delete an entry: its retention time is over, or it has no answer."""
         self.entries.pop(entry.name, None)
         with contextlib.suppress(OSError):
             self._path(entry).unlink(missing_ok=True)
 
     async def finish(self, entry: Entry) -> None:
-        """Keep the tokens of an entry whose sequences have ended, for a while."""
+        """Keep the tokens of an entry whose sequences have ended, for the retention time."""
         entry.ended_s = time.time()
         try:
             await asyncio.to_thread(self._write, entry)
@@ -139,8 +140,8 @@ class Journal:
         self._delete_later(entry, entry.ended_s)
 
     def begin(self, unserved: Sequence[Entry] = ()) -> None:
-        """Delete in time the answers that another process has left, and the requests of it that are `unserved`: until
-        then a server that has their models may be started in this one's place. In the event loop.
+        """Schedule the deletion of answers that another process has left, and of its requests that are `unserved`:
+        until then, a server with their models may be started instead of this one. Call it in the event loop.
         """
         if unserved:
             output.note(f"journalled requests to models that this server doesn't have: {len(unserved)}, deleted later")
@@ -151,7 +152,7 @@ class Journal:
                 self._delete_later(entry, entry.ended_s)
 
     def _delete_later(self, entry: Entry, since_s: float) -> None:
-        """Delete an entry when it has been kept for long enough since then, by the clock of the wall."""
+        """Delete an entry when its retention time since `since_s` is over, by the wall clock."""
         left_s = max(0.0, since_s + self._ttl_s - time.time())
         asyncio.get_running_loop().call_later(left_s, self.forget, entry)
 
@@ -163,7 +164,7 @@ class Journal:
         return self._directory / f"{entry.name}.json"
 
     def _write(self, entry: Entry) -> None:
-        """Write an entry's file, whole or not at all, and wait until the disk has it."""
+        """Write an entry's file atomically, and wait until it is on disk."""
         path = self._path(entry)
         temporary = path.with_suffix(".partial")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -173,7 +174,7 @@ class Journal:
         temporary.rename(path)
 
     def _read(self, path: Path) -> None:
-        """Take an entry that another process has left; one that is torn or too old is deleted."""
+        """Read an entry that another process has left; a torn or expired one is deleted."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             entry = Entry(path.stem, document["path"], document["asked"], document["body"], accepted=True)

@@ -1,4 +1,4 @@
-"""Lengths: how long outputs will be, given what their sequences have generated."""
+"""Lengths: predicted output lengths, given the tokens generated so far."""
 
 import math
 import sys
@@ -8,27 +8,27 @@ import numpy as np
 from exegpt.workload import LengthDistribution
 
 QUANTILE = 0.99
-"""Of the output lengths for which the bound is promised."""
+"""Quantile of the output lengths for which the bound is promised."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Lengths:
-    """Of the outputs that a schedule was found for."""
+    """Output lengths of the schedule's workload."""
 
     def __init__(self, outputs: LengthDistribution):
         self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
         self.mean = outputs.mean
         self._longest: dict[int, int] = {}
-        """What `longest` found, without a cap: it is asked for every sequence at every arrival."""
+        """Results of `longest` without a cap: it is called for every sequence at every arrival."""
 
     def supposed(self, number: int, generated: int, most: int) -> int:
-        """A sequence's output tokens: the same quantile each time, spread evenly over sequences, of the lengths beyond
-        what it has generated.
+        """A sequence's predicted output tokens: a fixed quantile per sequence, spread evenly over sequences, of the
+        lengths beyond its generated tokens.
         """
         return self._beyond(generated, most, (number * _GOLDEN) % 1.0)
 
     def longest(self, generated: int, most: int) -> int:
-        """The output tokens that 99 of 100 sequences stay below which have generated so many."""
+        """The output length that 99 of 100 sequences with as many generated tokens stay below."""
         if generated not in self._longest:
             self._longest[generated] = self._beyond(generated, sys.maxsize, QUANTILE)
         return min(most, self._longest[generated])

@@ -1,5 +1,5 @@
-"""The libraries' own log, which goes where the server's does: warnings, and where a bug arose. Messages of exceptions
-are left out, since they may repeat what a client has sent.
+"""The libraries' log messages, passed on to the server's log: warnings, and the locations of bugs. Messages of
+exceptions are left out, since they may repeat a client's data.
 """
 
 import logging

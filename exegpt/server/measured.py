@@ -1,4 +1,4 @@
-"""Measured: times every API request from its body's last byte to its answer's. Plain ASGI."""
+"""Measured: times every API request from the last byte of its body to the last byte of its answer. Plain ASGI."""
 
 import time
 from collections.abc import Collection
@@ -11,11 +11,11 @@ from exegpt.server.monitor import Arrival, Exchange
 from exegpt.server.tracing import PARENT
 
 RETRIES = "x-stainless-retry-count"
-"""How often OpenAI's client has sent a request before."""
+"""Header of OpenAI's client: how often it has sent this request before."""
 
 
 class Counts(Protocol):
-    """What requests are reported to when they have ended."""
+    """Receives requests that have ended."""
 
     def ended(self, exchange: Exchange) -> None:
         """A request and its answer are over."""

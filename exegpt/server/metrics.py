@@ -1,4 +1,4 @@
-"""Metrics: what Prometheus reads of a model at `/metrics`, in a registry of the model's own."""
+"""Metrics: a model's Prometheus metrics for `/metrics`, in a registry of the model's own."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +13,7 @@ from exegpt.server.answered import Answered, Kind, MissReason, Outcome
 from exegpt.server.metrics_page import render
 
 REQUESTS = "requests", "Requests that have ended.", ("outcome", "class")
-"""The counter's name, what it counts, its labels."""
+"""Name of the counter, help text, labels."""
 PHASES = "encode", "decode", "mixed"
 REJECTIONS = (
     "latency_bound",
@@ -29,7 +29,7 @@ _PER_TOKEN = 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.1
 _PHASE = 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 _ERRORS = -10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0
 _OF_BOUND = 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0
-"""Shares of the bound that are edges of the latency's buckets."""
+"""Edges of the latency's buckets, as shares of the bound."""
 
 
 def edges(bound_s: float | None) -> list[float]:
@@ -38,8 +38,8 @@ def edges(bound_s: float | None) -> list[float]:
 
 
 class Metrics:
-    """`model` is its name. `sizes` has the mean sequences of a micro-batch lately, by phase; `queued` how many
-    sequences wait and how many run; `kv_usage` the share of KV blocks in use.
+    """`model` is its name. `sizes` returns the recent mean number of sequences per micro-batch, by phase; `queued` the
+    numbers of waiting and running sequences; `kv_usage` the share of KV blocks in use.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Metrics:
         self._add_queue(queued, kv_usage)
         self._start_labels()
         self._latency: Histogram | None = None
-        """Once the bound is known."""
+        """None until the bound is known."""
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of all metrics, and its media type."""
@@ -84,7 +84,7 @@ class Metrics:
     # ---- what happens ----
 
     def opened(self, schedule: Schedule, targets: Mapping[str, float]) -> None:
-        """An engine is there; `targets` are the schedule's batch sizes by phase."""
+        """There is an engine; `targets` are the schedule's batch sizes by phase."""
         for phase in PHASES:
             self._batch.labels(phase, "target").set(targets.get(phase, 0))
         if self._latency is None:
@@ -100,7 +100,7 @@ class Metrics:
                 self._latency.labels(kind)
 
     def stepped(self, stepped: Stepped, preempted: int) -> None:
-        """The engine has done a step, in which so many sequences were preempted."""
+        """The engine has done a step in which `preempted` sequences were preempted."""
         self._tokens.labels("output").inc(len(stepped.tokens))
         for span in stepped.spans:
             if span.phase in PHASES:
@@ -146,7 +146,7 @@ class Metrics:
             Gauge(theirs, about, ["model_name"], registry=self.registry).labels(self._model).set_function(value)
 
     def _start_labels(self) -> None:
-        """Every series from 0 on: a rate needs the value before the first event."""
+        """Create every series with the value 0: a rate needs the value before the first event."""
         for outcome in get_args(Outcome):
             for kind in get_args(Kind):
                 self._requests.labels(outcome, kind)

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: one model's metrics, or those of several as series with a label `model_name`."""
+"""The page for Prometheus: one model's metrics, or those of several models with a label `model_name`."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,13 +8,13 @@ from prometheus_client.registry import Collector
 
 
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:
-    """The text of all metrics in the format that a client accepts, and its media type."""
+    """The text of all metrics in the format that a client accepts, with its media type."""
     encode, kind = choose_encoder(accept)
     return encode(collector), kind
 
 
 class ByModel(Collector):
-    """The metrics of several registries, each metric once, with the series of all; `registries` are by model name."""
+    """The metrics of several registries, each metric once with all series; `registries` are by model name."""
 
     def __init__(self, registries: Mapping[str, CollectorRegistry]):
         self._registries = registries

@@ -1,4 +1,4 @@
-"""Monitor: everything that is counted of a model passes here, to the metrics, the last minutes, the log and traces."""
+"""Monitor: receives all events of a model and passes them to the metrics, the recent history, the log and traces."""
 
 import asyncio
 import math
@@ -25,40 +25,40 @@ class Arrival:
     at_s: float
     """By the monotonic clock."""
     parent: Mapping[str, str]
-    """The headers of the caller's trace, where there are any."""
+    """The trace headers of the caller, if any."""
     again: bool = False
-    """Whether its client says that it has sent it before."""
+    """Whether the client marks it as a retry."""
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What is known of a request once it can be answered."""
+    """Facts about a request that can be answered."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
     promise: Promise | None
-    """None: it has joined another request."""
+    """None: it joined another request."""
     preemptions: int
-    """Of all the model's sequences, until then."""
+    """Preemptions of all the model's sequences before it."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and its answer, once they are over."""
+    """A finished request with its answer."""
 
     request_id: str
     path: str
     arrival: Arrival
     status: int | None
-    """Of the answer; None: the client had gone before its last byte was sent."""
+    """Status of the answer; None: the client disconnected before the last byte was sent."""
     code: str | None
-    """Of an error."""
+    """Code of an error."""
     answering: Answering | None
     """None: it could not be answered."""
 
 
 class Monitor:
-    """Of one model."""
+    """The monitor of one model."""
 
     def __init__(self, link: EngineLink, model: str, reports: Reports):
         self._link, self._model, self._reports = link, model, reports
@@ -67,7 +67,7 @@ class Monitor:
         self.predicted: Predicted | None = None
         self.restarts = 0
         self.preemptions = 0
-        """Of all engines."""
+        """Preemptions of all engines."""
         self._engine_preemptions = 0
         self._lost_s = self._rescheduled_s = float("-inf")
         self._schedule: Schedule | None = None
@@ -75,7 +75,7 @@ class Monitor:
     # ---- what happens ----
 
     def opened(self, opened: Opened) -> None:
-        """There is an engine, or another schedule."""
+        """There is an engine, or a new schedule."""
         if self._schedule not in (None, opened.schedule):
             self._rescheduled_s = time.monotonic()
             self.metrics.reschedules.inc()
@@ -92,7 +92,7 @@ class Monitor:
         self._lost_s = time.monotonic()
 
     def restarting(self) -> None:
-        """Another engine is started in the place of one that was lost."""
+        """A lost engine is being replaced."""
         self.restarts += 1
         self.metrics.restarts.inc()
 
@@ -107,7 +107,7 @@ class Monitor:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
     def ended(self, exchange: Exchange) -> None:
-        """A request and its answer are over."""
+        """A request has ended."""
         arrival, answering = exchange.arrival, exchange.answering
         now_s = time.monotonic()
         choices = answering.choices if answering else ()
@@ -146,7 +146,7 @@ class Monitor:
         self._reports.answered(answered, arrival.parent, choices if promise else ())
 
     def _miss(self, arrival: Arrival, answering: Answering) -> MissReason:
-        """Why the bound was missed. The engine doesn't say which sequence it preempts: any counts."""
+        """Why the bound was missed. The engine doesn't report which sequence it preempts, so any preemption counts."""
         if self._lost_s >= arrival.at_s:
             return "restart"
         if self._rescheduled_s >= arrival.at_s:
@@ -156,7 +156,7 @@ class Monitor:
     # ---- the present ----
 
     def queued(self) -> tuple[int, int]:
-        """Sequences that wait, and that run."""
+        """Numbers of waiting and running sequences."""
         count, last = len(self._link.outputs), self._link.last
         if self._link.opened is None or last is None:
             return count, 0
@@ -171,5 +171,5 @@ class Monitor:
         return last.occupancy.used_blocks / max(1, last.occupancy.total_blocks)
 
     def batch_sizes(self) -> dict[str, float]:
-        """Mean sequences of a micro-batch lately, by phase."""
+        """Recent mean number of sequences per micro-batch, by phase."""
         return self.observed.sizes(time.monotonic())

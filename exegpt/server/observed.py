@@ -1,4 +1,4 @@
-"""Observed: the last minutes of a server, by second, for `/schedule` and the status page."""
+"""Observed: the recent history of a server, by second, for `/schedule` and the status page."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -12,39 +12,39 @@ from exegpt.timeline import Span
 
 MINUTE_S, KEPT_S, LATELY_S = 60, 300, 10
 _SPANS = 400
-"""Spans that are kept of each device."""
+"""Maximum spans kept for each device."""
 _ANSWERS = 20_000
-"""Requests that are kept, at most."""
+"""Maximum requests kept."""
 
 
 @dataclass
 class Second:
-    """What happened in one second of the monotonic clock."""
+    """Events in one second of the monotonic clock."""
 
     at: int
     tokens: int = 0
     preempted: int = 0
     sizes: dict[str, list[int]] = field(default_factory=dict)
-    """By phase: micro-batches, and their sequences together."""
+    """By phase: number of micro-batches, and their sequences in total."""
 
 
 class Observed:
-    """Answers and steps, forgotten after five minutes. Times are of the monotonic clock, in seconds."""
+    """Answers and steps of the last five minutes. Times are of the monotonic clock, in seconds."""
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
         self.spans: dict[int, deque[Span]] = {}
-        """The latest of each stage's first device, by the monotonic clock."""
+        """The latest spans of each stage's first device, by the monotonic clock."""
         self._seconds: deque[Second] = deque(maxlen=KEPT_S)
         self._answers: deque[Answered] = deque(maxlen=_ANSWERS)
 
     def opened(self, now_s: float) -> None:
         """There is an engine."""
         if not self._seconds and not self._answers:
-            self.since_s = now_s  # loading is no time of serving
+            self.since_s = now_s  # loading doesn't count as serving
 
     def stepped(self, stepped: Stepped, preempted: int, zero_s: float, now_s: float) -> None:
-        """The engine, whose clock began at `zero_s`, has done a step and preempted so many sequences."""
+        """The engine, whose clock began at `zero_s`, has done a step and preempted `preempted` sequences."""
         second = self._second(now_s)
         second.tokens += len(stepped.tokens)
         second.preempted += preempted
@@ -63,7 +63,7 @@ class Observed:
             self._answers.popleft()
 
     def sizes(self, now_s: float, within_s: int = LATELY_S) -> dict[str, float]:
-        """Mean sequences of a micro-batch, by phase."""
+        """Mean number of sequences per micro-batch, by phase."""
         total: dict[str, list[int]] = {}
         for second in self._since(now_s, within_s):
             for phase, (count, sequences) in second.sizes.items():
@@ -72,7 +72,7 @@ class Observed:
         return {phase: sequences / count for phase, (count, sequences) in total.items() if phase != "overhead"}
 
     def minute(self, now_s: float) -> dict[str, Any]:
-        """What the last minute came to; of accepted requests that were answered, but for counts of others."""
+        """Results of the last minute: of accepted and answered requests, except for the counts of other outcomes."""
         recent = [answer for answer in self._answers if answer.ended_s > now_s - MINUTE_S]
         whole = [a for a in recent if a.outcome == "answered" and a.kind in ("usual", "long")]
         seconds_s = max(1.0, min(MINUTE_S, now_s - self.since_s))
@@ -92,7 +92,7 @@ class Observed:
         }
 
     def latencies_s(self, since_s: float) -> tuple[float, ...]:
-        """Of requests that came since then and were answered; of the last minutes alone."""
+        """Latencies of requests that arrived since then and were answered, within the recent history."""
         whole = (a for a in self._answers if a.outcome == "answered" and a.kind in ("usual", "long"))
         return tuple(a.latency_s for a in whole if a.ended_s - a.latency_s >= since_s)
 
@@ -116,7 +116,7 @@ class Observed:
         }
 
     def latest_spans(self, most: int) -> list[Span]:
-        """Up to so many of each device that has worked within a minute of the latest."""
+        """Up to `most` spans of each device that has worked within a minute of the latest span."""
         until_s = max((spans[-1].end_s for spans in self.spans.values()), default=0.0)
         live = [spans for spans in self.spans.values() if spans[-1].end_s > until_s - MINUTE_S]
         return [span for spans in live for span in list(spans)[-most:]]
@@ -135,6 +135,6 @@ class Observed:
 
 
 def share_within(answers: Sequence[Answered]) -> float | None:
-    """Of those under the bound, the share that was within it; None without any."""
+    """Of answers under the bound, the share within it; None without any."""
     bound = [answer for answer in answers if answer.bound_s is not None]
     return sum(1 for answer in bound if answer.miss is None) / len(bound) if bound else None

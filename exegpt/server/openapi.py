@@ -1,4 +1,6 @@
-"""/openapi.json: what routes take and return. Bodies are read by `exegpt.server.body`, so FastAPI can't tell."""
+"""/openapi.json: descriptions of the routes' bodies and answers. FastAPI can't derive them, since `exegpt.server.body`
+reads the bodies.
+"""
 
 from typing import Any
 
@@ -22,7 +24,7 @@ class Description:
 
     @property
     def errors(self) -> dict[int | str, dict[str, Any]]:
-        """Every route's errors."""
+        """The errors of every route."""
         return {
             "4XX": {"description": "The request can't be answered.", "content": self._json(ErrorResponse)},
             "5XX": {"description": "The server can't answer.", "content": self._json(ErrorResponse)},
@@ -42,7 +44,7 @@ class Description:
         return route
 
     def administration(self, answer: Models, body: Models | None = None) -> dict[str, Any]:
-        """Arguments of a route for administrators, which accepts what is done later."""
+        """Arguments of a route for administrators that accepts a change which is applied later."""
         self._administered = True
         route = self.route(answer, body)
         route["responses"] = {202: route["responses"][200]}
@@ -50,7 +52,7 @@ class Description:
         return route | {"status_code": 202}
 
     def complete(self, api: FastAPI) -> None:
-        """Let the application's document have all schemas."""
+        """Add all schemas to the application's document."""
         made = api.openapi
 
         def openapi() -> dict[str, Any]:

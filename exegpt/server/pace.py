@@ -1,8 +1,8 @@
-"""Pace: how fast an engine works at each load, as predicted and as measured.
+"""Pace: an engine's speed at each load, predicted and measured.
 
-Sequences share the engine: with n of them each has its next token t(n) seconds after the last one. The engine's work is
-the integral of dt / t(n): the tokens that a sequence should have had meanwhile. Work over tokens that it did have is by
-how much slower it is than predicted, whatever the load was; that is learned by load, in octaves.
+Sequences share the engine: with n of them, each gets its next token t(n) seconds after the last one. The engine's work
+is the integral of dt / t(n): the tokens that a sequence should have received meanwhile. The ratio of work to received
+tokens is the slowdown against the prediction, whatever the load was; it is learned by load, in octaves.
 """
 
 import math
@@ -22,15 +22,15 @@ from xsimulator.replay.continuation import Standing, continue_from
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
 _SCALES = 0.5, 3.0
-"""Least and greatest scale: a machine that differs more has another schedule."""
+"""Limits of the scale: a machine that differs more needs another schedule."""
 _LEAST_S = 0.05
-"""Between two marks of the work."""
+"""Minimum time between two marks of the work."""
 _MARKS = 8192
-"""That are kept: seven minutes at least."""
+"""Number of marks kept: at least seven minutes."""
 
 
 class Pace:
-    """Of one engine, from a moment `now_s` of the monotonic clock on."""
+    """The pace of one engine, from the moment `now_s` of the monotonic clock on."""
 
     def __init__(self, schedule: Schedule, cost: ReplicaCost, profile: Profile, now_s: float):
         most = schedule.max_num_seqs or schedule.encode_batch or 1
@@ -46,11 +46,11 @@ class Pace:
     # ---- predicting ----
 
     def first_s(self, load: float) -> float:
-        """Seconds from a sequence's start to its first token while so many share the engine."""
+        """Seconds from a sequence's start to its first token at this load."""
         return self.scale(load) * float(np.interp(load, self._loads, self._first_s))
 
     def token_s(self, load: float) -> float:
-        """Seconds per further token."""
+        """Seconds per further token at this load."""
         return self.scale(load) * self._predicted_s(load)
 
     def tokens_s(self, most: int) -> Array:
@@ -66,7 +66,9 @@ class Pace:
         return self.first_s(load) + (tokens - 1) * self.token_s(load)
 
     def load_within(self, service_s: float, tokens: int) -> int:
-        """The most sequences that may share the engine for a service of so many tokens to take so long; 0: none."""
+        """The maximum number of sequences that may share the engine so that this many tokens take at most `service_s`;
+        0: none.
+        """
         low, high = 0, math.ceil(self._loads[-1])
         while low < high:
             middle = (low + high + 1) // 2
@@ -79,7 +81,7 @@ class Pace:
         return float(self._loads[-1])
 
     def scale(self, load: float) -> float:
-        """Measured over predicted: learned at the nearest load, 1 where nothing was."""
+        """Ratio of measured to predicted time: learned at the nearest load, 1 if nothing was learned."""
         if not self._scales:
             return 1.0
         octave = _octave(load)
@@ -88,7 +90,7 @@ class Pace:
     # ---- learning ----
 
     def shared_by(self, load: int, now_s: float) -> None:
-        """From now on so many sequences share the engine."""
+        """From now on, `load` sequences share the engine."""
         if self._load:
             work = (now_s - self._s[-1]) / self._predicted_s(self._load)
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
@@ -97,7 +99,7 @@ class Pace:
         self._load = load
 
     def served(self, tokens: int, first_s: float, last_s: float) -> None:
-        """A sequence had so many tokens, its first and last at these times."""
+        """Learn from a sequence with this many tokens, whose first and last tokens came at these times."""
         if tokens < 2 or last_s <= first_s or first_s < self._s[0]:
             return
         load = (self._at(last_s, self._load_s) - self._at(first_s, self._load_s)) / (last_s - first_s)
@@ -122,7 +124,7 @@ class Pace:
                 del values[:_MARKS]
 
     def _at(self, s: float, values: list[float]) -> float:
-        """A mark's value at a moment between two of them, or behind the last."""
+        """The value of a mark, interpolated at a time between two marks or extrapolated after the last."""
         place = min(max(1, bisect_left(self._s, s)), len(self._s) - 1)
         if place == 0:
             return values[0]
@@ -136,15 +138,15 @@ def _octave(load: float) -> int:
 
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:
-    """The schedule with so many residents at most, or prompts at a time where that is what it has."""
+    """The schedule with at most `batch` running sequences, or `batch` prompts at a time if that is its variable."""
     if schedule.max_num_seqs:
         return replace(schedule, max_num_seqs=batch)
     return replace(schedule, encode_batch=batch)
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
-    """How many sequences an engine has that a schedule fills (Little's law), and its seconds from a sequence's start to
-    the first token, and per further token.
+    """The mean number of sequences in an engine that a schedule fills (Little's law), its seconds from a sequence's
+    start to the first token, and per further token.
     """
     mean = schedule.workload.output.mean
     if xsimulator.has_steady_state(schedule):

@@ -1,4 +1,4 @@
-"""Pages: what people and monitoring read of a running server."""
+"""Pages about a running server, for people and for monitoring."""
 
 import base64
 import hashlib
@@ -25,9 +25,9 @@ from exegpt.timeline import Span
 
 _PAGE = Path(__file__).parent / "status.html"
 _SHOWN = 120
-"""Spans that the page draws of each device."""
+"""Spans that the page draws for each device."""
 _MOST_DEVICES = 8
-"""That it draws."""
+"""Maximum devices that the page draws."""
 
 
 def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> None:
@@ -62,7 +62,7 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
 
 
 def schedule_document(frontend: Frontend) -> dict[str, Any]:
-    """Enforced, predicted and observed; ApiError while there is no engine."""
+    """The enforced, predicted and observed state; ApiError while there is no engine."""
     opened, monitor = frontend.link.opened, frontend.monitor
     if opened is None:
         raise unavailable("The engine is starting.", "loading", 5)
@@ -85,7 +85,7 @@ def _observed(frontend: Frontend) -> dict[str, Any]:
 
 
 def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, Any]:
-    """The status page's data, of one of the server's models."""
+    """The status page's data for one of the server's models."""
     monitor, opened, now_s = frontend.monitor, frontend.link.opened, time.monotonic()
     predicted = monitor.predicted
     waiting, running = monitor.queued()
@@ -137,7 +137,7 @@ def _rows(spans: "Sequence[Span]") -> list[dict[str, Any]]:
 
 @cache
 def status_page() -> tuple[str, str]:
-    """The page, and the policy under which a browser runs nothing but its own script and style."""
+    """The page, and a content security policy that allows only its own script and style."""
     text = _PAGE.read_text(encoding="utf-8")
     allowed = {kind: _hash(re.search(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)) for kind in ("script", "style")}
     policy = [f"{kind}-src {hashed}" for kind, hashed in allowed.items()]

@@ -1,11 +1,11 @@
-"""Popularity: when the rates at which a plan's models are asked have drifted from those that it was made for.
+"""Popularity: detects request rates that have drifted from those of the plan.
 
 1. Each model's arrivals are tested against its rate (`rate_drift.py`). A day of Poisson arrivals at the planned rates
-   raises a false alarm with a probability of at most `FALSE_ALARMS`, all models together.
-2. An alarm has to last: from it on all models' requests are counted, for `lasts_s`, or as long as it takes that twice
-   `ENOUGH` come, or are planned to come. Fewer than `ENOUGH` show no popularity: the test begins again. Else popularity
-   has drifted if the model's rate is still beyond what is tolerated in most parts of this time: a burst, which isn't
-   Poisson and raises an alarm, is in few of them. The rates of this time are those to plan for.
+   raises a false alarm with a probability of at most `FALSE_ALARMS`, over all models together.
+2. An alarm has to be confirmed. From the alarm on, all models' requests are counted for `lasts_s`, or until twice
+   `ENOUGH` have arrived or were planned to arrive. With fewer than `ENOUGH` requests the test starts again. Otherwise
+   popularity has drifted if the model's rate is beyond the tolerance in most parts of this time; a burst, which isn't
+   Poisson and raises an alarm, is in few of them. The rates measured in this time are those to plan for.
 """
 
 import itertools
@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from exegpt.server.rate_drift import TOLERATED, RateDrift
 
 FALSE_ALARMS = 0.01
-"""Probability that a day at the planned rates brings one: a search of some CPU minutes in vain."""
+"""Probability of an alarm within a day at the planned rates; it costs a useless search of some CPU minutes."""
 DAY_S = 86400.0
 ENOUGH = 50
-"""Requests to all models together: their number then has a standard deviation of a seventh."""
+"""Minimum requests to all models together; their number then has a standard deviation of a seventh."""
 PARTS = 5
-"""Of the time that an alarm lasts; the median of their rates counts."""
+"""Parts of the confirmation time; the median of their rates counts."""
 
 
 class Popularity:
-    """Of models that are planned to be asked at these rates, in sequences per second. Times are of the monotonic clock,
-    in seconds; nothing is counted before `begin_s`.
+    """`planned` are the models' planned rates in sequences per second. Times are of the monotonic clock, in seconds;
+    nothing is counted before `begin_s`.
     """
 
     def __init__(self, planned: Mapping[str, float], lasts_s: float, begin_s: float):
@@ -33,32 +33,32 @@ class Popularity:
         self.restart(planned, begin_s)
 
     def restart(self, planned: Mapping[str, float], begin_s: float) -> None:
-        """Test against these rates, from then on."""
+        """Test against these rates, from `begin_s` on."""
         self.planned, self._begin_s = dict(planned), begin_s
         self._last_s: float | None = None
-        """When it was last asked; None: not since `begin_s`."""
+        """When arrivals were last reported; None: not since `begin_s`."""
         self._tests = {name: RateDrift(rate) for name, rate in self.planned.items()}
         self._alarm: tuple[str, str] | None = None
         """The model, and whether its rate is `higher` or `lower`."""
         self._since_s = begin_s
         """When that was raised."""
         self._counts = dict.fromkeys(self.planned, 0)
-        """Since then."""
+        """Requests of each model since then."""
         self._looks: list[tuple[int, float]] = []
-        """Since then, of its model: requests, and in how many seconds."""
+        """Since then, for the alarm's model: requests, and seconds in which they arrived."""
 
     def pause(self, now_s: float) -> None:
-        """Requests couldn't come until now: test anew."""
+        """Requests were impossible until now: restart the test."""
         self.restart(self.planned, max(now_s, self._begin_s))
 
     @property
     def threshold_s(self) -> float:
-        """What a model's statistic must exceed: the bounds of all models' tests add up."""
+        """The threshold of a model's statistic: the bounds of all models' tests add up."""
         return len(self._tests) * DAY_S / FALSE_ALARMS
 
     def come(self, counts: Mapping[str, int], now_s: float) -> dict[str, float] | None:
-        """So many have come to each model since this was last asked. The rates at which they come, if those have
-        drifted; the test then begins again.
+        """Add each model's arrivals since the last call. Returns the arrival rates if they have drifted; the test then
+        restarts.
         """
         if now_s < self._begin_s:
             return None
@@ -88,7 +88,7 @@ class Popularity:
                 self._alarm, self._since_s = (name, test.side), now_s
 
     def _lasts(self) -> bool:
-        """Whether the model that raised the alarm is asked so much more, or so much less, in most parts of the time."""
+        """Whether the rate of the alarm's model is still that much higher or lower in most parts of the time."""
         assert self._alarm, "an alarm"
         name, side = self._alarm
         number = len(self._looks)

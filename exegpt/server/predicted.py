@@ -1,4 +1,4 @@
-"""Predicted: what the schedule that is served is expected to give, by the simulator."""
+"""Predicted: the simulated performance of the schedule in use."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from exegpt.schedule import Schedule
 from exegpt.timeline import Span
 
 _SPANS = 120
-"""Of a timeline that are kept, of the first device; of the others those of the same time."""
+"""Spans kept of the first device; for the others, those of the same time."""
 _REQUESTS = 200
-"""Of the simulated run: enough for several turnovers of the engine."""
+"""Requests of the simulated run: enough for several turnovers of the engine."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Predicted:
     """The steady state."""
 
     estimate: Estimate | None
-    """None where the policy has no closed form under this admission."""
+    """None if the policy has no closed form under this admission."""
     spans: tuple[Span, ...]
-    """A stretch of a simulated run under load."""
+    """A section of a simulated run under load."""
 
     @staticmethod
     async def of(opened: Opened) -> "Predicted":
-        """Computed in a thread: a simulated run takes a while."""
+        """Compute it in a thread: a simulated run takes a while."""
         return await asyncio.to_thread(Predicted.now, opened)
 
     @staticmethod
     def now(opened: Opened) -> "Predicted":
-        """The same, at once."""
+        """Compute it at once."""
         schedule, profile = opened.schedule, opened.profile
         estimate = xsimulator.estimate(schedule, profile) if xsimulator.has_steady_state(schedule) else None
         run = xsimulator.timeline(schedule, profile, requests=_REQUESTS)
@@ -47,7 +47,7 @@ class Predicted:
 
 
 def targets(schedule: Schedule) -> Mapping[str, float]:
-    """The schedule's sequences of a micro-batch, by phase; those that its policy sets."""
+    """The schedule's target of sequences per micro-batch, by phase, as far as its policy sets one."""
     traits = traits_of(schedule)
     prompts, residents = traits.value(schedule, "prompts"), traits.value(schedule, "residents")
     decoding = traits.value(schedule, "target") or residents

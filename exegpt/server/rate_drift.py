@@ -1,33 +1,30 @@
-"""RateDrift: whether requests still come at the rate that was planned, by a test with a stated probability of a false
-alarm.
+"""RateDrift: a test of whether requests still arrive at the planned rate, with a bounded probability of a false alarm.
 
-Shiryaev's and Roberts' statistic: the sum, over all moments at which the rate may have changed, of how much likelier
-what has come since is at a changed rate than at the planned one,
+The Shiryaev–Roberts statistic sums the likelihood ratio of a changed rate against the planned one over all possible
+times s of the change:
 
     R(t) = ∫ L(s, t) ds,    L(s, t) = ratio^n · exp(-(changed - near) · (t - s)),    ratio = changed / near
 
-with n arrivals between s and t. It is in seconds. Where arrivals are Poisson at `near`, R(t) - t is a martingale; at
-any rate on the planned one's side of `near`, a supermartingale. So R exceeds A within T seconds with a probability of
-at most T / A (Ville's inequality), however often it is looked at. A mean over a window has no such bound: looked at
-often enough, it exceeds any threshold.
+with n arrivals between s and t. It is in seconds. If arrivals are Poisson at `near`, R(t) - t is a martingale; at any
+rate on the planned side of `near`, a supermartingale. So R exceeds A within T seconds with a probability of at most T /
+A (Ville's inequality), however often it is checked. A mean over a window has no such bound: checked often enough, it
+exceeds any threshold.
 
-There are two of them, for a higher rate and for a lower one; their mean has the same bound.
+There are two statistics, for a higher and for a lower rate; their mean has the same bound.
 """
 
 import math
 
 TOLERATED = 1.25
-"""Rates that differ by less are no drift: what people write as a rate is no more exact, and a plan keeps 15 % of every
-bound as its margin.
+"""Rates within this factor count as unchanged: rates in a models file are no more exact, and a plan keeps a margin of
+15 % of every bound.
 """
 CHANGED = 2.0
-"""By what the rate is taken to have changed: twice as many requests, or half as many. Smaller changes are found, too,
-only later.
-"""
+"""The factor of the tested change: twice or half as many requests. Smaller changes are detected too, but later."""
 
 
 class RateDrift:
-    """Of one model, whose requests are planned to come at `planned_seq_s`, in sequences per second."""
+    """The test of one model with a planned rate of `planned_seq_s` sequences per second."""
 
     def __init__(self, planned_seq_s: float):
         self._sides = {
@@ -36,13 +33,13 @@ class RateDrift:
         }
 
     def come(self, count: int, seconds: float) -> None:
-        """So many have come in the next `seconds`."""
+        """Add `count` arrivals within the next `seconds`."""
         for side in self._sides.values():
             side.come(count, seconds)
 
     @property
     def statistic_s(self) -> float:
-        """R in seconds; infinite where no float is as large."""
+        """R in seconds; infinite if it exceeds the floats."""
         sides = [side.log_s for side in self._sides.values()]
         most = max(sides)
         if most > _MOST_LOG:
@@ -51,7 +48,7 @@ class RateDrift:
 
     @property
     def side(self) -> str:
-        """Whether a `higher` rate is likelier, or a `lower` one."""
+        """Whether a `higher` or a `lower` rate is likelier."""
         return max(self._sides, key=lambda side: self._sides[side].log_s)
 
 

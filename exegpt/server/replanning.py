@@ -1,4 +1,4 @@
-"""Replanning: a server of a plan finds another one by itself when its models' popularity has drifted."""
+"""Replanning: a server with a plan searches for another one when its models' popularity has drifted."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from exegpt.server.frontend import Frontend
 from exegpt.server.popularity import Popularity
 
 LOOK_S = 1.0
-"""Between two looks at what has come."""
+"""Seconds between two checks of the arrivals."""
 _READY_S = 0.1
 
 Outcome = Literal["followed", "kept", "failed"]
@@ -26,15 +26,15 @@ Outcome = Literal["followed", "kept", "failed"]
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """How a plan is followed as popularity drifts."""
+    """How the plan follows popularity."""
 
     after_s: float
-    """For how long other rates have to last."""
+    """How long the rates must have differed."""
 
 
 class Replanning:
-    """Of the models of a plan, by name. `options` None: it stays, whatever comes. `follow` lets the models follow
-    another plan; InputError for one that this machine can't.
+    """Replans the models of a plan, by name. `options` None: the plan stays. `follow` switches the models to another
+    plan; InputError for one that this machine can't run.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Replanning:
     ):
         self._frontends, self._options, self._follow = frontends, options, follow
         self.plan = plan
-        """That is followed."""
+        """The current plan."""
         self._interval_s: float | None = None
-        """How long the plan stays after a search, whatever comes; None before the first."""
+        """Minimum time that the plan stays after a search; None before the first."""
         self._popularity: Popularity | None = None
         self._seen: dict[str, int] = {}
         self._since_s = time.monotonic()
-        """Since when the plan is followed."""
+        """When the current plan took over."""
         self._last: str | None = None
         self._counted: dict[str, int] = dict.fromkeys(get_args(Outcome), 0)
         self._counter = Counter(
@@ -68,15 +68,15 @@ class Replanning:
         self._watch({model.name: model.rate_seq_s for model in plan.models}, self._since_s)
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """The models follow the plan before again. Popularity is watched no longer, since the plan that failed would be
-        found once more: an administrator has to send another one.
+        """The models go back to an earlier plan. Popularity isn't watched any more, since the search would find the
+        failed plan again: an administrator has to send another one.
         """
         self.plan, self._since_s, self._popularity = plan, time.monotonic(), None
         self._count("failed", f"the plan before is followed again, and stays: {why}")
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `GET /plan` answers."""
+        """The answer of `GET /plan`."""
         watched = self._popularity
         return {
             "plan": to_dict(self.plan),
@@ -86,7 +86,7 @@ class Replanning:
         }
 
     async def run(self) -> None:
-        """Watch, for good; after an error that nobody expected the server goes on with the plan that it has."""
+        """Watch until cancelled; after an unexpected error the server continues with its plan."""
         if self._options is None:
             return
         self.follows(self.plan)
@@ -104,7 +104,7 @@ class Replanning:
                 await self._replan(rates)
 
     def _watch(self, rates: dict[str, float | None], begin_s: float) -> None:
-        """Look out for rates other than these, where another plan can be searched."""
+        """Watch for rates other than these, if another plan can be searched."""
         if self._options is None:
             return
         if why := why_not_watched(self.plan):
@@ -119,7 +119,7 @@ class Replanning:
         return all(frontend.admission and not frontend.draining for frontend in self._frontends.values())
 
     def _look(self, now_s: float) -> dict[str, float] | None:
-        """The rates at which requests come, if they have drifted."""
+        """The arrival rates, if they have drifted."""
         arrived = {name: frontend.arrived for name, frontend in self._frontends.items()}
         counts = {name: count - self._seen.get(name, 0) for name, count in arrived.items()}
         self._seen = arrived
@@ -131,7 +131,7 @@ class Replanning:
         return self._popularity.come(counts, now_s)
 
     async def _replan(self, rates: dict[str, float]) -> None:
-        """Search a plan for these rates, and follow it if it is better."""
+        """Search a plan for these rates, and switch to it if it is better."""
         since_s = self._since_s
         asked = ", ".join(f"{name} {figure_text(rate)}/s" for name, rate in rates.items())
         output.note(f"popularity has drifted, to {asked}: another plan is searched", event="replan")
@@ -152,7 +152,7 @@ class Replanning:
         self._count("failed" if failed else "kept", f"the models keep their plan: {why}")
 
     def _refused(self, plan: Plan) -> str:
-        """Follow a plan; why it can't be, or nothing."""
+        """Switch to a plan; returns why it can't be followed, or an empty text."""
         try:
             self._follow(plan)
         except InputError as error:

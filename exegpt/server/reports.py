@@ -1,4 +1,4 @@
-"""Reports: what is said of each request when it has ended, beside what is counted: a line of the log, and a span."""
+"""Reports: the log line and the span of each finished request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,12 +11,12 @@ from exegpt.server.tracing import Tracing
 
 @dataclass(frozen=True)
 class Reports:
-    """Of one server, whatever models it has."""
+    """The reports of one server, for all of its models."""
 
     log_requests: bool = False
-    """A line of the log per request."""
+    """Whether to log a line per request."""
     tracing: Tracing | None = None
-    """Where spans are exported to a collector."""
+    """Exports spans to a collector, if there is one."""
 
     def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice] = ()) -> None:
         """A request has ended. `parent` has the headers of its caller's trace; `choices` are its own sequences."""

@@ -1,4 +1,4 @@
-"""From a client's sampling parameters to the engine's requests."""
+"""Converts a client's sampling parameters to requests of the engine."""
 
 import json
 import secrets
@@ -11,7 +11,7 @@ from exegpt.server.errors import invalid
 from exegpt.server.schemas import Sampled
 
 GREEDY_BELOW = 1e-4
-"""Temperatures below it choose the likeliest token: logits divided by less are no numbers any more."""
+"""Lower temperatures are greedy: dividing logits by less overflows."""
 LEAST_TOP_P = 1e-6
 """`top_p` 0 keeps one token."""
 _SEEDS = 2**63
@@ -25,8 +25,8 @@ def random_seed() -> int:
 def requests_of(
     body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, place: int = 0, **options: Any
 ) -> list[Request]:
-    """A request for each of a prompt's `n` choices, which draw from seeds of their own; `place` is the prompt's among
-    several, `options` what else a request has. The ids are given by the engine link.
+    """A request for each of a prompt's `n` choices, with different seeds. `place` is the prompt's index among several,
+    `options` are the requests' other fields. The engine link assigns the ids.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(f"'min_tokens' is above the {max_tokens} tokens that the output may have.", "min_tokens")
@@ -81,7 +81,7 @@ def stop_texts(body: Sampled) -> tuple[str, ...]:
 
 
 def grammar(body: Sampled) -> str | None:
-    """The grammar of a response format, as the engine takes it; None where any text may come."""
+    """The grammar of a response format for the engine; None for free text."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None

@@ -1,4 +1,4 @@
-"""The served model as the frontend knows it: its limits, its tokenizer, its chat template. No weights."""
+"""The served model as the frontend knows it: limits, tokenizer, chat template; no weights."""
 
 import json
 import time
@@ -22,19 +22,19 @@ _SHOWN = 300
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model directory under the name that clients use."""
+    """A model directory with the name that clients use."""
 
     name: str
     directory: Path
     spec: ModelSpec
     tokenizer: Any
-    """None where the directory has none: prompts are then token ids, and outputs have no text."""
+    """None if the directory has no tokenizer: prompts are then token ids, and outputs have no text."""
     created: int
     chat_template: ChatTemplate | None = None
 
     @staticmethod
     def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
-        """The model of a directory, with a chat template of one's own. InputError where they can't be read."""
+        """Read the model of a directory, optionally with another chat template. InputError if they can't be read."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:
@@ -55,7 +55,7 @@ class ServedModel:
 
     @cached_property
     def eos(self) -> tuple[int, ...]:
-        """The tokens that end a text, as the engine takes them: generation_config.json's, if it has any."""
+        """The end-of-text tokens for the engine: those of generation_config.json, if it has any."""
         given = (self.config(file).get("eos_token_id") for file in ("generation_config.json", "config.json"))
         ids = next((ids for ids in given if ids is not None), None)
         return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
@@ -72,7 +72,7 @@ class ServedModel:
 
     @property
     def longest_text(self) -> int:
-        """Characters beyond which no text fits the context."""
+        """Maximum characters of a text that can fit the context."""
         return self.spec.context * self.longest_token
 
     def encode(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
@@ -91,11 +91,11 @@ class ServedModel:
         return grammar_check(self.directory, self.spec, prepare=True)
 
     def prepare_grammars(self) -> None:
-        """Let no answer wait until the tokenizer is read for the first grammar."""
+        """Prepare the tokenizer for grammars, so that no answer waits for it."""
         _ = self._grammar_check
 
     def check_grammar(self, request: Request) -> None:
-        """ApiError where outputs can't follow a request's grammar."""
+        """ApiError if outputs can't follow a request's grammar."""
         if request.grammar is None:
             return
         try:

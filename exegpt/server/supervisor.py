@@ -1,4 +1,4 @@
-"""Supervisor: the frontend's process, with HTTP on one side and the engines on the other, and how all of it ends."""
+"""Supervisor: the frontend's process, which serves HTTP and manages the engines, and how it ends."""
 
 import asyncio
 import contextlib
@@ -36,26 +36,26 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What `exegpt serve` is asked for."""
+    """The options of `exegpt serve`."""
 
     units: tuple[UnitOptions, ...]
-    """Its engines, and their models."""
+    """The engines with their models."""
     starts: int
     """Engines that may start at once."""
     plan: Plan | None
-    """Of its models; None: the server has no plan."""
+    """The plan of its models; None: the server has no plan."""
     replan: Callable[[Plan], tuple[UnitOptions, ...]] | None
-    """The engines of another plan for the same models; None: the server has no plan."""
+    """Returns the engines of another plan for the same models; None: the server has no plan."""
     replanning: ReplanOptions | None
-    """None: no plan is searched in its place."""
+    """None: the plan is never replaced by a search."""
     host: str
     port: int
     api_keys: tuple[str, ...]
     hosts: tuple[str, ...]
-    """Names beside loopback's by which the server may be called without keys."""
+    """Names, besides loopback's, by which the server may be called without keys."""
     origins: tuple[str, ...]
     admin_token: str | None
-    """With which schedules can be changed and the server drained over HTTP; None: they can't."""
+    """Token for changing schedules and draining over HTTP; None: not possible."""
     max_output: int | None
     max_waiting: int
     journal: Path | None
@@ -64,7 +64,7 @@ class ServerOptions:
     drain_timeout_s: float
     stall_timeout_s: float
     log_requests: bool = False
-    """A line of the log per request."""
+    """Whether to log a line per request."""
     otlp_traces_endpoint: str | None = None
     """The URL of an OpenTelemetry collector that takes traces; None: the environment's, if there is one."""
 
@@ -79,8 +79,8 @@ class Server(uvicorn.Server):
 
 
 class Supervisor:
-    """Starts the engines and serves until all is answered, or an engine can't be started again, of the plan before
-    either; ends with them.
+    """Starts the engines and serves until everything is answered, or until an engine can't be restarted and there is no
+    earlier plan to go back to; ends the engines.
     """
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
@@ -89,13 +89,13 @@ class Supervisor:
         self._units = [self._unit(unit) for unit in options.units]
         self._running: dict[Unit, asyncio.Task[int]] = {}
         self._wanted = [unit.follows for unit in options.units]
-        """What the units of the plan follow; others are on their way out."""
+        """What the units of the current plan follow; other units are ending."""
         self._plan = options.plan
         self._before: Plan | None = None
-        """The latest plan before, with other engines, which had all opened."""
+        """The latest earlier plan with other engines, all of which had opened."""
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
-        """Of what ended as it never should."""
+        """The error of a task that should never end."""
         self._signals = 0
         self.code = 0
         frontends.drain = self.interrupt
@@ -165,7 +165,7 @@ class Supervisor:
             self._drain()
 
     def _failed(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether a task has raised an error, which ends the server: models without engines would keep their clients
+        """Whether a task has raised an error. That ends the server: models without engines would keep their clients
         waiting.
         """
         error = None if task.cancelled() else task.exception()
@@ -175,7 +175,7 @@ class Supervisor:
         return bool(error)
 
     def follow(self, plan: Plan) -> None:
-        """Follow another plan for the same models from now on; InputError for one that can't be."""
+        """Switch to another plan for the same models; InputError for an impossible one."""
         assert self._options.replan, "a server of a plan"
         units = self._options.replan(plan)
         if any(unit.follows not in self._wanted for unit in units) and self._has_opened:
@@ -186,13 +186,13 @@ class Supervisor:
 
     @property
     def _has_opened(self) -> bool:
-        """Whether all engines of the plan have."""
+        """Whether all engines of the plan have opened."""
         opened = [unit.options.follows for unit in self._units if unit.has_opened]
         return all(follows in opened for follows in self._wanted)
 
     def _go_back(self, unit: Unit, why: str = "") -> bool:
-        """Follow the plan before again, as a unit of this one can't be started; whether that helps. `why` goes behind
-        that sentence, where the engine hasn't said it.
+        """Go back to the earlier plan, as a unit of this one can't be started; returns whether that is possible. `why`
+        is appended to the message if the engine hasn't reported the reason.
         """
         plan, self._before = self._before, None
         if plan is None or self._signals:
@@ -215,7 +215,9 @@ class Supervisor:
         self._following.add_done_callback(self._failed)
 
     async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
-        """Units that follow what they did stay; the others' engines end, and new ones go on with their requests."""
+        """Keep units that follow the same as before; end the others' engines, and start new ones that continue with
+        their requests.
+        """
         async with self._replacing:
             wanted = [options.follows for options in units]
             gone = [unit for unit in self._units if unit.options.follows not in wanted]
@@ -240,7 +242,7 @@ class Supervisor:
             await asyncio.to_thread(frontend.model.prepare_grammars)
 
     def interrupt(self) -> None:
-        """A signal to end: the first drains, the second ends at once."""
+        """Handle a signal: the first one drains, the second one ends the server at once."""
         self._signals += 1
         if self._signals > 1:
             self._ended.set()
@@ -265,7 +267,7 @@ class Supervisor:
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """The listening socket; InputError where the address can't be had."""
+    """The listening socket; InputError if the address isn't available."""
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
@@ -283,7 +285,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def run(options: ServerOptions) -> int:
-    """Serve until a signal ends it; the exit code."""
+    """Serve until a signal ends the server; returns the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
         raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
@@ -303,7 +305,7 @@ async def _run(options: ServerOptions) -> int:
 
 
 def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
-    """Of all models, in their order."""
+    """The frontends of all models, in order."""
     journal = Journal(options.journal, options.answer_ttl_s) if options.journal else None
     models = sorted((model for unit in options.units for model in unit.models), key=lambda model: model.place)
     read = [ServedModel.read(model.directory, model.name, model.chat_template) for model in models]

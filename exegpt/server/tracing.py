@@ -1,8 +1,8 @@
-"""Tracing: an OpenTelemetry span for every API request, where an endpoint for them is set. No text, no token ids.
+"""Tracing: an OpenTelemetry span for every API request, if an endpoint is configured. No text, no token ids.
 
-A request's span is made when it has ended, with the times at which things happened, and put in a bounded queue, from
-which a thread of OpenTelemetry's exports batches over HTTP: neither an answer nor the event loop waits for a collector.
-Names of attributes are those of OpenTelemetry's conventions (gen_ai, http), of latencies vLLM's, else `exegpt.`.
+A request's span is created when the request has ended, with the times of its events, and put in a bounded queue. A
+thread of OpenTelemetry exports batches from it over HTTP: neither an answer nor the event loop waits for a collector.
+Attributes are named by OpenTelemetry's conventions (gen_ai, http), latencies by vLLM's, others begin with `exegpt.`.
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Value = str | int | float | list[str]
 
 PARENT = "traceparent", "tracestate"
-"""Headers of the W3C's Trace Context, by which a request belongs to its caller's trace."""
+"""Headers of W3C Trace Context, which link a request to its caller's trace."""
 _ENDPOINTS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 """Of each pair the first is for traces alone, and goes before the other."""
@@ -32,12 +32,12 @@ _PROTOCOL = "http/protobuf"
 _OPERATIONS = {"/v1/chat/completions": "chat"}
 """By path; others are `text_completion`."""
 _CLOSE_S = 3.0
-"""How long the last spans may take to be exported when the server ends."""
+"""Time limit for exporting the last spans when the server ends."""
 
 
 class Tracing:
-    """Spans of the requests of one server. They go to `endpoint`, a collector's URL for traces; None: where the
-    environment says, as OpenTelemetry specifies its variables.
+    """Spans of one server's requests. They go to `endpoint`, a collector's URL for traces; None: to the one given by
+    OpenTelemetry's environment variables.
     """
 
     def __init__(self, endpoint: str | None = None):
@@ -45,8 +45,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("exegpt", __version__)
 
     def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice]) -> None:
-        """A request has ended. `parent` has the headers of its caller's trace; `choices` are its sequences, none where
-        it ran no sequences of its own.
+        """Export the span of an ended request. `parent` has the headers of its caller's trace; `choices` are its
+        sequences, if it ran any.
         """
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -74,16 +74,16 @@ class Tracing:
         whole.end(int(answered.ended_s * 1e9) + ahead_ns)
 
     def close(self) -> None:
-        """Export what is left, as far as a collector takes it in time."""
+        """Export the remaining spans, as far as a collector accepts them in time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # it waits for half a minute
         closing.start()
         closing.join(_CLOSE_S)
 
 
 def tracing(endpoint: str | None) -> Tracing | None:
-    """Of a server; None where neither `endpoint` nor the environment says where spans go.
+    """The tracing of a server; None if neither `endpoint` nor the environment gives an endpoint.
 
-    InputError where they can't be exported at all.
+    InputError if spans can't be exported at all.
     """
     given = endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
     if given is None:
@@ -124,7 +124,7 @@ def _provider(endpoint: str | None) -> "TracerProvider":
 
 
 def _facts(answered: Answered) -> dict[str, Value]:
-    """What came of a request."""
+    """Attributes for the result of a request."""
     facts: dict[str, Value | None] = {
         "http.request.method": "POST",
         "http.route": answered.path,
@@ -145,7 +145,7 @@ def _facts(answered: Answered) -> dict[str, Value]:
 
 
 def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
-    """What a request asked for, and why its sequences ended; nothing of one without sequences."""
+    """Attributes for a request's parameters and the finish reasons of its sequences; empty without sequences."""
     if not choices:
         return {}
     request = choices[0].request
@@ -159,8 +159,8 @@ def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
 
 
 def _phases(choices: Sequence[Choice], begin_s: float) -> list[tuple[str, float, float]]:
-    """The parts of a request's time that are known, by the monotonic clock: in the queue, until any of its sequences
-    starts; prefill, until any has its first token; decode, until all have their last ones.
+    """The known phases of a request, by the monotonic clock: in the queue, until any of its sequences starts; prefill,
+    until any has its first token; decode, until all have their last ones.
     """
     outputs = [choice.output for choice in choices]
     firsts = [output.first_s for output in outputs if output.first_s is not None]

@@ -1,4 +1,4 @@
-"""A unit: the models of one engine process, as a server has them: watched, and asked over HTTP."""
+"""A unit: the models of one engine process in a server, with supervision and HTTP frontends."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ _LOOK_S = 0.05
 
 
 class Unit(EngineUnit):
-    """`where` is the server's address; `resume` runs what a journal has of a model. Where the server gives it up, its
-    models' requests wait for another plan's.
+    """`where` is the server's address; `resume` runs a model's journalled requests. If the server gives the unit up,
+    its models' requests wait for another plan's unit.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Unit(EngineUnit):
         super().__init__(options, {f.model.name: f.link for f in frontends}, directory, turns)
         self.frontends, self._where, self._resume = tuple(frontends), where, resume
         self._tasks: set[asyncio.Task[None]] = set()
-        """What runs beside: the event loop alone doesn't keep it."""
+        """Background tasks; the event loop alone keeps no reference to them."""
         for frontend in frontends:
             frontend.link.on_opened = partial(self._opened, frontend)
             frontend.link.on_changed = partial(self._changed, frontend)
@@ -43,7 +43,7 @@ class Unit(EngineUnit):
             frontend.link.on_lost = self._refuse
 
     async def give_up(self) -> None:
-        """End the engine at once, after `run` was cancelled; another unit's goes on with its requests."""
+        """End the engine at once, after `run` was cancelled; another unit continues its requests."""
         self._refuse()
         await super().give_up()
 
@@ -52,7 +52,9 @@ class Unit(EngineUnit):
         return all(frontend.draining and not frontend.active for frontend in self.frontends)
 
     def _may_follow(self, opened: bool) -> bool:
-        """One that can follow a schedule that is known; without one the next would not find any either."""
+        """Whether the unit can be restarted: it has a known schedule. Without one, the next engine wouldn't find any
+        either.
+        """
         known = not {"--schedule", "--plan"}.isdisjoint([*self._arguments, *self._documents])
         return self._engine.restarts and known
 
@@ -72,7 +74,7 @@ class Unit(EngineUnit):
         self._refuse()
 
     def _refuse(self) -> None:
-        """Let no model take requests until there is another engine."""
+        """Let no model accept requests until there is another engine."""
         for frontend in self.frontends:
             frontend.lost()
 
@@ -93,7 +95,9 @@ class Unit(EngineUnit):
         output.note(text, event="schedule_changed", model=frontend.model.name)
 
     def _take(self, frontend: Frontend, opened: Opened) -> None:
-        """Take requests for this schedule, which another engine would follow too; models that share follow a plan."""
+        """Accept requests under this schedule, which a new engine would follow too; models that share devices follow
+        the plan.
+        """
         if not frontend.shares:
             self._documents["--schedule"] = opened.schedule
         frontend.opened(opened)
@@ -110,7 +114,9 @@ class Unit(EngineUnit):
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self) -> None:
-        """Kill an engine that has stalled: `run` starts another. Models may wait for each other: all have to."""
+        """Kill an engine that has stalled; `run` starts another one. Models may wait for each other, so all must have
+        stalled.
+        """
         while not (waiting := [frontend for frontend in self.frontends if frontend.link.silent_s]) or not all(
             frontend.link.silent_s >= frontend.stall_limit_s for frontend in waiting
         ):

@@ -1,4 +1,6 @@
-"""Unrouted: requests to a server of several models that reach none of them: unreadable ones, and those for others."""
+"""Unrouted: requests to a server of several models that reach none of them: unreadable ones, and those with an unknown
+model.
+"""
 
 import time
 
@@ -11,7 +13,7 @@ from exegpt.server.reports import Reports
 
 
 class Unrouted:
-    """Stands for a model's monitor."""
+    """Takes the place of a model's monitor."""
 
     def __init__(self, reports: Reports):
         self._reports = reports
