@@ -1,7 +1,7 @@
-"""Orders: which waiting request comes first. Each is one function from a sequence to its sorting key.
+"""Orders: which waiting request is admitted first. Each is one function from a sequence to its sorting key.
 
-An order decides whom the ledger admits next, among waiting and preempted sequences. It preempts no residents: only a
-lack of KV blocks does (`Ledger.grow`).
+An order decides which of the waiting and preempted sequences the ledger admits next. It never preempts running
+sequences: only a lack of KV blocks does (`Ledger.grow`).
 """
 
 from exegpt.batching import Order

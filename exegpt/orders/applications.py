@@ -1,10 +1,10 @@
-"""Applications first come, first served (Parrot): all requests of one before those of any later one."""
+"""First come, first served by application (Parrot): all requests of an application before those of any later one."""
 
 from exegpt.batching import Sequence
 
 
 class FirstApplication:
-    """By the application's arrival; its requests by their own."""
+    """By the application's arrival, then by the request's own."""
 
     changes = False
 

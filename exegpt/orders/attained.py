@@ -1,11 +1,11 @@
-"""The time that sequences have been resident, or executed."""
+"""Attained service of sequences: the time that they have been resident, or executed."""
 
 from exegpt.batching import Sequence
 
 
 class Attained:
-    """Seconds by sequence: of residence, over all times that each was admitted; or, where `executed`, of the steps that
-    it was in. On devices that several models share, residents may wait for long.
+    """Seconds by sequence: of residence, summed over its admissions; or, if `executed`, of the steps that contained it.
+    On devices shared by several models, resident sequences may wait for long.
     """
 
     def __init__(self, executed: bool = False) -> None:
@@ -14,24 +14,24 @@ class Attained:
         self._since: dict[int, float] = {}
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """It is resident from now on."""
+        """The sequence is resident from now on."""
         if not self.executed:
             self._since[sequence.index] = now
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """It was resident until now."""
+        """The sequence was resident until now."""
         if not self.executed:
             self.add(sequence, now - self._since.pop(sequence.index, now))
 
     def add(self, sequence: Sequence, seconds: float) -> None:
-        """It has attained so much more."""
+        """Add executed seconds."""
         self._seconds[sequence.index] = self.seconds(sequence) + seconds
 
     def end(self, sequence: Sequence) -> None:
-        """Forget it."""
+        """Forget the sequence."""
         self._seconds.pop(sequence.index, None)
         self._since.pop(sequence.index, None)
 
     def seconds(self, sequence: Sequence) -> float:
-        """Of a waiting sequence; of a resident one too, where steps count."""
+        """Attained seconds of a waiting sequence, and, if steps count, of a resident one."""
         return self._seconds.get(sequence.index, 0.0)

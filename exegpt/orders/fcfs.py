@@ -6,7 +6,7 @@ from exegpt.batching import Sequence
 
 
 class FCFS:
-    """By arrival; requests of the same moment in the order in which they were given."""
+    """By arrival; simultaneous requests in the order in which they were given."""
 
     changes = False
 
@@ -15,7 +15,7 @@ class FCFS:
         return sequence.arrival_s, sequence.index
 
     def steady_s(self, sequence: Sequence, now: float) -> float:
-        """For how long the key of a sequence that runs won't rise: it is constant."""
+        """For how long the key of a running sequence won't rise: it is constant."""
         return inf
 
 

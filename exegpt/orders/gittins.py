@@ -12,15 +12,16 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 BUCKETS = 10
-"""Of equal width over a demand's samples: ranks are computed again only where attained service enters the next one."""
+"""Of equal width over a demand's samples: a rank is recomputed only when attained service enters the next one."""
 
 
 def gittins_rank(samples: Samples[float], attained: float) -> float:
-    """G(a) = inf over budgets D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a), exactly, on samples of X.
+    """G(a) = inf over budgets D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a), exact on samples of X.
 
-    `samples` rise, in any unit of service, which the rank has too; lower is earlier. The infimum is reached at a
-    residual d_k of the n samples above `attained`, where it is (d_1 + … + d_k + (n - k) d_k) / k. Above all samples the
-    last one is doubled until it lies beyond: with 0 a job without end would be the first for ever.
+    `samples` are ascending, in any unit of service, which is the rank's unit too; lower is earlier. The infimum is
+    reached at a residual d_k of the n samples above `attained`, where it is (d_1 + … + d_k + (n - k) d_k) / k. Above
+    all samples, the last one is doubled until it exceeds `attained`: with a rank of 0 a job without end would always be
+    first.
     """
     first = bisect_right(samples, attained)
     if first == len(samples):
@@ -32,9 +33,9 @@ def gittins_rank(samples: Samples[float], attained: float) -> float:
 
 
 def _beyond(last: float, attained: float) -> float:
-    """The residual to the last sample, doubled until it is above `attained`; never 0."""
+    """The residual to the last sample, doubled until it exceeds `attained`; never 0."""
     if attained <= 0:
-        return 0.0  # a demand of nothing
+        return 0.0  # no demand
     if last <= 0:
         last = attained
     doublings = math.floor(math.log2(attained / last)) + 1
@@ -43,7 +44,7 @@ def _beyond(last: float, attained: float) -> float:
 
 
 class RankedDemand:
-    """A demand's samples with its Gittins rank, which stays as it is within a bucket."""
+    """A demand's samples with its Gittins rank, which is constant within a bucket."""
 
     def __init__(self, samples: Samples[float], buckets: int = BUCKETS):
         """`samples` in any order, at least one, none negative; `buckets` of equal width from 0 to the greatest."""
@@ -51,7 +52,7 @@ class RankedDemand:
         self.mean = math.fsum(self.samples) / len(self.samples)
         self._buckets = buckets
         self._ranks: dict[int, float] = {}
-        """By bucket, as of its lower boundary."""
+        """By bucket, computed at its lower boundary."""
 
     @property
     def most(self) -> float:
@@ -59,11 +60,11 @@ class RankedDemand:
         return self.samples[-1]
 
     def next_sample(self, attained: float) -> float:
-        """The least sample above `attained`; the greatest where none is."""
+        """The smallest sample above `attained`; the greatest one if none is."""
         return self.samples[min(bisect_right(self.samples, attained), len(self.samples) - 1)]
 
     def rank(self, attained: float) -> float:
-        """The Gittins rank at the lower boundary of `attained`'s bucket; beyond every sample at `attained` itself."""
+        """The Gittins rank at the lower boundary of `attained`'s bucket; beyond every sample, at `attained` itself."""
         if attained >= self.most:
             return gittins_rank(self.samples, attained)
         bucket = int(attained / self.most * self._buckets)
@@ -73,11 +74,11 @@ class RankedDemand:
 
 
 class Job(Protocol):
-    """What waits: a sequence, or an application's call."""
+    """A waiting job: a sequence, or an application's call."""
 
     @property
     def arrival_s(self) -> float:
-        """When it came."""
+        """Its arrival."""
 
     @property
     def index(self) -> int:
@@ -88,15 +89,17 @@ J = TypeVar("J", bound=Job)
 
 
 class Gittins(Generic[J]):
-    """By the Gittins rank of what each job demands; equal ranks by arrival."""
+    """By the Gittins rank of each job's demand; equal ranks by arrival."""
 
     changes = True
 
     def __init__(self, demand: Callable[[J], RankedDemand], attained: Callable[[J], float]):
-        """`demand` and `attained` of a job, in the same unit of service: that of all that it belongs to."""
+        """`demand` and `attained` of a job, in the same unit of service: those of the whole application that it belongs
+        to.
+        """
         self._demand = demand
         self._attained = attained
 
     def key(self, job: J, now: float) -> tuple[float, float, int]:
-        """Changes only where attained service enters another bucket."""
+        """Changes only when attained service enters another bucket."""
         return self._demand(job).rank(self._attained(job)), job.arrival_s, job.index

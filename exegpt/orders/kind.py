@@ -1,4 +1,4 @@
-"""OrderKind: an order by its name, and what it must know."""
+"""OrderKind: an order by its name, with the hints that it needs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""Shortest first by a ranker's score (vLLM-LTR): only which of two is shorter need be right."""
+"""Shortest first by a ranker's score (vLLM-LTR): only the comparison of two lengths has to be right."""
 
 from exegpt.batching import Sequence
 
 
 class Learned:
-    """By score, the highest first; what a sequence has generated changes nothing, as in vLLM-LTR."""
+    """By score, the highest first; generated tokens change nothing, as in vLLM-LTR."""
 
     changes = False
 

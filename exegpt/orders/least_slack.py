@@ -1,4 +1,4 @@
-"""Least slack first: who must start soonest to be in time."""
+"""Least slack first: the request that must start soonest to be in time."""
 
 from math import inf
 
@@ -7,15 +7,16 @@ from exegpt.orders.remaining import remaining_s
 
 
 class LeastSlack:
-    """By slack: deadline - now - remaining time alone. Those without a deadline come last, by arrival.
+    """By slack: deadline - now - remaining time alone. Requests without a deadline come last, by arrival.
 
-    The slack of all that wait falls alike, so that their order needs no `now`: the key is the latest start.
+    The slack of all waiting requests falls at the same speed, so their order needs no `now`: the key is the latest
+    start time.
     """
 
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
-        """Constant while it waits: the moment of its latest start."""
+        """Constant while it waits: its latest start time."""
         deadline_s = sequence.hints.deadline_s
         latest = inf if deadline_s is None else deadline_s - remaining_s(sequence)
         return latest, sequence.arrival_s, sequence.index

@@ -1,4 +1,4 @@
-"""SeaLLM's T'·L̂: the order that is best for latencies in proportion to each service's own."""
+"""SeaLLM's T'·L̂: the best order for latencies relative to each service's own."""
 
 from math import inf
 
@@ -8,7 +8,7 @@ from exegpt.orders.remaining import remaining_s
 
 class Product:
     """By remaining time alone times the service's mean time alone. A normalised latency weighs a request by 1/L̂, so
-    that Smith's ratio of time to weight is the product.
+    Smith's ratio of time to weight is this product.
     """
 
     changes = False
@@ -19,5 +19,5 @@ class Product:
         return remaining_s(sequence) * (hints.service_time_s or 0.0), sequence.arrival_s, sequence.index
 
     def steady_s(self, sequence: Sequence, now: float) -> float:
-        """For how long the key of a sequence that runs won't rise: it falls."""
+        """For how long the key of a running sequence won't rise: it falls."""
         return inf

@@ -6,23 +6,23 @@ from exegpt.batching import FollowingOrder, Sequence, Status
 
 
 class RoundRobin(FollowingOrder):
-    """By turns, which requests get as they begin to wait: the one after their service's last, and never one that has
-    passed.
+    """By turns. A request gets its turn when it begins to wait: the one after its service's last turn, but never one
+    that has passed.
     """
 
     def __init__(self) -> None:
         self._turn = 0
-        """The latest that a request was admitted in."""
+        """The latest turn in which a request was admitted."""
         self._last: dict[Hashable, int] = {}
         self._turns: dict[int, int] = {}
-        """Of waiting sequences, by index."""
+        """Turns of waiting sequences, by index."""
 
     def fresh(self) -> "RoundRobin":
-        """Nobody has had a turn."""
+        """The same order without any history."""
         return RoundRobin()
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """Draw a turn; a preempted one had its own, and waits for the one that is on."""
+        """Assign a turn; a preempted sequence had its own, and gets the present one."""
         if sequence.status is Status.PREEMPTED:
             self._turns[sequence.index] = self._turn
             return
@@ -31,11 +31,11 @@ class RoundRobin(FollowingOrder):
         self._last[group] = self._turns[sequence.index] = turn
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """Its turn is the latest."""
+        """The sequence's turn becomes the latest."""
         self._turn = max(self._turn, self._turns.pop(sequence.index, 0))
 
     def end(self, sequence: Sequence) -> None:
-        """Forget its turn."""
+        """Forget the sequence's turn."""
         self._turns.pop(sequence.index, None)
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScoreScale:
-    """A model's scores and output lengths, each ascending: lengths of different models can be
-    compared, scores can't.
-    """
+    """A model's scores and output lengths, each ascending: lengths compare across models, scores don't."""
 
     scores: tuple[float, ...]
     lengths: tuple[int, ...]
 
     @staticmethod
     def of(scores: Iterable[float], lengths: Iterable[int]) -> "ScoreScale":
-        """Of a model's past requests, in any order."""
+        """The scale of a model's past requests, in any order."""
         return ScoreScale(tuple(sorted(scores)), tuple(sorted(lengths)))
 
     def length(self, score: float) -> int:
-        """The length that as many of the model's outputs are longer than as scores are lower: higher is shorter."""
+        """The output length at the score's quantile, counted from the longest: a higher score is a shorter output."""
         share = (bisect_left(self.scores, score) + bisect_right(self.scores, score)) / (2 * len(self.scores))
         return self.lengths[min(int((1 - share) * len(self.lengths)), len(self.lengths) - 1)]
 

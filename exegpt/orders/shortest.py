@@ -1,4 +1,4 @@
-"""Shortest job first, and shortest remaining time first, by output lengths that are known."""
+"""Shortest job first, and shortest remaining time first, with known output lengths."""
 
 from exegpt.batching import Sequence
 from exegpt.orders.remaining import remaining_tokens
@@ -15,7 +15,7 @@ class SJF:
 
 
 class SRTF:
-    """By the tokens that are left: a preempted sequence comes as early as its rest is short."""
+    """By remaining tokens: a preempted sequence is ranked by its remainder."""
 
     changes = False
 

@@ -1,4 +1,4 @@
-"""vLLM-LTR's starvation guard around any order: nobody is passed over for ever."""
+"""vLLM-LTR's starvation guard around any order: no request is passed over for ever."""
 
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -11,11 +11,11 @@ PROMOTED = "promoted"
 
 
 class StarvationGuard(FollowingOrder):
-    """Promotes a sequence that no step had in it for `idle_steps` in a row; after `quantum` steps it is an ordinary one
+    """Promotes a sequence that `idle_steps` steps in a row have left out; after `quantum` steps it is an ordinary one
     again.
 
-    Promoted sequences come in the order in which they were promoted, and not, as in vLLM-LTR, by score: under lasting
-    overload the short ones are promoted too, and would go on overtaking the long.
+    Promoted sequences come in the order of their promotion, not by score as in vLLM-LTR: under lasting overload short
+    sequences are promoted too, and would keep overtaking long ones.
     """
 
     grouped = True
@@ -25,30 +25,32 @@ class StarvationGuard(FollowingOrder):
         self._inner = order if isinstance(order, FollowingOrder) else None
         self.changes = order.changes
         self._steps = 0
-        """Booked so far."""
+        """Number of steps so far."""
         self._promotions = 0
         self._idle: deque[tuple[int, Sequence]] = deque()
-        """Since which step waiting sequences are idle, oldest first; those that left meanwhile are passed over."""
+        """The steps since which waiting sequences are idle, oldest first; entries of sequences that left meanwhile are
+        skipped.
+        """
         self._since: dict[int, int] = {}
         self._promoted: dict[int, int] = {}
-        """Indices of promoted sequences, and the places in which they were."""
+        """Promotion numbers of promoted sequences, by index."""
         self._left: dict[int, int] = {}
-        """Of promoted sequences, the steps of their quantum."""
+        """Remaining steps of the quantum of promoted sequences."""
 
     def fresh(self) -> "StarvationGuard":
-        """Nobody has waited."""
+        """The same order without any history."""
         inner = self._inner.fresh() if self._inner else self.order
         return StarvationGuard(inner, self.idle_steps, self.quantum)
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """It is idle from this step on."""
+        """The sequence is idle from this step on."""
         self._since[sequence.index] = self._steps
         self._idle.append((self._steps, sequence))
         if self._inner:
             self._inner.wait(sequence, now)
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """The newly promoted, and whoever the inner order names."""
+        """Newly promoted sequences, and those that the inner order reports."""
         due = list(self._inner.due(now)) if self._inner else []
         while self._idle and self._idle[0][0] + self.idle_steps <= self._steps:
             since, sequence = self._idle.popleft()
@@ -59,18 +61,18 @@ class StarvationGuard(FollowingOrder):
         return due
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """It is idle no more."""
+        """The sequence isn't idle any more."""
         self._since.pop(sequence.index, None)
         if self._inner:
             self._inner.start(sequence, now)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """It may wait again."""
+        """The sequence stops running, and may wait again."""
         if self._inner:
             self._inner.stop(sequence, now)
 
     def book(self, step: Step, iterations: int) -> None:
-        """Count steps, and the quanta of those in this one."""
+        """Count steps, and the quanta of the sequences in this one."""
         self._steps += iterations
         if self._inner:
             self._inner.book(step, iterations)
@@ -82,7 +84,7 @@ class StarvationGuard(FollowingOrder):
                         self._demote(sequence)
 
     def ran(self, step: Step, seconds: float, now: float) -> None:
-        """Pass on how long a step took."""
+        """Report a step's duration to the inner order."""
         if self._inner:
             self._inner.ran(step, seconds, now)
 
@@ -91,26 +93,26 @@ class StarvationGuard(FollowingOrder):
         self._promoted.pop(sequence.index, None)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget it."""
+        """Forget the sequence."""
         self._since.pop(sequence.index, None)
         self._demote(sequence)
         if self._inner:
             self._inner.end(sequence)
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Promoted sequences are a group; the others as in the inner order."""
+        """Promoted sequences are one group; the others as in the inner order."""
         if sequence.index in self._promoted:
             return PROMOTED
         return ("ordinary", self._inner.group(sequence) if self._inner else None)
 
     def group_key(self, group: Hashable) -> tuple[Any, ...]:
-        """The promoted come first."""
+        """Promoted sequences come first."""
         if group == PROMOTED:
             return (0,)
         assert isinstance(group, tuple)
         return (1, self._inner.group_key(group[1]) if self._inner and self._inner.grouped else 0)
 
     def key(self, sequence: Sequence, now: float) -> Any:
-        """Of a promoted one its place, else as in the inner order."""
+        """The promotion number of a promoted sequence, else the key of the inner order."""
         place = self._promoted.get(sequence.index)
         return (place,) if place is not None else self.order.key(sequence, now)

@@ -1,4 +1,4 @@
-"""Virtual token counters (VTC): the client that was served least comes first."""
+"""Virtual token counters (VTC): the least served client comes first."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -7,10 +7,11 @@ from exegpt.batching import FollowingOrder, Sequence, Status, Step
 
 
 class VTC(FollowingOrder):
-    """By the client's counter of service, a tenth for each token of a prompt and one for each of an output (Hermes'
+    """By the client's counter of service: a tenth for each prompt token and one for each output token (Hermes'
     weights); a client's own requests by arrival.
 
-    A client that comes back after a pause starts from the least counter of those that wait: it has saved nothing up.
+    A client that returns after a pause starts from the least counter of the waiting clients, so pauses don't accumulate
+    credit.
     """
 
     grouped = True
@@ -23,11 +24,11 @@ class VTC(FollowingOrder):
         """Indices of the waiting sequences."""
 
     def fresh(self) -> "VTC":
-        """Nobody was served."""
+        """The same order without any history."""
         return VTC()
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """Lift the counter of a client that had nothing waiting."""
+        """Count a waiting request; raises the counter of a client that had nothing waiting."""
         client = sequence.hints.client
         if not self._waiting[client] and sequence.status is not Status.PREEMPTED:
             least = min((self._served.get(other, 0.0) for other in self._waiting), default=0.0)
@@ -36,7 +37,7 @@ class VTC(FollowingOrder):
         self._counted.add(sequence.index)
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """One less waits."""
+        """Count one waiting request less."""
         if sequence.index in self._counted:
             self._counted.remove(sequence.index)
             self._waiting[sequence.hints.client] -= 1
@@ -44,11 +45,11 @@ class VTC(FollowingOrder):
                 del self._waiting[sequence.hints.client]
 
     def end(self, sequence: Sequence) -> None:
-        """It waits no more."""
+        """Forget the sequence."""
         self.start(sequence, 0.0)
 
     def book(self, step: Step, iterations: int) -> None:
-        """Count what is computed: prompts, first tokens, and decoding."""
+        """Count computed tokens: prompts, first tokens, and decoding."""
         for sequence, count in step.encode:
             first = count == sequence.to_prefill
             self._serve(sequence, count * self.INPUT_WEIGHT + first)
@@ -65,7 +66,7 @@ class VTC(FollowingOrder):
         return sequence.hints.client
 
     def group_key(self, group: Hashable) -> float:
-        """What the client was served."""
+        """The client's counter of service."""
         return self._served.get(group, 0.0)
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:

@@ -46,12 +46,13 @@ STANDS_ON = (
 RATES, LIMITS = ServiceRates(), LLMLimits()
 APPLICATIONS = 300
 ENGINES = {"256 at once": LIMITS, "8 at once": replace(LIMITS, batch=8)}
-"""As many as fit into the cache (some 30), and so few that 1x saturates them: 8 tokens in 60 ms are 133 per second,
-about what it asks for. The paper doesn't name its limit, but its queues are long at 1x."""
+"""As many as fit into the cache (some 30), or few enough that 1x saturates them: 8 tokens in 60 ms are 133 per second,
+about the load's demand. The paper doesn't name its limit, but its queues are long at 1x.
+"""
 LOADS = {"1x": 30.0, "2x": 15.0, "3x": 10.0}
-"""Minutes in which all are submitted."""
+"""Minutes within which all applications are submitted."""
 PAPER = {"vLLM": (-0.770, -0.824), "Parrot": (-0.767, -0.690), "VTC": (-0.667, -0.741)}
-"""Hermes' mean and 95th-percentile completion time beside each at 1x, LLaMA-2-7B."""
+"""Hermes' change of the mean and 95th-percentile completion time against each baseline at 1x, LLaMA-2-7B."""
 PAPER_ABLATIONS = {"no refinement": 0.153, "nor Gittins": 0.475}
 """Mean completion time over Hermes' at 3x; the oracle's is less than 10 % below."""
 FACTORS = (1.2, 1.5, 2.0)
@@ -61,12 +62,12 @@ CONTEXT_GB, ADAPTER_SLOTS, ACTIVE_ADAPTERS = (8, 16, 32), (10, 20), 10
 max-loras.
 """
 CONTEXT_RATE = 2e9
-"""Bytes/s at which a context comes back from a disk."""
+"""Bytes/s at which a context is loaded from a disk."""
 ADAPTER_S = 0.5
 """An adapter's time to load."""
 KNOBS = tuple(k / 10 for k in range(1, 10))
 CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt": ("task_planning", "dnn", 7.0)}
-"""An application's unit whose successor has the backend, and that backend's start-up in seconds."""
+"""An application's unit whose successor uses the backend, and that backend's start-up in seconds."""
 SEEDS = tuple(range(5))
 
 
@@ -82,13 +83,13 @@ class Completion:
     over_alone: float
     """Mean completion time over the mean of running alone."""
     mean_reduction: float
-    """Hermes' change of it: -0.5 is half."""
+    """Relative change by Hermes: -0.5 is half."""
     p95_reduction: float
 
 
 @dataclass(frozen=True)
 class InTime:
-    """Deadlines kept at 2x, as shares."""
+    """Shares of deadlines kept at 2x."""
 
     engine: str
     order: str
@@ -104,12 +105,14 @@ class Ablation:
     name: str
     mean_s: float
     over_hermes: float
-    """0.1 is a tenth more."""
+    """0.1 means a tenth longer."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One application at 3x, where 8 requests run at once: who waits for the oracle's knowledge."""
+    """One kind of application at 3x, with 8 requests at once: which kinds gain from the oracle's knowledge, and which
+    lose.
+    """
 
     application: str
     share: float
@@ -119,9 +122,9 @@ class Kind:
     deviation: float
     """Standard deviation of demands over their mean."""
     expected_s: float
-    """By its graph at arrival: by which the lowest mean ranks it."""
+    """Expected demand by its graph at arrival: the key of the lowest mean."""
     rank_s: float
-    """By which Gittins does."""
+    """The Gittins rank at arrival."""
     mean_s: dict[str, float]
     """Mean completion time by order, as in `Ablation`."""
 
@@ -133,44 +136,46 @@ class Cached:
     cache: str
     policy: str
     hits: float
-    """Share of the calls' turns."""
+    """Share of calls with a hit on their turn."""
     mean_s: float
     hits_over: float
-    """What prewarming has more of them: 0.1 is a tenth more."""
+    """Relative gain of hits by prewarming: 0.1 is a tenth more."""
     mean_change: float
-    """Of the completion time with prewarming."""
+    """Relative change of the mean completion time by prewarming."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """Warming up one container while the unit before runs."""
+    """Warming up one container during the call before it."""
 
     backend: str
     knob: float
     saved_s: float
     wasted_s: float
     literal_saved_s: float
-    """With the equation as printed."""
+    """With the inequality as printed."""
     literal_wasted_s: float
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """How much there is to know of a workload's demands."""
+    """How much can be known about a workload's demands."""
 
     ordered_pairs: float
-    """Share of pairs of applications of different kinds in which the lower mean demand is the lower demand, too."""
+    """Share of pairs of applications of different kinds in which the lower mean demand belongs to the lower demand."""
     error_s: float
-    """Of what remains at second and later calls, expected by the position alone: mean absolute seconds of service."""
+    """Mean absolute error, in seconds of service, of the expected remaining demand at second and later calls, by
+    position alone.
+    """
     refined_error_s: float
-    """The same by what was seen, too."""
+    """The same, with the refinement by observed calls."""
     announceable: float
-    """Share of LLM calls behind another backend's, during which what they need can be warmed up."""
+    """Share of LLM calls that come after another backend's call, during which their needs can be warmed up."""
 
 
 @dataclass(frozen=True)
 class Hermes:
-    """All of it."""
+    """All results."""
 
     source: str
     """Where the demand samples come from."""
@@ -280,7 +285,7 @@ def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits)
 
 
 def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Ablation, ...]:
-    """What refinement and the Gittins rank bring, and what knowing all would."""
+    """The gains by refinement and by the Gittins rank, and by full knowledge."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     rows = []
     for engine, limits in ENGINES.items():
@@ -301,7 +306,7 @@ def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: 
 
 
 def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Kind, ...]:
-    """The ablations at 8 at once by application: who waits."""
+    """The ablations with 8 requests at once, by application."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     seconds = _ablated(workloads, models, ENGINES["8 at once"])
     names = np.array([each.name for workload in workloads for each in workload])
@@ -371,7 +376,7 @@ def knobs(models: Models) -> tuple[Knob, ...]:
 
 
 def knowledge(graphs: Sequence[DemandGraph], models: Models, seed: int) -> Knowledge:
-    """Of one workload."""
+    """The knowledge measures of one workload."""
     workload = draw_submissions(graphs, APPLICATIONS, LOADS["1x"] * 60, seed)
     demands = [(float(models[s.name].prior.total_s.mean()), sum(c.service_s(RATES) for c in s.calls)) for s in workload]
     pairs = [(a, b) for a, b in itertools.combinations(demands, 2) if a[0] != b[0]]
@@ -459,7 +464,7 @@ def sections(result: Hermes) -> list[Section]:
 
 
 def _kinds_section(result: Hermes) -> Section:
-    """Where the oracle's gain comes from: each kind's change of its mean, weighted by its share of all."""
+    """The source of the oracle's gain: each kind's change of its mean, weighted by its share of all applications."""
     rows, gaps = [], {}
     for kind in result.kinds:
         gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])

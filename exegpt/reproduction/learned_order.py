@@ -1,9 +1,9 @@
-"""vLLM-LTR's learned order beside first come, first served and the oracles, over rates of arrival.
+"""vLLM-LTR's learned order compared with first come, first served and oracles, over arrival rates.
 
-Llama-3.1-8B on one A100-80GB, the stock roofline, chunked prefill as `vllm serve` does (256 sequences, 2,048 tokens, KV
-blocks as tokens come). Log-normal lengths, requests for 60 s, then a drain. The rankers are simulated: true lengths
-with the noise that leaves a Kendall's tau of 0.62 (LMSYS-Chat) or 0.55 (ShareGPT); the classifier, with 0.38, the
-middle of their classifiers' 0.18 to 0.58, tells ten buckets of equal size apart. No order preempts residents.
+Llama-3.1-8B on one A100-80GB, with the stock roofline and chunked prefill as in `vllm serve` (256 sequences, 2,048
+tokens, *grow*). Log-normal lengths, requests for 60 s, then a drain. The rankers are simulated: true lengths with the
+noise that gives a Kendall's tau of 0.62 (LMSYS-Chat) or 0.55 (ShareGPT). The classifier distinguishes ten buckets of
+equal size; its tau of 0.38 is the middle of their classifiers' 0.18 to 0.58. No order preempts running requests.
 """
 
 from collections.abc import Callable
@@ -40,34 +40,34 @@ WAYS = {
     "SJF oracle": ("sjf", None),
     "SRTF oracle": ("srtf", None),
 }
-"""Each way's order and its scores' tau."""
+"""Each method's order, and the tau of its scores."""
 LEARNED = ("learned, tau 0.55", "learned, tau 0.62")
 TARGET = 2.0
-"""FCFS's mean over the learned order's, at least, at the highest rate."""
+"""Minimum ratio of FCFS's mean to the learned order's at the highest rate."""
 METRICS = {"per_token_s": "mean latency per output token", "mean_s": "mean latency"}
-"""Both are means of what users wait; the paper's figure is the first."""
+"""Both are means of users' waiting times; the paper's figure is the first."""
 SLACK = 0.01
-"""Share by which means may differ where no order matters, since nobody waits."""
+"""Share by which means may differ where no order matters, since no request waits."""
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """What requests met at a rate; from arrival to the last token."""
+    """Results of the requests at a rate; from arrival to the last token."""
 
     mean_s: float
     per_token_s: float
-    """Mean of each request's latency over its output tokens."""
+    """Mean over requests of latency / output tokens."""
     p99_s: float
 
 
 @dataclass(frozen=True)
 class Rate:
-    """One rate of arrival."""
+    """One arrival rate."""
 
     rate_s: float
     requests: int
     latencies: dict[str, Latencies]
-    """By way."""
+    """By method."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LearnedOrder:
     between: bool
     """Whether the learned order's means lie between FCFS's and the SJF oracle's at every rate, by both metrics."""
     gains: dict[str, dict[str, float]]
-    """By metric and way: FCFS's mean over each learned order's, and over the oracle's, at the highest rate."""
+    """By metric and method: FCFS's mean over each learned order's, and over the oracle's, at the highest rate."""
 
 
 def requests_at(rate: float) -> list[RequestLengths]:
@@ -93,7 +93,7 @@ def requests_at(rate: float) -> list[RequestLengths]:
 
 
 def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str) -> Latencies:
-    """What these requests meet in a way's order."""
+    """Replay these requests in a method's order."""
     order, tau = WAYS[way]
     hints = times_hints(labelled([{}] * len(rows), [row.arrival_s for row in rows]), rows, schedule, profile, True)
     if tau is not None:
@@ -110,7 +110,7 @@ def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way
 def reproduce(
     progress: Callable[[int, int], None] = lambda done, total: None, rates: tuple[float, ...] = RATES
 ) -> LearnedOrder:
-    """Every way at every rate."""
+    """Every method at every rate."""
     setting = find_setting(MODEL, CLUSTER, "177/311", "roofline")
     settings = EngineSettings(policy="chunked", max_num_seqs=256, max_num_batched_tokens=2048, admission="grow")
     schedule, _ = follow(setting, settings)
@@ -154,7 +154,7 @@ def sections(result: LearnedOrder) -> list[Section]:
 
 
 def _gains(result: LearnedOrder, metric: str) -> str:
-    """FCFS beside the learned order at the highest rate, in a sentence."""
+    """FCFS and the learned order at the highest rate, in a sentence."""
     gains = result.gains[metric]
     met = "met" if all(gains[way] >= TARGET for way in LEARNED) else "missed"
     texts = ", ".join(f"{way} {gain:.2f} times" for way, gain in gains.items())

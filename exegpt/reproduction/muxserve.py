@@ -1,8 +1,8 @@
-"""MuxServe's synthetic workloads: 19 LLaMAs on 32 A100s, replayed at the placements that its authors ran.
+"""MuxServe's synthetic workloads: 19 LLaMAs on 32 A100s, replayed with its authors' placements.
 
-Every LLM has its own number of Poisson requests at its rate. MuxServe and time sharing have the published meshes;
-dedicated devices the published tensor-parallel degrees. What an iteration costs is MuxServe's own measurement. One
-figure is fitted, on the popularity α = 0.7 alone: by how much jobs slow each other down. All else is predicted.
+Every LLM has its own number of Poisson requests at its rate. MuxServe and time sharing use the published meshes,
+dedicated devices the published tensor-parallel degrees. Iteration times are MuxServe's own measurements. One figure is
+fitted, on the popularity α = 0.7 only: the slowdown of concurrent jobs. Everything else is predicted.
 """
 
 import csv
@@ -34,20 +34,20 @@ STRATEGIES: dict[str, Callable[[], Sharing]] = {
     "temporal": FirstComeSharing,
     "spatial": partial(TimeSharing, in_order=False),
 }
-"""How models share devices, as MuxServe's repository configures them; those of `spatial` have theirs for themselves."""
+"""How models share devices, as in MuxServe's configuration; with `spatial` they have dedicated devices."""
 PREFILL_SHARES = {"llama-7b": 0.8, "llama-13b": 0.9}
-"""Of the multiprocessors, under MuxServe; other models' prompts have all."""
+"""Shares of the multiprocessors for prefills under MuxServe; other models' prefills have all."""
 BLOCK_TOKENS = 32
 PART_BYTES = 2 * 2 * 128 * BLOCK_TOKENS
 """The keys and values of one head of one layer for a block's tokens."""
 DEVICE_BYTES = 85.1e9
-"""Of an A100-80GB, as the driver counts them."""
+"""Memory of an A100-80GB, as reported by the driver."""
 KV_ALONE = 0.5
-"""The part of dedicated devices that is cache, in MuxServe's configuration."""
+"""Cache share of dedicated devices, in MuxServe's configuration."""
 OTHER_GB = 7.6
-"""What each model needs on each device beside its weights: activations, and two processes."""
+"""Memory of each model on each device besides its weights: activations, and two processes."""
 SEQUENCES = 256
-"""The most that a model decodes at once where no quota limits it."""
+"""Maximum sequences that a model decodes at once if no quota limits it."""
 INPUT, OUTPUT = (161, 1.5), (337, 1.0)
 """Mean tokens and coefficient of variation of log-normal lengths."""
 LONGEST = 1024
@@ -71,14 +71,14 @@ class Measured:
 
     @property
     def devices(self) -> int:
-        """Of its mesh, or for itself."""
+        """Devices of its mesh, or dedicated ones."""
         digits = self.mesh.removeprefix("mesh").partition("idx")[0]
         return int(digits)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Requests/s of a case's LLMs: added up plainly, and by their rates."""
+    """Requests/s of a case's LLMs: as a plain sum, and weighted by their rates."""
 
     plain: float
     weighted: float
@@ -102,7 +102,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Every case, and the contention that the fitted ones gave."""
+    """Every case, and the fitted contention."""
 
     contention: float
     cases: tuple[Case, ...]
@@ -146,7 +146,7 @@ def _fitted(
     measured: dict[tuple[str, str], dict[str, list[Measured]]],
     step: Callable[[], None],
 ) -> float:
-    """The contention under which MuxServe's plain sums at α = 0.7 are least off."""
+    """The contention with the smallest error of MuxServe's plain sums at α = 0.7."""
     fitted = [strategies["muxserve"] for (alpha, _), strategies in measured.items() if alpha == FITTED_ON]
 
     def off(contention: float) -> float:
@@ -203,7 +203,7 @@ def _kv_part(billions: list[int], devices: int) -> float:
 
 
 def _decode_share(cost: TableCost, rate: float) -> float:
-    """The smallest share with which a model alone has its rate (MuxServe's candidates); the largest where none does."""
+    """The smallest of MuxServe's shares with which a model alone sustains its rate; the largest if none does."""
     for share in DECODE_SHARES:
         for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             alone = _throughput(cost, batch, share)
@@ -213,7 +213,7 @@ def _decode_share(cost: TableCost, rate: float) -> float:
 
 
 def _throughput(cost: TableCost, batch: int, share: float) -> float:
-    """Requests/s of a model alone, in batches of so many."""
+    """Requests/s of a model alone, with this batch size."""
     prefill = cost.prefill_seconds([INPUT[0]] * batch, 1.0)
     decode = float(cost.decode_seconds(batch, np.array([INPUT[0] + OUTPUT[0] / 2]), share)[0])
     return batch / (prefill + OUTPUT[0] * decode)
@@ -271,7 +271,7 @@ def _ratios(result: Result) -> Section:
 
 
 def _sums(result: Result) -> Section:
-    """Sums as measured and here."""
+    """Measured and simulated sums."""
     rows: list[tuple[str, ...]] = []
     off: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for case in result.cases:

@@ -1,8 +1,8 @@
-"""SamuLLM's evaluation: its greedy beside Max- and Min-heuristics on four applications, planned on sampled output
-lengths and run on others.
+"""SamuLLM's evaluation: its greedy search against Max- and Min-heuristics on four applications, planned with sampled
+output lengths and run with others.
 
-Nothing here was run on a GPU: what a plan is run on is the simulator that planned it, with outputs drawn anew from the
-same distributions. So errors are those of lengths alone, and the paper's, of real runs, stand beside them.
+Nothing here ran on a GPU: plans run on the simulator that planned them, with outputs drawn anew from the same
+distributions. So errors are due to lengths only; the paper's errors, of real runs, are printed next to them.
 """
 
 import math
@@ -49,7 +49,7 @@ SEARCHES: dict[str, Planner] = {
     "branch and bound": lambda application: best_stages(application, HOST, SEARCHED, PLANS),
     "one stage varied": lambda application: varied_stages(application, HOST, SEARCHED),
 }
-"""What goes beyond the greedy, in the smaller cases."""
+"""Searches that go beyond the greedy, for the smaller cases."""
 CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 500)
 
 
@@ -60,10 +60,10 @@ class PaperGains:
     over_max: tuple[float, float]
     over_min: tuple[float, float]
     tolerance: float | None = None
-    """Of the specification; None: what counts is that there is a gain."""
+    """Allowed deviation; None: any gain counts."""
 
     def holds(self, gain: float, paper: tuple[float, float]) -> bool:
-        """Whether a gain is in the paper's range, give or take the tolerance; without one, whether it is a gain."""
+        """Whether a gain is in the paper's range, within the tolerance; without one, whether there is a gain."""
         if self.tolerance is None:
             return gain >= 1.0
         return paper[0] * (1 - self.tolerance) <= gain <= paper[1] * (1 + self.tolerance)
@@ -81,12 +81,12 @@ PAPER_JOINT, PAPER_SEARCH, PAPER_ERROR = "1.0–1.2", 0.105, (0.065, 0.387)
 
 @dataclass(frozen=True)
 class MethodRun:
-    """What a method's plan comes to."""
+    """The result of a method's plan."""
 
     method: str
     planned_s: float
     seconds: float
-    """On other outputs."""
+    """On the actual outputs."""
     search_s: float
     stages: int
     idle: float
@@ -96,7 +96,7 @@ class MethodRun:
 
     @property
     def error(self) -> float:
-        """Of the planned time, as a share of what it took."""
+        """Error of the planned time, relative to the actual time."""
         return self.planned_s / self.seconds - 1
 
     @property
@@ -107,18 +107,18 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class ApplicationCase:
-    """One application, by all methods."""
+    """One application under all methods."""
 
     application: str
     what: str
     known: bool
-    """Planned on the very outputs that it runs on."""
+    """Whether it is planned with the outputs that it runs with."""
     methods: dict[str, MethodRun]
     sequential_s: float | None = None
-    """Of a mix: its applications by the greedy, one after the other."""
+    """For a mix: its applications one after the other, by the greedy."""
 
     def gain(self, over: str, method: str = "samullm") -> float:
-        """How many times as long another method takes."""
+        """The time under another method over the time under this one."""
         return self.methods[over].seconds / self.methods[method].seconds
 
 
@@ -148,7 +148,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 
 
 def _cases(table: CostTable) -> list[Callable[[], ApplicationCase]]:
-    """All cases, to be worked out one by one."""
+    """All cases, as functions that compute them."""
 
     def case(
         application: str, what: str, graph: CallGraph, *parts: CallGraph, known: bool = False, search: bool = False

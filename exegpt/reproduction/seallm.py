@@ -1,8 +1,8 @@
-"""SeaLLM's evaluation: sixteen services on 32 A800, SeaLLM beside dedicated GPUs, AlpaServe, MuxServe and its own
-ablations.
+"""SeaLLM's evaluation: sixteen services on 32 A800, with SeaLLM compared to dedicated GPUs, AlpaServe, MuxServe and its
+own ablations.
 
-Iterations take what the stock roofline says under the engine vLLM. Placements are searched on requests of the past,
-drawn like those that are replayed.
+Iteration times are those of the stock roofline under engine vLLM. Placements are searched on past requests, drawn from
+the same distributions as the replayed ones.
 """
 
 from collections.abc import Callable
@@ -42,17 +42,17 @@ RATES = (2.0, 10.0, 25.0, 50.0)
 """The paper's range, requests/s."""
 VARIATIONS = (1.0, 4.0, 8.0)
 USUAL, SWEPT = 4.0, 20.0
-"""The variation of ablations, SLO scales and sweeps, and the sweeps' rate."""
+"""The arrivals' coefficient of variation in ablations, SLO scales and sweeps, and the sweeps' rate."""
 REPLAYED, REPLAYED_S = 2000, 120.0
-"""At least so many requests, and so many seconds, are replayed."""
+"""Minimum requests, and minimum seconds, that are replayed."""
 PAST, PAST_S = 640, 60.0
-"""And so many simulated for a placement."""
+"""Minimum requests, and minimum seconds, that are simulated for a placement."""
 DENSITIES = {0.5: 8, 0.67: 6, 1.0: 4, 2.0: 2}
-"""Nodes by the paper's densities."""
+"""Nodes for each of the paper's densities."""
 RUNS = (1, 4, 16)
 NOISES = (1.0, 4.0, 16.0)
 ALONE = "each service alone there"
-"""On SeaLLM's placement, as if nobody asked the services beside it: what no order of theirs can better."""
+"""On SeaLLM's placement, each service as if the others in its group had no requests: a lower bound for any order."""
 ORDERS, LEVEL = ("SeaLLM-F", "SeaLLM-M"), (3.0, 0.9)
 TABLE_2 = {OURS: 1.60, "AlpaServe": 11.18, "vLLM": 13.05, "MuxServe": 19.39}
 """The paper's L_N at one load, simulated."""
@@ -63,7 +63,7 @@ PAPER = {
     "SeaLLM-F": (4.17, None, 1.37),
     "SeaLLM-M": (4.17, None, 1.37),
 }
-"""By how much SeaLLM's L_N, 99th percentile and share in time are better, at most; both orders together in one."""
+"""Maximum factors by which SeaLLM's L_N, 99th percentile and share in time are better; both orders combined."""
 PAIRS = (
     ("llama-2-7b", "llama-2-7b"),
     ("llama-2-7b", "llama-2-13b"),
@@ -77,7 +77,7 @@ KINDS: dict[str, Callable[[], Replacements]] = {
     "restart": lambda: replacement.adaptive(restart=True),
 }
 AT_ONCE = 4
-"""Pieces of work between two reports of progress."""
+"""Tasks between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Scenario:
 
     @property
     def traffic(self) -> Traffic:
-        """What is replayed."""
+        """The replayed requests."""
         seconds = max(REPLAYED_S, REPLAYED / self.rate_seq_s)
         return Traffic(self.rate_seq_s, self.variation, seconds, 1, self.noise, self.run)
 
     @property
     def past(self) -> Traffic:
-        """What placements are searched on."""
+        """The requests that placements are searched on."""
         return replace(self.traffic, seconds=max(PAST_S, PAST / self.rate_seq_s), seed=2)
 
 
@@ -153,7 +153,7 @@ def measure(scenario: Scenario) -> Measured:
 
 
 def work(what: Scenario | str) -> Measured | Replacements:
-    """A piece of work for a process: a scenario, or a kind of replacement."""
+    """One task of a process: a scenario, or a kind of replacement."""
     return KINDS[what]() if isinstance(what, str) else measure(what)
 
 
@@ -270,7 +270,7 @@ def _targets(loads: tuple[Measured, ...]) -> list[str]:
 
 
 def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
-    """In how many of the misses services miss the level even alone."""
+    """In how many of the missed scenarios services miss the level even alone."""
     alone = [own for each in loads if each.scenario in missed and (own := each.systems.get(ALONE))]
     if not alone:
         return []
@@ -279,13 +279,13 @@ def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
 
 
 def _in_order(measured: Measured) -> bool:
-    """Whether the systems that have a placement stand in the order of the paper's Table 2."""
+    """Whether the systems that have a placement are in the order of the paper's Table 2."""
     reached = [own.normalised for name in TABLE_2 if (own := measured.systems[name])]
     return reached == sorted(reached)
 
 
 def _firsts(measured: tuple[Measured, ...]) -> list[str]:
-    """How often SeaLLM is before all baselines."""
+    """How often SeaLLM is better than all baselines."""
     by: dict[str, Callable[[Figures], float]] = {
         "L_N": lambda own: own.normalised,
         "share in time": lambda own: -own.in_time,
@@ -296,7 +296,7 @@ def _firsts(measured: tuple[Measured, ...]) -> list[str]:
 
 
 def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
-    """In how many scenarios a figure of SeaLLM's is no higher than any of the others', where they have one."""
+    """In how many scenarios a figure of SeaLLM is no higher than any of the others', where they have one."""
     beats = [
         all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
         for each in measured
@@ -306,7 +306,7 @@ def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable
 
 
 def _gains(loads: tuple[Measured, ...]) -> list[str]:
-    """The largest factors, beside the paper's."""
+    """The largest factors, next to the paper's."""
     notes = []
     for system, published in PAPER.items():
         pairs = [(own, ours) for each in loads if (own := each.systems.get(system)) and (ours := each.systems[OURS])]
@@ -352,7 +352,7 @@ def _replacement(kinds: dict[str, Replacements]) -> Section:
 
 
 def _blocks() -> Section:
-    """Pairs of the paper's Figures 9 and 15, and 70B beside 13B."""
+    """Pairs of the paper's Figures 9 and 15, and 70B next to 13B."""
     rows = []
     for pair in PAIRS:
         specs = [builtin_model(llm) for llm in pair]

@@ -1,4 +1,4 @@
-"""SeaLLM's services while their popularities change: a placement that stays, and one that is replaced adaptively."""
+"""SeaLLM's services with changing popularities: a fixed placement, and one that is replaced adaptively."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,30 +21,30 @@ from xsimulator.multimodel.cluster import Cluster
 
 RATE_SEQ_S, VARIATION = 10.0, 4.0
 PHASES, PHASE_S = 3, 600.0
-"""Popularities move to other services after each phase; a phase has two first intervals, since a placement by what has
-been can only help with what lasts.
+"""Popularities move to other services after each phase. A phase is as long as two first intervals, since a placement
+based on the past only helps if popularity lasts.
 """
 STEP = 3
-"""By so many places."""
+"""Number of places by which popularities move."""
 PULL_BYTES_S = 0.87e9
-"""At which a device gets weights: SamuLLM's host."""
+"""Rate at which a device loads weights: that of SamuLLM's host."""
 PAST_S = 60.0
-"""Of the past, at most so much is simulated for the next placement."""
+"""Maximum past time that is simulated for the next placement."""
 
 
 @dataclass(frozen=True)
 class Replacements:
-    """A run, and when placements were replaced."""
+    """A run, and the times at which placements were replaced."""
 
     figures: Figures
     intervals_s: tuple[float, ...]
     errors: tuple[float, ...]
     moved: int
-    """Engines that changed, in all."""
+    """Total number of changed engines."""
 
 
 def popularities() -> list[tuple[SeaService, ...]]:
-    """Services with their popularities, of each phase."""
+    """The services with their popularities, for each phase."""
     shares = [service.popularity for service in services()]
     return [
         tuple(
@@ -66,7 +66,7 @@ def changing_traffic() -> dict[str, Asked]:
 
 
 def first_placement() -> Placed:
-    """By the popularities of the first phase."""
+    """The placement for the popularities of the first phase."""
     of_phase = popularities()[0]
     past = traffic_of(Traffic(RATE_SEQ_S, VARIATION, PAST_S, 99), of_phase)
     return _placed(History(of_phase, past, NODES, RATE_SEQ_S))
@@ -79,7 +79,7 @@ def _placed(history: History) -> Placed:
 
 
 def fixed() -> Replacements:
-    """The first placement stays."""
+    """A run with the first placement throughout."""
     asked = changing_traffic()
     cluster = _cluster(first_placement().groups, asked)
     cluster.run()
@@ -87,8 +87,8 @@ def fixed() -> Replacements:
 
 
 def adaptive(restart: bool = False) -> Replacements:
-    """Placements are replaced after adaptive intervals. Weights are pulled while engines run, which then hand their
-    requests over; with `restart` those that change stand still meanwhile.
+    """A run with placements that are replaced after adaptive intervals. Weights are loaded while engines run, which
+    then hand over their requests; with `restart`, engines that change stop meanwhile.
     """
     asked, placed = changing_traffic(), first_placement()
     cluster, groups = _cluster(placed.groups, asked), placed.groups
@@ -128,7 +128,7 @@ def _figures(asked: Mapping[str, Asked], cluster: Cluster) -> Figures:
 
 
 def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
-    """Of the interval that has passed, or of the end of a long one."""
+    """The requests of the past interval, or of the end of a long one."""
     start_s = max(now - seconds, now - PAST_S)
     past = {
         name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)
@@ -140,7 +140,7 @@ def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
 
 
 def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: float) -> Performance:
-    """Of the requests that were done in an interval."""
+    """Performance of the requests that ended in an interval."""
     rows = [
         (served.finish_s - served.arrival_s, asked[name].alone_s[served.index], asked[name].service.mean_s)
         for name, of_service in cluster.result().served.items()
@@ -153,8 +153,8 @@ def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: flo
 
 
 def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ...]:
-    """The wanted groups, on the devices of groups before that had the same services wherever sizes are as they were:
-    what needn't move doesn't.
+    """The wanted groups, placed on the devices of previous groups with the same services and sizes where possible, so
+    that as few as possible move.
     """
     if [group.devices for group in wanted] != [group.devices for group in before]:
         return tuple(wanted)
@@ -174,7 +174,7 @@ def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ..
 
 
 def _pull_s(before: Sequence[Group], after: Sequence[Group]) -> float:
-    """Seconds until every device has the weights that it lacks."""
+    """Seconds until every device has loaded its missing weights."""
     known = {(group.devices, name) for group in before for name in group.services}
     llms = {service.name: service.llm for service in services()}
     seconds = []

@@ -1,4 +1,4 @@
-"""The systems that SeaLLM is compared with, and SeaLLM: where each puts services, and how its engines run them."""
+"""SeaLLM and its baselines: their placements of services, and how their engines run them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,14 +55,14 @@ RULES = {
     "SeaLLM-M": Rule(lambda: SkipJoinMLFQ(executed=True), prompts_first=False),
     "SeaLLM, true lengths": Rule(Product),
 }
-"""The first two have placements of their own, the others SeaLLM's. Algorithm 2 by the letter lets prompts wait for
-residents of their own service. MLFQ is FastServe's, which sorts prompts and residents by one key.
+"""The first two have placements of their own, the others use SeaLLM's. The literal Algorithm 2 lets prompts wait for
+running sequences of their own service. MLFQ is FastServe's, which sorts prompts and running sequences by one key.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What a placement is searched on: services, and their requests of the past."""
+    """The input of a placement's search: services, and their past requests."""
 
     services: tuple[SeaService, ...]
     asked: Mapping[str, Asked]
@@ -76,7 +76,7 @@ class History:
 
 
 def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
-    """Memory of so many devices for the services' keys and values; below 0 where their weights have no room."""
+    """Memory of `size` devices for the services' keys and values; negative if their weights don't fit."""
     memories = [on.memory for service in services if (on := on_devices(service.llm, size))]
     if len(memories) < len(services):
         return -1.0
@@ -85,13 +85,13 @@ def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
 
 
 def have_room(size: int, services: Sequence[SeaService]) -> bool:
-    """Whether services can share so many devices, with merged blocks for the longest sequence of each at once."""
+    """Whether services can share `size` devices, with merged blocks for the longest sequence of each at once."""
     models = [service.model for service in services]
     return kv_bytes(size, services) >= least_memory([*map(kv_block, models)], [*map(longest, models)])
 
 
 def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -> Engine:
-    """Services that share by priority over merged blocks."""
+    """An engine for services that share by priority over merged blocks."""
     services, size = [by_name[name] for name in group.services], len(group.devices)
     blocks = [kv_block(service.model) for service in services]
     merged = MergedBlocks.within(kv_bytes(size, services), blocks)
@@ -104,7 +104,7 @@ def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -
 
 
 def merged_engines(groups: Sequence[Group], by_name: Mapping[str, SeaService], rule: Rule) -> list[Engine]:
-    """Those of all groups that have services."""
+    """The engines of all groups that have services."""
     return [merged_engine(group, by_name, rule) for group in groups if group.services]
 
 
@@ -119,7 +119,7 @@ def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, sha
 
 
 def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine] | None:
-    """Each service on devices of its own, prompts first, by arrival, as vLLM; None where there is no room."""
+    """Each service on dedicated devices, prefill first, by arrival, as in vLLM; None if they don't fit."""
     engines, first, sizes = [], 0, even_split(services, nodes)
     if not sizes:
         return None
@@ -134,8 +134,8 @@ def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine
 
 
 def even_split(services: Sequence[SeaService], nodes: int) -> dict[str, int]:
-    """Devices in equal parts of powers of two, each service's at least what it needs; what is left over goes to those
-    with the fewest, the larger LLMs first. Empty where there is no room.
+    """Devices in equal parts of powers of two, for each service at least what it needs; the remaining ones go to
+    services with the fewest, larger LLMs first. Empty if they don't fit.
     """
     sizes = {service.name: service.least for service in services}
     left = nodes * NODE - sum(sizes.values())
@@ -148,8 +148,8 @@ def even_split(services: Sequence[SeaService], nodes: int) -> dict[str, int]:
 
 
 class Scoring:
-    """Simulates placements. A service's replicas take its requests in turns, so that a group's outcome depends on its
-    own services alone, and is simulated once.
+    """Simulates placements. A service's replicas take its requests in turn, so a group's outcome depends only on its
+    own services, and is simulated once.
     """
 
     def __init__(self, history: History, rule: Rule):
@@ -174,7 +174,7 @@ class Scoring:
         }
 
     def _of(self, size: int, parts: tuple[tuple[str, int, int], ...]) -> dict[str, np.ndarray]:
-        """[3] of each service: requests that are late, the sum of normalised latencies, and requests."""
+        """For each service, [3]: late requests, the sum of normalised latencies, and requests."""
         key = size, parts
         if key not in self._known:
             asked = {name: self._history.asked[name].only(slice(turn, None, of)) for name, turn, of in parts}
@@ -191,7 +191,7 @@ def _counted(asked: Asked, replay: ClusterReplay) -> np.ndarray:
 
 
 def two_stage(history: History, rule: Rule) -> Placed | None:
-    """SeaLLM's placement under a rule; None where none has all services."""
+    """SeaLLM's placement under a rule; None if no placement has all services."""
     services = [
         Service(s.name, history.rate_seq_s * s.popularity, len(history.asked[s.name].inputs)) for s in history.services
     ]
@@ -207,7 +207,7 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
 
 
 def mux_engines(history: History) -> list[Engine] | None:
-    """MuxServe's placement: meshes with shares of the multiprocessors, caches in quotas; None where it has none."""
+    """MuxServe's placement: meshes with shares of the multiprocessors, and caches with quotas; None without one."""
     cluster = cluster_of(history.nodes)
     other = max(on.memory.workspace for s in history.services if (on := on_devices(s.llm, s.least))) + RESERVE_BYTES
     placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other)
@@ -251,7 +251,7 @@ def _mux_engine(mesh: Mesh, memory: float, by_name: Mapping[str, SeaService]) ->
 
 @dataclass(frozen=True)
 class Figures:
-    """What all requests met."""
+    """Measures over all requests."""
 
     requests: int
     normalised: float
@@ -261,7 +261,7 @@ class Figures:
     first: float
     """From then to the first token; the rest is decoding."""
     in_time: float
-    """Share of requests within SLO times their own time alone."""
+    """Share of requests with a latency within SLO times their own time alone."""
     tail_s: float
     """99th percentile of latency."""
     ttft_s: float
@@ -270,7 +270,7 @@ class Figures:
     """Share of the engines' time in which a job runs, until the last request is done."""
     preemptions: int
     services_late: int
-    """Services of which fewer than nine tenths are in time."""
+    """Number of services with less than nine tenths of their requests in time."""
     in_time_at: tuple[float, ...]
     """Shares within the bounds of `SCALES` times the service's mean time alone."""
     groups: str
@@ -281,12 +281,12 @@ SCALES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 def replay_of(asked: Mapping[str, Asked], engines: Sequence[Engine]) -> ClusterReplay:
-    """All services' requests on these engines."""
+    """Replay all services' requests on these engines."""
     return replay_cluster(engines, {name: own.requests for name, own in asked.items()})
 
 
 def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: History, rule: Rule) -> ClusterReplay:
-    """Each service's requests on the groups that it is in, as if nobody asked the services beside it."""
+    """Replay each service's requests on its groups, as if the other services there had no requests."""
     served, busy_s, preemptions = {}, {"encode": 0.0, "decode": 0.0}, 0
     for name, own in asked.items():
         hosts = [group for group in groups if name in group.services]
@@ -300,7 +300,7 @@ def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: H
 
 
 def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Sequence[Engine]) -> Figures:
-    """What a replay comes to."""
+    """Measures of a replay."""
     parts = [_columns(own, replay) for own in asked.values() if len(own.inputs)]
     arrival, start, first, finish, alone, mean, outputs = np.concatenate(parts, axis=1)
     latency, many = finish - arrival, outputs > 1
