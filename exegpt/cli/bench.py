@@ -89,7 +89,7 @@ def bench(
 
 
 def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, Any]]") -> None:
-    """Ours, predicted beside measured, and the peers."""
+    """Print predicted and measured results, and those of the peers."""
     from exegpt.report import output
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, comparison_rows
 

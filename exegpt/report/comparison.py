@@ -1,4 +1,4 @@
-"""Predicted beside measured: one schedule, one list of requests, the same arithmetic for both."""
+"""Comparison of predicted and measured results: one schedule, one list of requests, the same arithmetic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

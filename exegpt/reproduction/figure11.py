@@ -1,7 +1,7 @@
-"""Figure 11: what becomes of a schedule when output lengths are not those that it was found for.
+"""Figure 11: a schedule under output lengths other than those that it was tuned for.
 
 OPT-13B on four A40s, translation. Mean, deviation and skewness of the outputs are changed one at a time, with the other
-two kept; the unchanged schedule is simulated under the new distribution, beside the schedule that is found for it.
+two kept. The unchanged schedule is simulated under the new distribution, and compared with the best schedule for it.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Figure11:
-    """WAA, as in the figure, and RRA, of which the paper tells in words."""
+    """WAA, as in the figure, and RRA, which the paper describes in words."""
 
     drifts: tuple[Drift, ...]
 
@@ -119,12 +119,12 @@ def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, floa
 
 
 def margin(normalised: float) -> float:
-    """By what share a bound must be tighter for a latency that grows by this factor to meet it."""
+    """The share by which a bound must be tighter so that a latency that grows by this factor meets it."""
     return max(0.0, 1.0 - 1.0 / normalised)
 
 
 def sections(figure: Figure11) -> list[Section]:
-    """The drawing with its figures for each policy, then what the paper says in words."""
+    """The drawing with its figures for each policy, then the paper's statements."""
     return [*(_drift_section(drift) for drift in figure.drifts), _words(figure)]
 
 

@@ -28,12 +28,13 @@ MIX = {
 """Percent of all applications: document merging, map-reduce summaries, code generation, plan and execution, checks of
 code, of answers, of equations and of facts, and ALFWorld."""
 CORRELATION = 0.8
-"""Between any two variables of a run, on the normal scale: published are ten samples of each variable, but not which of
-them came together."""
+"""Between any two variables of a run, on the normal scale. The published data has ten samples of each variable, without
+their joint distribution.
+"""
 BINS = 30
 """Of the submission window: the number of arrivals in each is exponential, and they are uniform within."""
 PROFILED_RUNS = 1000
-"""Of each application, from which demand graphs are learned."""
+"""Runs of each application from which demand graphs are learned."""
 _NORMAL = NormalDist()
 
 Sizes = tuple[str, str, tuple[int, int, int] | float, dict[str, int]]
@@ -139,7 +140,7 @@ def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, .
 
 
 def _quantile(samples: Sequence[float], level: float, random: np.random.Generator) -> float:
-    """Between two samples on a straight line."""
+    """Linear interpolation between two samples."""
     normal = math.sqrt(CORRELATION) * level + math.sqrt(1 - CORRELATION) * random.standard_normal()
     rising = sorted(samples)
     whole, part = divmod(_NORMAL.cdf(normal) * (len(rising) - 1), 1)
@@ -148,7 +149,7 @@ def _quantile(samples: Sequence[float], level: float, random: np.random.Generato
 
 
 def learn_graphs(graphs: Sequence[DemandGraph], seed: int) -> dict[str, DemandGraph]:
-    """What a log of PROFILED_RUNS of each application teaches, by its name."""
+    """The demand graphs learned from a log of PROFILED_RUNS of each application, by its name."""
     random = np.random.default_rng(seed)
     return {graph.application: learn(_logged(graph, random))[0] for graph in graphs}
 

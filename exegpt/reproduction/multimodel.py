@@ -1,4 +1,4 @@
-"""What five papers found for several models on one cluster, one system after the other."""
+"""The results of five papers about several models on one cluster, one system after the other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Multimodel:
 
 
 def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
-    """One system after the other; InputError at once where their measurements aren't at hand."""
+    """Run one system after the other; InputError at once if published measurements are missing."""
     for whose, folder in (("MuxServe's", "muxserve"), ("SamuLLM's", "samullm"), ("Hermes'", "hermes")):
         public_data(whose, folder)
 
@@ -38,7 +38,7 @@ def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
 
 
 def sections(result: Multimodel) -> list[Section]:
-    """Those of every system."""
+    """The sections of every system."""
     return [
         *muxserve.sections(result.muxserve),
         *samullm.sections(result.samullm),

@@ -1,4 +1,4 @@
-"""Public measurements that a reproduction stands on: they are no part of exegpt."""
+"""Public measurements for reproductions, which aren't part of exegpt."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from exegpt.errors import InputError
 
 
 def public_data(whose: str, folder: str) -> Path:
-    """A folder of the one that EXEGPT_DATA names; InputError, which says how to name it, where it isn't there."""
+    """A subfolder of the folder that EXEGPT_DATA names; InputError, with instructions, if it doesn't exist."""
     path = Path(os.environ.get("EXEGPT_DATA", "data")) / folder
     if not path.is_dir():
         raise InputError(

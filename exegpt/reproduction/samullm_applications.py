@@ -1,6 +1,6 @@
-"""SamuLLM's applications on its machine: eight A100-80GB in NVLink pairs (paper section 5; specification section 1).
+"""SamuLLM's applications on its machine: eight A100-80GB in NVLink pairs (paper, section 5).
 
-Timings and output lengths are SamuLLM's own where it published them. Stand-ins are named where they are used.
+Timings and output lengths are SamuLLM's own where published. Stand-ins are named where they are used.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ ROUTED = {
 }
 """Requests of each model (paper, Table 1)."""
 MEASURED_AS = {"Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B-v0.1", "WizardLM-13B-V1.2": "vicuna-13b-v1.5"}
-"""Models without timings whose layers have the sizes of one that has them."""
+"""Models without published timings, and the model of equal layer sizes whose timings are used."""
 SUMMARIZER, EVALUATOR = "vicuna-13b-v1.5", "Llama-2-70b-chat-hf"
 CHUNK, INSTRUCTIONS = 2048, 200
 """Tokens; the evaluator's instructions are an assumption."""
@@ -52,7 +52,7 @@ _MEMORY_FRACTION = 0.9
 
 
 def data_folder() -> Path:
-    """SamuLLM's published files; InputError, which says how to name them, where they aren't."""
+    """The folder of SamuLLM's published files; InputError, with instructions, if they aren't there."""
     return public_data("SamuLLM's", "samullm")
 
 
@@ -119,6 +119,6 @@ def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
 
 
 def stand_ins() -> Mapping[str, str]:
-    """What the timings of models without published ones are."""
+    """The stand-ins for the timings of models without published ones."""
     rooflines = {name: "roofline of 8xA100-80GB, vLLM's engine" for name in ROUTED if name not in MEASURED_AS}
     return rooflines | {name: f"timings of {other}" for name, other in MEASURED_AS.items()}

@@ -1,6 +1,6 @@
-"""SeaLLM's services: LLMs with clusters of request lengths, arrivals in bursts, and what their requests take alone.
+"""SeaLLM's services: LLMs with clusters of request lengths, bursty arrivals, and the times of their requests alone.
 
-Neither the traces nor the data sets are at hand: lengths are log-normal with the means that the paper gives, and gaps
+Neither the traces nor the data sets are available: lengths are log-normal with the means given in the paper, and gaps
 between arrivals have a Gamma distribution.
 """
 
@@ -36,11 +36,11 @@ VARIATION = 1.0
 """Coefficient of variation of all lengths."""
 SERVICES = 16
 SAMPLES = 4000
-"""Of each data set, for the clusters."""
+"""Samples of each data set, for the clusters."""
 POPULARITY = 0.9
-"""The service at the k-th place is asked k^-0.9 as often as the first: one of MuxServe's popularities."""
+"""The k-th service has k^-0.9 times the first one's requests: one of MuxServe's popularities."""
 NODE, NODES = 8, 4
-"""Devices of a node, and nodes."""
+"""Devices of a node, and number of nodes."""
 PREFILL_TOKENS = 2048
 SLO = 5.0
 """Bounds over the time alone."""
@@ -49,12 +49,12 @@ _SEED = 5
 
 @dataclass(frozen=True, eq=False)
 class OnDevices:
-    """An LLM on so many devices."""
+    """An LLM on a number of devices."""
 
     cost: ProfileCost
     replica: ReplicaCost
     memory: StageMemory
-    """Of each of the devices."""
+    """Memory of each device."""
 
 
 @lru_cache
@@ -81,7 +81,7 @@ def longest(model: ModelSpec) -> int:
 
 @lru_cache
 def on_devices(llm: str, tp: int) -> OnDevices | None:
-    """None where its weights, and a sequence that fills its context, have no room."""
+    """The LLM on `tp` devices; None if its weights and a sequence that fills its context don't fit."""
     model = builtin_model(llm)
     stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
     replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16").replica(stages)
@@ -94,7 +94,7 @@ def on_devices(llm: str, tp: int) -> OnDevices | None:
 
 @dataclass(frozen=True, eq=False)
 class SeaService:
-    """An LLM, the lengths of its requests, and how often it is asked."""
+    """An LLM with the lengths of its requests and its popularity."""
 
     name: str
     llm: str
@@ -102,7 +102,7 @@ class SeaService:
     """Share of all requests."""
     inputs: Array
     outputs: Array
-    """[samples] from which requests are drawn."""
+    """[samples], from which requests are drawn."""
 
     @property
     def model(self) -> ModelSpec:
@@ -130,7 +130,7 @@ class SeaService:
 
     @cached_property
     def sd_s(self) -> float:
-        """The standard deviation of the same."""
+        """The standard deviation of the same times."""
         return float(self.alone(self.inputs, self.outputs)[1].std())
 
 
@@ -162,8 +162,8 @@ def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
 
 
 def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> NDArray[np.intp]:
-    """Which of `count` clusters each of the points [n, d] is in: Lloyd's, on coordinates of unit deviation, begun at
-    points drawn by their squared distances from those before.
+    """The cluster, of `count`, of each of the points [n, d]: Lloyd's algorithm on coordinates of unit deviation,
+    started at points drawn by their squared distances from earlier ones (k-means++).
     """
     scaled = (points - points.mean(axis=0)) / points.std(axis=0)
     centres = scaled[draws.integers(len(scaled))][None]
@@ -178,18 +178,18 @@ def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int =
 
 @dataclass(frozen=True)
 class Traffic:
-    """How requests arrive."""
+    """The arrival process of requests."""
 
     rate_seq_s: float
-    """Of all services together."""
+    """Rate of all services together."""
     variation: float
     """Coefficient of variation of the gaps between one service's arrivals."""
     seconds: float
     seed: int
     noise: float = 0.0
-    """Standard deviation of what is added to each output, in outputs; what is expected of them stays."""
+    """Standard deviation of the noise added to each output, relative to it; expected outputs don't change."""
     run: int = 1
-    """Requests of one service that come together."""
+    """Number of successive requests of one service that arrive together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,16 +201,16 @@ class Asked:
     inputs: Array
     outputs: Array
     expected: Array
-    """Output tokens that were profiled: noise is known of no request before it ends."""
+    """Profiled output tokens: the noise of a request is unknown until it ends."""
 
     @cached_property
     def alone_s(self) -> Array:
-        """What each takes alone."""
+        """Seconds of each request alone."""
         return self.service.alone(self.inputs, self.outputs)[1]
 
     @cached_property
     def requests(self) -> ServiceRequests:
-        """With what orders know of them."""
+        """The requests with the hints that orders need."""
         prefill_s, expected_s = self.service.alone(self.inputs, self.expected)
         rows = zip(self.inputs, self.outputs, self.arrival_s, strict=True)
         known = Hints(service=self.service.name, service_time_s=self.service.mean_s, service_sd_s=self.service.sd_s)
@@ -221,23 +221,23 @@ class Asked:
         return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
 
     def only(self, which: slice | NDArray[np.bool_]) -> "Asked":
-        """Some of them."""
+        """A selection of the requests."""
         columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
         return Asked(self.service, *(column[which] for column in columns))
 
     def later(self, seconds: float) -> "Asked":
-        """The same, but so much later."""
+        """The same requests, shifted to later times."""
         return replace(self, arrival_s=self.arrival_s + seconds)
 
 
 def joined(parts: Sequence[Asked]) -> Asked:
-    """A service's requests one after the other."""
+    """A service's requests, concatenated."""
     columns = zip(*((part.arrival_s, part.inputs, part.outputs, part.expected) for part in parts), strict=True)
     return Asked(parts[0].service, *map(np.concatenate, columns))
 
 
 def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, Asked]:
-    """Every service's requests in `traffic.seconds`, the process already under way when they begin."""
+    """Every service's requests in `traffic.seconds`; the arrival process is stationary from the start."""
     return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
 
 

@@ -1,4 +1,4 @@
-"""What a search costs (section 7.7): branch and bound, exhaustive search and Optuna over the paper's own spaces, under
+"""The cost of searches (section 7.7): branch and bound, exhaustive search and Optuna over the paper's own spaces, under
 FasterTransformer's 30th percentile.
 """
 
@@ -42,14 +42,14 @@ class Row:
     space: str
     method: str
     points: int
-    """Of the space."""
+    """Points in the space."""
     evaluations: int
     """Points simulated."""
     seconds: float
     throughput_seq_s: float
-    """0 where nothing that meets the bound was found."""
+    """0 if no point that meets the bound was found."""
     reached: float | None
-    """Throughput over the best that any search of this space found; None where none found anything."""
+    """Throughput over the best throughput that any search of this space found; None if none found any."""
     exact: bool
     """Whether the best is known: the space was searched exhaustively too."""
 

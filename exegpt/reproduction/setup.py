@@ -1,4 +1,4 @@
-"""What the evaluation has in common: models on clusters (paper, Table 2), tasks, and ExeGPT as the paper ran it."""
+"""The common setup of the evaluation: models on clusters (paper, Table 2), tasks, and ExeGPT as in the paper."""
 
 import functools
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
 
 MEMORY_FRACTION = 1.0
-"""The paper names its devices' memory (48 and 80 GB) and nothing that its engines would leave of it."""
+"""The paper names its devices' memory (48 and 80 GB), and no share that its engines would leave free."""
 WAA = ("waa-c", "waa-m")
 PAPER_POLICIES = ("rra", *WAA)
 WITHOUT_WAA = ("gpt3-175b", "gpt3-341b")
@@ -39,16 +39,16 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """The name in tables."""
         return f"{self.model.name} {self.cluster.name} {self.workload.name}"
 
     @property
     def nouns(self) -> tuple[ModelSpec, ClusterSpec, Workload, Profile]:
-        """What `tune` begins with."""
+        """The inputs of `tune`."""
         return self.model, self.cluster, self.workload, self.profile
 
     def scenario(self, stages: tuple[Stage, ...], form: Form = "exact", watched: bool = True) -> Scenario:
-        """Of one replica's stages, without an allowance for variation."""
+        """The scenario of one replica's stages, without an allowance for variation."""
         cost_model = CostModel(self.model, self.cluster, self.profile, self.profile.dtype, watched)
         return Scenario(
             cost_model.replica(stages), Load(self.workload, self.model.encoder_layers > 0, form), variation=False
@@ -69,11 +69,11 @@ def _place(model: str, cluster: str) -> tuple[ModelSpec, ClusterSpec, Profile]:
 
 @dataclass(frozen=True)
 class Reached:
-    """What a schedule reaches."""
+    """The performance of a schedule."""
 
     throughput_seq_s: float
     latency_s: float
-    """Of a sequence of the 99th-percentile length; of FasterTransformer's the longest."""
+    """Latency of a sequence of the 99th-percentile length; for FasterTransformer, of the longest."""
     schedule: str
 
 
@@ -93,12 +93,12 @@ def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:
-    """What is found under the same bound with all policies and replicas."""
+    """The best schedule under the same bound with all policies and replicas."""
     return tune(*setup.nouns, latency_bound_s=bound_s, tail=False)
 
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:
-    """The best that these policies reach; None where none of them meets the bound."""
+    """The best performance of these policies; None if none of them meets the bound."""
     points = [
         Reached(a.estimate.throughput_seq_s, a.estimate.latency_s or 0.0, schedule_text(a.schedule))
         for a in tuned.alternatives

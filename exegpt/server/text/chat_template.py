@@ -1,4 +1,4 @@
-"""Chat templates: from messages to a prompt, as transformers' `apply_chat_template` makes it."""
+"""Chat templates: from messages to a prompt, as by transformers' `apply_chat_template`."""
 
 import json
 import time
@@ -18,12 +18,12 @@ from exegpt.server.errors import ApiError, invalid
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SET_BY_SERVER = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _OPTIONS = {"chat_template", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
-"""Options of `apply_chat_template`, which a client may not mean to be a template's."""
+"""Parameters of `apply_chat_template`, which clients can't use as variables of a template."""
 _MARK = "END_OF_THE_MESSAGE_THAT_IS_CONTINUED "
 _MOST_S = 5.0
 """Seconds that rendering may take."""
 _SHOWN = 300
-"""Characters of a template's own error that a client sees."""
+"""Characters of a template's own error that are shown to a client."""
 
 
 class _Generation(Extension):
@@ -32,13 +32,13 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as in jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body in a scope of its own."""
+        """Parse the body in a scope of its own."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class _Raised(TemplateError):
-    """What a template refuses."""
+    """Raised by a template that refuses its input."""
 
 
 def _raise(message: object) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities as clients get them: with the tokens' texts, in the shapes of both APIs."""
+"""Log-probabilities for clients, with the tokens' texts, in the formats of both APIs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,18 +10,18 @@ from exegpt.server.text.output_text import OutputText
 
 @dataclass(frozen=True)
 class TextLogProb:
-    """A token's log-probability, with the bytes of its text behind the tokens before it."""
+    """A token's log-probability, with the bytes of its text after the preceding tokens."""
 
     data: bytes
     logprob: float | None
-    """None: that of a first token, which nothing comes before."""
+    """None for the first token, which has no predecessors."""
     likeliest: tuple[tuple[bytes, float], ...]
     offset: int = 0
-    """Where its text begins in that of the choice, in code points."""
+    """Start of its text in the choice's text, in code points."""
 
     @staticmethod
     def of(text: OutputText, token: int, logprob: TokenLogProb) -> "TextLogProb":
-        """Of the token that comes next in a text."""
+        """The log-probability of the next token of a text."""
         own, likeliest = logprob
         return TextLogProb(text.shown(token), own, tuple((text.shown(i), value) for i, value in likeliest))
 
@@ -34,7 +34,7 @@ class TextLogProb:
 
 
 def of_prompt(text: OutputText, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]) -> list[TextLogProb]:
-    """Of a prompt's tokens; `text` is that of an output without a prompt."""
+    """Log-probabilities of a prompt's tokens; `text` is that of an output without a prompt."""
     entries, offset = [], 0
     for token, logprob in zip(tokens, logprobs, strict=True):
         entry, made = TextLogProb.of(text, token, logprob), text.push([token])

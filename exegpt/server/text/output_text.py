@@ -1,4 +1,4 @@
-"""Output text: what tokens add to the text of a prompt, as they come."""
+"""Output text: the text that new tokens add to the text of a prompt."""
 
 import codecs
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class OutputText:
         self._strips = token_bytes.strips_space and not self._before
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens complete."""
+        """The text that these tokens complete."""
         text = ""
         visible = [token for token in tokens if self._bytes.get(token) != b""]
         for plain, group in groupby(visible, lambda token: self._bytes.get(token) is None):
@@ -51,7 +51,7 @@ class OutputText:
         return text
 
     def finish(self) -> str:
-        """What was held back, an incomplete character replaced."""
+        """The text that was held back; an incomplete character is replaced."""
         return self._less_shown(self._utf8.decode(b"", final=True))
 
     def shown(self, token: int) -> bytes:

@@ -1,11 +1,11 @@
-"""Stop texts: where an output ends, though a stop text may come in several pieces."""
+"""Stop texts: end an output, even if a stop text arrives in several pieces."""
 
 from collections.abc import Sequence
 
 
 class StopTexts:
-    """Passes text on but for a suffix that may begin a stop text. The stop text that ends first ends the output, and is
-    left out unless `included`.
+    """Passes text on, except for a suffix that may be the beginning of a stop text. The stop text that ends first ends
+    the output, and is left out unless `included`.
     """
 
     def __init__(self, stops: Sequence[str], included: bool = False):
@@ -13,7 +13,7 @@ class StopTexts:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be given, and whether a stop text ended it."""
+        """The text that can be passed on, and whether a stop text ended it."""
         if not self._stops:
             return text, False
         held = self._held + text
@@ -27,7 +27,7 @@ class StopTexts:
         return held[: len(held) - keep], False
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""Token bytes: the bytes that tokens stand for, where a tokenizer has such tokens."""
+"""Token bytes: the bytes of each token, for tokenizers with byte-level vocabularies or byte fallback."""
 
 import json
 from collections.abc import Iterable
