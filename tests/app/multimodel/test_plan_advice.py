@@ -114,6 +114,6 @@ def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Advice:" in said and "A bound of 3 s for 'chat': every model could have " in said
     assert main(command) == 0
-    assert "What one more device or a looser bound would give: --advice." in capsys.readouterr().out
+    assert "The effect of one more device or a looser bound: --advice." in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, BATCH)), "-c", "1xA40", "--method", "samullm", "--advice"]) == 2
     assert "--method samullm plans stages" in capsys.readouterr().err
