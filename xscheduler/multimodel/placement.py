@@ -121,10 +121,11 @@ class Placer:
         """The best placement; None where no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
+        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, are never one mesh
         best: Placement | None = None
         for number, sizes in enumerate(groups):
             progress(number, len(groups))
-            if len(sizes) > len(models):
+            if len(sizes) > most:
                 continue
             placed = self._greedy(ordered, sizes, devices_per_node)
             if placed and (best is None or placed.throughput_seq_s > best.throughput_seq_s):
