@@ -110,7 +110,7 @@ class Placer:
     """Finds a placement; remembers what it has estimated."""
 
     def __init__(self, memory_bytes: float, other_bytes: float):
-        """Memory of a device that may be used, and what each model needs of a mesh beside its weights."""
+        """Memory of a device that may be used, and what each model needs of every device beside its weights."""
         self._memory, self._other = memory_bytes, other_bytes
         self._throughputs: dict[tuple[int, tuple[str, ...]], tuple[float, ...]] = {}
         self._candidates: dict[tuple[str, int], Occupant | None] = {}
@@ -179,8 +179,12 @@ class Placer:
 
     def kv_bytes(self, mesh: Mesh) -> float:
         """Memory of a mesh for keys and values."""
-        taken = sum(occupant.popular.weight_bytes + self._other for occupant in mesh.occupants)
-        return len(mesh.devices) * self._memory - taken
+        return self._beside([occupant.popular for occupant in mesh.occupants], len(mesh.devices))
+
+    def _beside(self, models: Sequence[Popular], devices: int) -> float:
+        """Memory of so many devices beside these models."""
+        each = self._memory - len(models) * self._other
+        return devices * each - sum(model.weight_bytes for model in models)
 
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
         """A model on a mesh: the smallest share that has its rate alone, or else the one with the most throughput."""
@@ -191,7 +195,7 @@ class Placer:
 
     def _best_share(self, model: Popular, devices: int) -> Occupant | None:
         cost = model.cost(devices)
-        room = devices * self._memory - self._other - model.weight_bytes
+        room = self._beside([model], devices)
         if cost is None or room < model.least_bytes:
             return None
         most = min(MOST_SEQS, int(room / model.kv_bytes))

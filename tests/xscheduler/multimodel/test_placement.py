@@ -100,7 +100,7 @@ def test_the_share_is_the_smallest_that_has_the_rate():
 def test_memory_for_keys_and_values_is_what_weights_and_all_else_leave():
     placer = Placer(40.0, 1.0)
     mesh = placer.unit(MODELS[:2], (0, 1), MOST_SHARES)
-    assert placer.kv_bytes(mesh) == pytest.approx(2 * 40.0 - (10.0 + 1.0) - (20.0 + 1.0))
+    assert placer.kv_bytes(mesh) == pytest.approx(2 * (40.0 - 1.0 - 1.0) - 10.0 - 20.0)
 
 
 def test_each_model_joins_the_mesh_on_which_it_was_tried():
