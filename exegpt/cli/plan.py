@@ -112,7 +112,9 @@ def plan(
     if replay:
         print(f"{len(replay.finish_s):,} calls of the application: done in {duration_text(replay.seconds)}.")
     if gained:
-        output.listed("Advice:" if budgets else "Advice about budgets:", [gain.text(now) for gain in gained])
+        output.listed(
+            "Advice about budgets:" if proposals[0].stages else "Advice:", [gain.text(now) for gain in gained]
+        )
     elif advice:
         output.note("· advice: none, as a machine can have no more devices, and no model has a bound to loosen")
     elif about := advice_about(demands, where):
