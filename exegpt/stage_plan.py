@@ -103,3 +103,14 @@ class StagePlan(Noun):
     def seconds(self) -> float:
         """Until the last stage ends."""
         return max((stage.end_s for stage in self.stages), default=0.0)
+
+    @property
+    def free(self) -> int:
+        """Devices that no stage has."""
+        return self.devices - len({device for stage in self.stages for node in stage.nodes for device in node.devices})
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the devices of each stage until it ends."""
+        taken = [(stage.end_s - stage.start_s) * sum(len(n.devices) for n in stage.nodes) for stage in self.stages]
+        return sum(taken) / 3600

@@ -9,7 +9,6 @@ from exegpt.cli import INFEASIBLE, options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.plan_advice import Gain
     from exegpt.app.multimodel.planning import Proposal
     from exegpt.plan import Plan
     from exegpt.price import Prices
@@ -22,8 +21,8 @@ def plan(
     method: Annotated[
         str,
         typer.Option(
-            help="exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, or best: the "
-            "best of these. samullm: stages, for models with numbers of requests."
+            help="exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
+            "(stages, for numbers of requests), or best: the best of these."
         ),
     ] = "exegpt",
     dtype: options.DTYPE = None,
@@ -51,13 +50,16 @@ def plan(
 
     Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
+    from dataclasses import asdict
+
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
+    from exegpt.app.multimodel.beside_stages import ASSUMED, beside_stages
     from exegpt.app.multimodel.demands import read_demands
     from exegpt.app.multimodel.expected_calls import expected_calls
     from exegpt.app.multimodel.model_frontier import Frontiers
-    from exegpt.app.multimodel.models_file import read_models
+    from exegpt.app.multimodel.models_file import is_application, read_models
     from exegpt.app.multimodel.plan_advice import advice_about, gains
     from exegpt.app.multimodel.planning import METHODS, propose
     from exegpt.app.settings import set_threads, threads_of_device
@@ -73,11 +75,12 @@ def plan(
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads or threads_of_device(cluster))
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
-    if method == "samullm":
+    if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
-        if advice:
-            raise InputError("--advice is for budgets, but --method samullm plans stages: omit one of the two.")
+        if advice or prices:
+            option = "--advice" if advice else "--price"
+            raise InputError(f"{option} is for budgets, but only stages are planned here: omit it.")
         return plan_stages(file, cluster, how, out, report, json)
     demands = read_demands(file, cluster, **how)
     expected = expected_calls(file, read_models(file))
@@ -86,25 +89,32 @@ def plan(
     where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
     frontiers = Frontiers()
     proposals = propose(demands, where, methods, frontiers)
-    best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
+    now = proposals[0].plan or proposals[0].near
+    if method == "best":
+        proposals = beside_stages(proposals, demands, file, cluster, **how)
+    best, budgets = proposals[0].found, proposals[0].plan
     profiles = {demand.name: demand.setting.profile for demand in demands}
-    replay = expected.replayed(best, profiles) if best and expected else None
+    replay = expected.replayed(budgets, profiles) if budgets and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
-    assumptions += simulated_alone(best)
+    assumptions += simulated_alone(budgets)
+    assumptions += [ASSUMED] if any(proposal.stages for proposal in proposals) else []
     if best and out:
         document.write(out, best)
     if report:
         write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
     if json:
-        output.emit(_document(proposals, gained, prices, assumptions, replay))
+        advised = [asdict(gain) | {"text": gain.text(now)} for gain in gained]
+        output.emit(_document(proposals, advised, prices, assumptions, replay))
         return 0 if best else INFEASIBLE
     output.notes(assumptions)
     _print(proposals, prices)
     if replay:
         print(f"{len(replay.finish_s):,} calls of the application: done in {duration_text(replay.seconds)}.")
     if gained:
-        output.listed("Advice:", [gain.text(now) for gain in gained])
+        output.listed(
+            "Advice about budgets:" if proposals[0].stages else "Advice:", [gain.text(now) for gain in gained]
+        )
     elif advice:
         output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
     elif about := advice_about(demands, where):
@@ -130,24 +140,22 @@ def simulated_alone(best: "Plan | None") -> list[str]:
 
 def _document(
     proposals: "list[Proposal]",
-    gained: "list[Gain]",
+    advice: list[dict[str, Any]],
     prices: "Prices | None",
     assumptions: list[str],
     replay: "CallReplay | None",
 ) -> dict[str, Any]:
     """The object that `plan --json` prints."""
-    from dataclasses import asdict
-
     from exegpt.document import to_dict
     from exegpt.report import output
 
-    best, now = proposals[0].plan, proposals[0].plan or proposals[0].near
+    best = proposals[0].found
     return {
         "plan": to_dict(best) if best else None,
         "methods": [_method(proposal, prices) for proposal in proposals],
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
         "application": {"calls": len(replay.finish_s), "seconds": replay.seconds} if replay else None,
-        "advice": [asdict(gain) | {"text": gain.text(now)} for gain in gained],
+        "advice": advice,
         "assumptions": assumptions,
         "provenance": output.provenance(),
     }
@@ -157,12 +165,13 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
     from exegpt.cli.plan_tables import price_in_use
     from exegpt.document import to_dict
 
-    plan = proposal.plan
+    plan = proposal.found
     return {
         "method": proposal.method,
         "plan": to_dict(plan) if plan else None,
         "reason": proposal.why_not,
-        "gpu_hours": plan.gpu_hours if plan else None,
+        "seconds": proposal.seconds,
+        "gpu_hours": proposal.gpu_hours,
         "price_per_hour": price_in_use(plan, prices) if plan else None,
     }
 
@@ -173,15 +182,15 @@ def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
     from exegpt.report import output
 
     best, *others = proposals
-    if best.plan is None:
+    if best.found is None:
         output.note(best.why_not)
     else:
-        print_plan(best.plan)
+        print_plan(best.found)
     columns, rows = methods_table(proposals, prices)
     if rows:
         output.table(columns, rows, "methods" if others else "all models together")
     for other in others:
-        if other.plan is None:
+        if other.found is None:
             output.note(f"{other.method}: {other.why_not}")
     if why := why_best(proposals):
         print(f"{why}.")

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from exegpt.app.multimodel.planning import Proposal
     from exegpt.app.multimodel.stage_planning import StageProposal
+    from exegpt.plan import Plan
     from exegpt.price import Prices
+    from exegpt.report.sections import Section
+    from exegpt.stage_plan import StagePlan
 
 
 def write_plan_report(
@@ -19,17 +22,14 @@ def write_plan_report(
 ) -> None:
     """Write the budgets with a chart, a table of the methods, and the advice."""
     from exegpt import document
-    from exegpt.cli.plan_tables import methods_table, plan_table, why_best
-    from exegpt.report import gantt
+    from exegpt.cli.plan_tables import methods_table, why_best
     from exegpt.report.sections import Section, page
 
-    best, sections = proposals[0], []
-    refused = [f"{proposal.method}: {proposal.why_not}" for proposal in proposals if proposal.plan is None]
+    best, sections = proposals[0].found, []
+    refused = [f"{proposal.method}: {proposal.why_not}" for proposal in proposals if proposal.found is None]
     notes = tuple(f"{text}." for text in advice)
-    if best.plan:
-        columns, rows, title = plan_table(best.plan)
-        drawing = gantt.drawing(gantt.of_plan(best.plan))
-        sections.append(Section(title, tuple(columns), tuple(map(tuple, rows)), notes, drawing))
+    if best:
+        sections.append(_drawn(best, notes))
     columns, rows = methods_table(proposals, prices)
     if rows:
         why = [f"{text}." for text in [why_best(proposals)] if text]
@@ -42,11 +42,18 @@ def write_plan_report(
 def write_stages_report(path: Path, proposals: "list[StageProposal]", assumptions: Sequence[str]) -> None:
     """Write the stages with a chart, and the heuristics' times."""
     from exegpt import document
-    from exegpt.cli.plan_tables import STAGE_COLUMNS, others_text, stages_rows, stages_title
-    from exegpt.report import gantt
-    from exegpt.report.sections import Section, page
+    from exegpt.cli.plan_tables import others_text
+    from exegpt.report.sections import page
 
-    plan = proposals[0].plan
-    drawing = gantt.drawing(gantt.of_stages(plan))
-    section = Section(stages_title(plan), STAGE_COLUMNS, stages_rows(plan), others_text(proposals), drawing)
+    section = _drawn(proposals[0].plan, others_text(proposals))
     document.write_text(path, page("An application in stages", list(assumptions), [section]))
+
+
+def _drawn(plan: "Plan | StagePlan", notes: tuple[str, ...]) -> "Section":
+    """A plan's table with its picture."""
+    from exegpt.cli.plan_tables import picture, plan_table
+    from exegpt.report import gantt
+    from exegpt.report.sections import Section
+
+    columns, rows, title = plan_table(plan)
+    return Section(title, tuple(columns), tuple(map(tuple, rows)), notes, gantt.drawing(picture(plan)))

@@ -15,7 +15,7 @@ def plan_stages(
     from exegpt.app.multimodel.application_file import read_application
     from exegpt.app.multimodel.stage_planning import propose_stages
     from exegpt.cli.plan_report import write_stages_report
-    from exegpt.cli.plan_tables import others_text, print_stages
+    from exegpt.cli.plan_tables import others_text, print_plan
     from exegpt.report import output
 
     asked = read_application(file, cluster, **how)
@@ -31,7 +31,7 @@ def plan_stages(
         output.emit({**facts, "provenance": output.provenance(seed=0)})
         return 0
     output.notes(asked.assumptions)
-    print_stages(best.plan)
+    print_plan(best.plan)
     for text in others_text(proposals):
         output.note(text)
     if out:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from exegpt.app.multimodel.stage_planning import StageProposal
     from exegpt.plan import Plan, PlannedModel
     from exegpt.price import Prices
+    from exegpt.report.gantt import Gantt
     from exegpt.stage_plan import StagedNode, StagePlan
 
 _COLUMNS = (
@@ -24,58 +25,75 @@ _COLUMNS = (
     "tokens/s",
     "schedule",
 )
-STAGE_COLUMNS = ("from", "to", "models")
 
 
 def why_best(proposals: "list[Proposal]") -> str:
     """Why the best plan is better than the second; empty if there are no two."""
-    best, second = proposals[0], next((other for other in proposals[1:] if other.plan), None)
-    return f"{best.method} is best: {best.why_before(second)}" if best.plan and second else ""
+    best, second = proposals[0], next((other for other in proposals[1:] if other.found), None)
+    return f"{best.method} is best: {best.why_before(second)}" if best.found and second else ""
 
 
 def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
     """Columns, and a row for each method that has a plan."""
-    columns = ["method", "headroom", "all in time", "normalised", "done in", "devices", "GPU-hours"]
-    return columns + ["price/h"] * bool(prices), [_method_row(p, p.plan, prices) for p in proposals if p.plan]
+    done = "loaded and done in" if any(proposal.stages for proposal in proposals) else "done in"
+    columns = ["method", "headroom", "all in time", "normalised", done, "devices", "GPU-hours"]
+    return columns + ["price/h"] * bool(prices), [_method_row(p, p.found, prices) for p in proposals if p.found]
 
 
-def _method_row(proposal: "Proposal", plan: "Plan", prices: "Prices | None") -> list[str]:
+def _method_row(proposal: "Proposal", found: "Plan | StagePlan", prices: "Prices | None") -> list[str]:
     from exegpt.duration import duration_text
     from exegpt.quantity import figure_text, percent_text
 
-    used = plan.cluster.devices - plan.free
-    shares = [model.attainment for model in plan.models if model.attainment is not None]
-    normalised = [model.normalised_latency for model in plan.models if model.normalised_latency is not None]
+    devices = found.cluster.devices if found.cluster else 0
+    used, models = devices - found.free, proposal.plan.models if proposal.plan else ()
+    shares = [model.attainment for model in models if model.attainment is not None]
+    normalised = [model.normalised_latency for model in models if model.normalised_latency is not None]
     return [
         proposal.method,
         "–" if proposal.headroom is None else f"{figure_text(proposal.headroom)} times",
         percent_text(min(shares)) if shares else "–",
         figure_text(max(normalised)) if normalised else "–",
         "–" if proposal.seconds is None else duration_text(proposal.seconds),
-        f"{used} of {plan.cluster.devices}",
-        f"{used} per hour" if plan.gpu_hours is None else figure_text(plan.gpu_hours),
-        *([figure_text(price_in_use(plan, prices))] if prices else []),
+        f"{used} of {devices}",
+        f"{used} per hour" if proposal.gpu_hours is None else figure_text(proposal.gpu_hours),
+        *([figure_text(price_in_use(found, prices))] if prices else []),
     ]
 
 
-def price_in_use(plan: "Plan", prices: "Prices | None") -> float | None:
+def price_in_use(plan: "Plan | StagePlan", prices: "Prices | None") -> float | None:
     """The price per hour of the devices in use; None without prices."""
     from exegpt.price import price_per_hour
 
-    used = plan.cluster.devices - plan.free
-    return price_per_hour(prices, plan.cluster) * used / plan.cluster.devices if prices else None
+    if not prices or not plan.cluster:
+        return None
+    return price_per_hour(prices, plan.cluster) * (1 - plan.free / plan.cluster.devices)
 
 
-def print_plan(plan: "Plan") -> None:
-    """Print each model's budget with its performance, and a chart of the devices."""
+def print_plan(plan: "Plan | StagePlan") -> None:
+    """Print each model's budget with its performance, or each stage with its models, and a chart of the devices."""
     from exegpt.report import gantt, output
 
     output.table(*plan_table(plan))
-    print(gantt.text(gantt.of_plan(plan)))
+    print(gantt.text(picture(plan)))
 
 
-def plan_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
-    """Columns, a row for each model, and a title; columns that are empty for all models are omitted."""
+def picture(plan: "Plan | StagePlan") -> "Gantt":
+    """Which devices run which models, and when."""
+    from exegpt.report import gantt
+    from exegpt.stage_plan import StagePlan
+
+    return gantt.of_stages(plan) if isinstance(plan, StagePlan) else gantt.of_plan(plan)
+
+
+def plan_table(plan: "Plan | StagePlan") -> tuple[list[str], list[list[str]], str]:
+    """Columns, a row for each model or stage, and a title."""
+    from exegpt.stage_plan import StagePlan
+
+    return _stages_table(plan) if isinstance(plan, StagePlan) else _models_table(plan)
+
+
+def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
+    """Columns that are empty for all models are omitted."""
     from exegpt.quantity import NOTHING
 
     rows = [_row(model) for model in plan.models]
@@ -134,27 +152,15 @@ def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
     )
 
 
-def print_stages(plan: "StagePlan") -> None:
-    """Print each stage with its models, and a chart of the devices."""
-    from exegpt.report import gantt, output
-
-    output.table(STAGE_COLUMNS, stages_rows(plan), stages_title(plan))
-    print(gantt.text(gantt.of_stages(plan)))
-
-
-def stages_rows(plan: "StagePlan") -> tuple[tuple[str, ...], ...]:
-    """A row for each stage."""
+def _stages_table(plan: "StagePlan") -> tuple[list[str], list[list[str]], str]:
     from exegpt.duration import duration_text
 
-    return tuple(
-        (duration_text(stage.start_s), duration_text(stage.end_s), ", ".join(_node_text(node) for node in stage.nodes))
+    rows = [
+        [duration_text(stage.start_s), duration_text(stage.end_s), ", ".join(_node_text(node) for node in stage.nodes)]
         for stage in plan.stages
-    )
-
-
-def stages_title(plan: "StagePlan") -> str:
-    """A title with the numbers of stages and devices."""
-    return f"{plan.method}: {counted(len(plan.stages), 'stage')} on {counted(plan.devices, 'device')}"
+    ]
+    title = f"{plan.method}: {counted(len(plan.stages), 'stage')} on {counted(plan.devices, 'device')}"
+    return ["from", "to", "models"], rows, title
 
 
 def _node_text(node: "StagedNode") -> str:

@@ -51,14 +51,14 @@ def _document(result: "StageRun") -> dict[str, Any]:
 def _print(result: "StageRun") -> None:
     from dataclasses import replace
 
-    from exegpt.cli.plan_tables import print_stages
+    from exegpt.cli.plan_tables import print_plan
     from exegpt.duration import duration_text
     from exegpt.quantity import counted
     from exegpt.report import output
 
     plan = result.plan
     if result.stages:
-        print_stages(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
+        print_plan(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
     output.table(_COLUMNS, [_row(result, model) for model in result.models], "models")
     predicted = result.predicted
     beside = f", {duration_text(predicted.seconds)} as predicted for these outputs" if predicted else ""

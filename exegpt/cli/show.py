@@ -119,11 +119,11 @@ def _plan(file: Path) -> "Shown":
 
 def _stages(file: Path) -> "Shown":
     from exegpt import document
-    from exegpt.cli.plan_tables import print_stages
+    from exegpt.cli.plan_tables import print_plan
     from exegpt.stage_plan import StagePlan
 
     plan = document.read(StagePlan, file)
-    return document.to_dict(plan), lambda: print_stages(plan)
+    return document.to_dict(plan), lambda: print_plan(plan)
 
 
 def _text(value: Any) -> str:

@@ -110,7 +110,7 @@ class Placer:
     """Finds a placement; remembers estimates."""
 
     def __init__(self, memory_bytes: float, other_bytes: float):
-        """Usable memory of a device, and the memory that each model needs on a mesh beside its weights."""
+        """Usable memory of a device, and the memory that each model needs on every device beside its weights."""
         self._memory, self._other = memory_bytes, other_bytes
         self._throughputs: dict[tuple[int, tuple[str, ...]], tuple[float, ...]] = {}
         self._candidates: dict[tuple[str, int], Occupant | None] = {}
@@ -121,10 +121,11 @@ class Placer:
         """The best placement; None if no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
+        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, are never one mesh
         best: Placement | None = None
         for number, sizes in enumerate(groups):
             progress(number, len(groups))
-            if len(sizes) > len(models):
+            if len(sizes) > most:
                 continue
             placed = self._greedy(ordered, sizes, devices_per_node)
             if placed and (best is None or placed.throughput_seq_s > best.throughput_seq_s):
@@ -178,8 +179,12 @@ class Placer:
 
     def kv_bytes(self, mesh: Mesh) -> float:
         """Memory of a mesh for keys and values."""
-        taken = sum(occupant.popular.weight_bytes + self._other for occupant in mesh.occupants)
-        return len(mesh.devices) * self._memory - taken
+        return self._beside([occupant.popular for occupant in mesh.occupants], len(mesh.devices))
+
+    def _beside(self, models: Sequence[Popular], devices: int) -> float:
+        """Memory of so many devices beside these models."""
+        each = self._memory - len(models) * self._other
+        return devices * each - sum(model.weight_bytes for model in models)
 
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
         """A model on a mesh with the smallest share that sustains its rate alone, else with the share of the highest
@@ -192,7 +197,7 @@ class Placer:
 
     def _best_share(self, model: Popular, devices: int) -> Occupant | None:
         cost = model.cost(devices)
-        room = devices * self._memory - self._other - model.weight_bytes
+        room = self._beside([model], devices)
         if cost is None or room < model.least_bytes:
             return None
         most = min(MOST_SEQS, int(room / model.kv_bytes))

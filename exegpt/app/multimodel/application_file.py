@@ -208,6 +208,11 @@ def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
     return replace(node, prompts=prompts, rounds=rounds)
 
 
+def reading_s(setting: Setting) -> float:
+    """How long one GPU takes to load all of a model's weights."""
+    return setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+
+
 def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
     """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
     from xsimulator.multimodel.stages.profiled_costs import profiled_model
@@ -216,7 +221,7 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
         raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
     degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
     typed_s = parse_duration(entry.load) if entry.load is not None else None
-    read_s = setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+    read_s = reading_s(setting)
     load_s = {tp: typed_s or read_s / tp for tp in degrees}
     assumptions = [] if typed_s else [f"loading: a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s, {read_s:.0f} s on one"]
     costs = profiled_model(

@@ -81,10 +81,15 @@ class ModelsFile(Noun):
                 raise InputError(f"Model '{entry.name}' needs a workload, like S or 128/64, or a trace.")
 
 
+def is_application(data: Any) -> bool:
+    """Whether a file's content is an application's rather than models'."""
+    return isinstance(data, dict) and "nodes" in data and "models" not in data
+
+
 def read_models(path: Path) -> ModelsFile:
     """A models file as it was typed; InputError for what can't be read."""
     data = document.read_yaml(path, "models")
-    if isinstance(data, dict) and "nodes" in data and "models" not in data:
+    if is_application(data):
         raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
     _check_units(data, path)
     return document.from_dict(ModelsFile, data, f"'{path}'")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import Frontiers, ModelFrontier
@@ -15,6 +15,7 @@ from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output
+from exegpt.stage_plan import StagePlan
 
 METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
@@ -39,6 +40,15 @@ class Proposal:
     why_not: str = ""
     near: Plan | None = None
     """What misses a rate, where that is why there is no plan."""
+    stages: StagePlan | None = None
+    """What a method of stages has in a plan's place."""
+    loading_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: what comes before its requests, where that counts; a plan of stages has it in its times."""
+
+    @property
+    def found(self) -> Plan | StagePlan | None:
+        """What can be written and run."""
+        return self.plan or self.stages
 
     @property
     def headroom(self) -> float | None:
@@ -48,32 +58,46 @@ class Proposal:
     @property
     def seconds(self) -> float | None:
         """Until the last model with a number of requests is done; None without one."""
-        known = [m.seconds for m in self.plan.models if m.seconds is not None] if self.plan else []
+        if self.stages:
+            return self.stages.seconds
+        models = self.plan.models if self.plan else ()
+        known = [self.loading_s.get(m.name, 0.0) + m.seconds for m in models if m.seconds is not None]
         return max(known, default=None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of the devices in use; None where a rate has no end."""
+        if self.stages:
+            return self.stages.gpu_hours
+        if self.plan is None or self.plan.gpu_hours is None:
+            return None
+        loading = [len(model.devices) * self.loading_s.get(model.name, 0.0) for model in self.plan.models]
+        return self.plan.gpu_hours + sum(loading) / 3600
 
     @property
     def order(self) -> tuple[float, ...]:
         """Plans come first; of those what is done sooner, then has more headroom, then takes fewer devices."""
-        if self.plan is None:
+        if self.found is None:
             return (1.0,)
-        return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.plan.free
+        return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
 
     def why_before(self, other: "Proposal") -> str:
         """What puts this plan before another one."""
-        if self.plan is None or other.plan is None:
+        if self.found is None or other.found is None:
             return f"{other.method} has no plan"
         if self.seconds != other.seconds:
             mine, theirs = (f"{figure_text(p.seconds)} s" for p in (self, other))
-            return f"all requests are done after {mine}, with {other.method} after {theirs}"
-        if self.headroom != other.headroom:
+            loading = ", loading included" if self.stages or self.loading_s else ""
+            return f"all requests are done after {mine}, with {other.method} after {theirs}{loading}"
+        if other.plan and self.headroom != other.headroom:
             tightest = min(other.plan.models, key=lambda m: math.inf if m.headroom is None else m.headroom)
             mine, theirs = (figure_text(p.headroom) for p in (self, other))
             return (
                 f"every model could have {mine} times its rate, with {other.method} only {theirs} times, "
                 f"because of '{tightest.name}'"
             )
-        if self.plan.free != other.plan.free:
-            return f"{self.plan.free} devices stay free, with {other.method} {other.plan.free}"
+        if self.found.free != other.found.free:
+            return f"{self.found.free} devices stay free, with {other.method} {other.found.free}"
         return f"{other.method} does as well"
 
 

@@ -60,7 +60,7 @@ def simulate_plan(
     if unknown:
         known = ", ".join(model.name for model in plan.models)
         raise InputError(f"--profile {unknown[0]}={given[unknown[0]]} is of no model of the plan: it has {known}.")
-    requests = read_model_trace(trace, plan) if trace else {model.name: _drawn(model) for model in plan.models}
+    requests = read_model_trace(trace, plan) if trace else _drawn(plan)
     profiles: dict[str, AnyProfile] = {}
     assumptions = _fit_contexts(requests, plan)
     for model in plan.models:
@@ -152,14 +152,19 @@ def _request(row: dict[str, str], columns: Columns, where: str) -> RequestLength
     return request
 
 
-def _drawn(model: PlannedModel) -> list[RequestLengths]:
+def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
+    """Requests of all models; those of models that are alike differ, or they would come at the same moments."""
+    return {model.name: _drawn_of(model, place) for place, model in enumerate(plan.models)}
+
+
+def _drawn_of(model: PlannedModel, seed: int) -> list[RequestLengths]:
     """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
     count, spec = model.requests or REQUESTS, model.schedule.model.spec
     check_requests(f"Model '{model.name}' of the plan", count)
-    drawn = model.schedule.workload.draw(count, 0, None if spec.architecture == "t5" else spec.context)
+    drawn = model.schedule.workload.draw(count, seed, None if spec.architecture == "t5" else spec.context)
     if model.rate_seq_s is None:
         return list(drawn)
-    arrivals = random_arrivals(model.rate_seq_s, count, (0,)).tolist()
+    arrivals = random_arrivals(model.rate_seq_s, count, (seed, 1)).tolist()
     return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
 
 

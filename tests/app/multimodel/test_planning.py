@@ -215,7 +215,9 @@ def test_the_command_prints_a_document(tmp_path, capsys):
     assert main(["plan", str(file), "-c", "4xA100-80GB", "--method", "best", "--out", str(out), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["plan"] == document.read_json(out)
-    assert {m["method"] for m in printed["methods"]} == set(planning.METHODS) >= {"exegpt", "spatial", "muxserve"}
+    assert (
+        {m["method"] for m in printed["methods"]} == {*planning.METHODS, "samullm"} >= {"exegpt", "spatial", "muxserve"}
+    )
     refused = next(m for m in printed["methods"] if m["method"] == "muxserve")
     assert refused["plan"] is None and "'batch' has no rate" in refused["reason"]
     assert main(["plan", str(write(tmp_path, CHAT | {"rate": "100000/s"})), "-c", "1xA100-80GB", "--json"]) == 3

@@ -11,6 +11,7 @@ from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
+from exegpt.app.multimodel.shared_devices import PREFILL_TOKENS, share_unit
 from exegpt.app.multimodel.staged_placement import Groups
 from exegpt.batching.shared_pool import block_of, merged_bytes, shared_pools
 from exegpt.cli import main
@@ -18,6 +19,7 @@ from exegpt.cluster import parse_cluster
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan, Share
 from xscheduler.multimodel.two_stage import Group
+from xsimulator.cost.replica import ReplicaCost
 from xsimulator.multimodel.plan_replay import replay_models, replay_plan
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -69,6 +71,18 @@ def test_memory_of_a_unit_is_not_given_twice(plan):
             for m, s in zip(unit, spec, strict=True)
         ]
         assert weights + sum(blocks) < len(unit[0].devices) * device
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_device_of_a_unit_has_room_for_what_all_its_models_need(devices, demands):
+    unit = share_unit(demands, CLUSTER, devices, "time", 1.0)
+    by_name = {demand.name: demand for demand in demands}
+    bytes_of_a_device = 0.0
+    for model in unit:
+        costs = ReplicaCost.of(model.schedule, by_name[model.name].setting.profile)
+        (memory,) = costs.memory(PREFILL_TOKENS)
+        bytes_of_a_device += memory.bytes(model.schedule.kv_blocks)
+    assert bytes_of_a_device <= CLUSTER.device.memory_bytes * CLUSTER.memory_fraction
 
 
 def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from exegpt import document
 from exegpt.app.engines.planned_units import read_plan_file
+from exegpt.app.multimodel import simulate_plan as simulating
 from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.simulate_plan import read_model_trace, simulate_plan
 from exegpt.cli import main
@@ -33,6 +35,16 @@ def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
     assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(named), "whose each span is"
     assert main(["simulate", "--plan", str(path)]) == 0
     assert "in time" in capsys.readouterr().out
+
+
+def test_models_of_one_rate_have_requests_of_their_own(path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        simulating, "replay_plan", lambda plan, profiles, requests, timeline: asked.update(requests) or {}
+    )
+    simulate_plan(path, None, None)
+    idle, rare = ([request.arrival_s for request in asked[name]] for name in ("idle", "rare"))
+    assert len(idle) == len(rare) and abs(np.corrcoef(np.diff(idle), np.diff(rare))[0, 1]) < 0.3
 
 
 def test_a_traces_requests_are_replayed(path, tmp_path):

@@ -79,6 +79,14 @@ def test_greedy_is_near_the_best_of_all_assignments(seed):
     assert 0.9 * best <= placement.throughput_seq_s <= best + 1e-9
 
 
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 3), (1, 7), (4, 2)])
+def test_fewer_models_than_any_cut_has_meshes_are_placed(nodes, per_node):
+    _, placement = place(MODELS[:1], nodes, per_node)
+    assert [o.popular.name for mesh in placement.meshes for o in mesh.occupants] == ["a"]
+    fewest = min(map(len, mesh_groups(nodes, per_node)))
+    assert len(placement.meshes) == fewest > 1, "those of the cuts into larger meshes, of which some stay empty"
+
+
 def test_models_that_dont_fit_have_no_placement():
     assert place([model("huge", 1.0, 100.0)])[1] is None
 
@@ -92,7 +100,7 @@ def test_the_share_is_the_smallest_that_has_the_rate():
 def test_memory_for_keys_and_values_is_what_weights_and_all_else_leave():
     placer = Placer(40.0, 1.0)
     mesh = placer.unit(MODELS[:2], (0, 1), MOST_SHARES)
-    assert placer.kv_bytes(mesh) == pytest.approx(2 * 40.0 - (10.0 + 1.0) - (20.0 + 1.0))
+    assert placer.kv_bytes(mesh) == pytest.approx(2 * (40.0 - 1.0 - 1.0) - 10.0 - 20.0)
 
 
 def test_each_model_joins_the_mesh_on_which_it_was_tried():

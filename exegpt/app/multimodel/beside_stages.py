@@ -1,0 +1,51 @@
+"""Plans of stages beside budgets, for models that have numbers of requests: which are done first."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from exegpt.app.multimodel.application_file import LOAD_BYTES_S, read_application, reading_s
+from exegpt.app.multimodel.demands import Demand
+from exegpt.app.multimodel.planning import Proposal
+from exegpt.app.multimodel.stage_planning import propose_stages
+from exegpt.errors import Infeasible, InputError
+from exegpt.plan import Plan
+from exegpt.schedule import Schedule
+
+ASSUMED = (
+    f"methods are compared with loading, a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s: of budgets once, before a "
+    "model's requests, of stages each time that one starts a model"
+)
+
+
+def beside_stages(
+    proposals: Sequence[Proposal], demands: Sequence[Demand], file: Path, cluster: str, **options: Any
+) -> list[Proposal]:
+    """What budgets and SamuLLM's stages come to, the best one first; where there are stages, loading counts for all.
+    `file`, `cluster` and `options` are those of the demands.
+    """
+    staged = _staged(file, cluster, options)
+    if staged.stages:
+        proposals = [replace(p, loading_s=loading_s(p.plan, demands)) if p.plan else p for p in proposals]
+    return sorted([*proposals, staged], key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
+
+
+def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
+    try:
+        best, *_ = propose_stages(read_application(file, cluster, **options))
+    except (Infeasible, InputError) as error:
+        return Proposal("samullm", None, str(error))
+    return Proposal(best.method, None, stages=best.plan)
+
+
+def loading_s(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
+    """How long each model's engine takes to load, as plans of stages count it: the device with the most layers last."""
+    settings = {demand.name: demand.setting for demand in demands}
+    return {model.name: reading_s(settings[model.name]) * _most(model.schedule) for model in plan.models}
+
+
+def _most(schedule: Schedule) -> float:
+    """The largest share of a decoder's layers that a device has."""
+    ranges = [(stage.decoder_layers or (0, 0), stage.tp) for stage in schedule.stages]
+    return max((end - first) / tp for (first, end), tp in ranges) / schedule.model.spec.layers
