@@ -91,7 +91,7 @@ def test_a_steady_state_says_that_it_leaves_arrivals_out(exegpt, tmp_path):
         texts.append([t for t in exegpt("simulate", "-s", path, "--json").json["assumptions"] if "arrivals" in t])
         texts.append([line for line in exegpt("show", path).err.splitlines() if "arrivals" in line])
     assert [len(found) for found in texts] == [0, 0, 1, 1]
-    assert "whatever their arrivals (1/s)" in texts[2][0]
+    assert "ignores the arrivals (1/s)" in texts[2][0]
 
 
 def test_the_schedule_of_the_last_bound_that_can_be_met_is_written_by_name(exegpt, tmp_path):

@@ -48,7 +48,7 @@ class Drawn:
     """Its place in the models file: models that are alike have requests of their own."""
 
     def count(self, factor: float) -> int:
-        """How many at the rate times a factor: the first of an endless list."""
+        """How many at least, at the rate times a factor: the first of an endless list."""
         return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
 
 
@@ -58,6 +58,15 @@ def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
     seconds = REQUESTS * len(rates) / sum(rates.values()) if rates else 0.0
     least_s = BOUNDS * max((demands[name].bound_s or 0.0 for name in rates), default=0.0)
     return {name: Drawn(rates[name], seconds, least_s, seed) for seed, name in enumerate(demands) if name in rates}
+
+
+def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int = MOST) -> dict[str, int]:
+    """Requests of models that share devices, all arriving in the same time: the longest that any of these counts takes
+    at its rate, but none has more than `most`. A model that is asked rarely would be alone for most of its requests
+    otherwise, and none would be late.
+    """
+    seconds = min(max(count / rates[name] for name, count in counts.items()), most / max(rates.values()))
+    return {name: max(1, round(rates[name] * seconds)) for name in counts}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +81,15 @@ class Trial:
 
     def requests(self, name: str, factor: float) -> list[RequestLengths]:
         """Of a model, at its rate times a factor; the same for every factor, but for their number."""
-        count, known = self.drawn[name].count(factor), self._requests.setdefault(name, [])
+        count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
         return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[:count]]
+
+    def _counts(self, factor: float) -> dict[str, int]:
+        asked = {model.name: self.drawn[model.name] for model in self.unit}
+        rates = {name: own.rate_seq_s for name, own in asked.items()}
+        return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates)
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
         """The next requests behind so many, at the model's rate."""

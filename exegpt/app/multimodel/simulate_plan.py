@@ -13,7 +13,7 @@ from exegpt.app import rooflines
 from exegpt.app.engines.planned_units import check_models, check_schedule, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.models_file import MOST_REQUESTS, check_requests
-from exegpt.app.multimodel.plan_evaluation import in_time
+from exegpt.app.multimodel.plan_evaluation import in_one_time, in_time
 from exegpt.app.profiles import find_profile
 from exegpt.app.settings import fit_context
 from exegpt.columns import Columns, find_columns
@@ -28,7 +28,9 @@ from exegpt.workload import MAX_TOKENS, RequestLengths, Workload
 from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_plan
 
 REQUESTS = 1000
-"""Of each model, where neither a trace nor the plan says how many."""
+"""Of each model, where neither a trace nor the plan says how many; more of one that shares devices with a rarer one."""
+MOST = 20_000
+"""Of such a model."""
 MOST_SECONDS = 1e9
 """Of an arrival."""
 _NEEDED = ("model", "input", "output")
@@ -154,12 +156,16 @@ def _request(row: dict[str, str], columns: Columns, where: str) -> RequestLength
 
 def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
     """Requests of all models; those of models that are alike differ, or they would come at the same moments."""
-    return {model.name: _drawn_of(model, place) for place, model in enumerate(plan.models)}
+    counts: dict[str, int] = {}
+    for unit in plan.units:
+        rates = {model.name: model.rate_seq_s for model in unit if model.rate_seq_s}
+        counts |= in_one_time(dict.fromkeys(rates, REQUESTS), rates, MOST) if rates else {}
+    return {model.name: _drawn_of(model, counts.get(model.name), place) for place, model in enumerate(plan.models)}
 
 
-def _drawn_of(model: PlannedModel, seed: int) -> list[RequestLengths]:
+def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[RequestLengths]:
     """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
-    count, spec = model.requests or REQUESTS, model.schedule.model.spec
+    count, spec = model.requests or count or REQUESTS, model.schedule.model.spec
     check_requests(f"Model '{model.name}' of the plan", count)
     drawn = model.schedule.workload.draw(count, seed, None if spec.architecture == "t5" else spec.context)
     if model.rate_seq_s is None:

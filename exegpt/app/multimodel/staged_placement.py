@@ -106,8 +106,9 @@ class Groups:
             replica = ReplicaCost.of(model.schedule, demand.setting.profile)
             mean_s = float(service_times(model.schedule, replica).mean())
             latency = served[model.name].latencies("arrival")["latency"]
-            late = int(np.sum(latency > (demand.bound_s or SLO * mean_s)))
-            found[model.name] = Outcome(late, float(latency.mean()) / mean_s, len(latency))
+            count = self._requests[model.name].count(1.0)  # the same whatever shares the devices
+            late = round(count * float(np.mean(latency > (demand.bound_s or SLO * mean_s))))
+            found[model.name] = Outcome(late, float(latency.mean()) / mean_s, count)
         return found
 
     def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":

@@ -43,7 +43,7 @@ def test_stages_are_the_best_for_models_of_different_lengths(tmp_path):
     prices.write_text("A100-80GB: 2")
     done = plan(write(tmp_path, LONG, SHORT), "--out", out, "--report", report, "--price", prices)
     assert done.code == 0, done.err
-    assert "samullm is the best: all requests are done after" in done.out and ", loading included." in done.out
+    assert "samullm is best: all requests are done after" in done.out and ", loading included." in done.out
     assert "loaded and done in" in done.out and "2 of 2" in done.out
     assert "with loading, a GPU's weights at 0.87 GB/s" in done.err and "muxserve: Model 'long' has no rate" in done.err
     stages = document.read(StagePlan, out)
@@ -127,4 +127,4 @@ def test_an_application_can_only_be_planned_in_stages(tmp_path):
     assert done.code == 0, done.err
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
     refused = plan(file, "--advice")
-    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice is about budgets" in refused.err
+    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice is for budgets" in refused.err

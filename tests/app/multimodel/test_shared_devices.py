@@ -9,7 +9,7 @@ import pytest
 from exegpt import document
 from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.demands import read_demands
-from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_time
+from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_one_time, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
 from exegpt.app.multimodel.shared_devices import PREFILL_TOKENS, share_unit
 from exegpt.app.multimodel.staged_placement import Groups
@@ -206,7 +206,9 @@ def test_groups_are_judged_by_replays_under_their_own_rule(demands):
         replayed = Trial(unit, groups.demands, drawn(groups.demands)).replayed(1.0)
         for name, outcome in found[by].items():
             latency = replayed[name].latencies("arrival")["latency"]
-            assert outcome.late == sum(latency > groups.demands[name].bound_s) and outcome.requests == len(latency)
+            asked = drawn(groups.demands)[name].count(1.0)
+            share = sum(latency > groups.demands[name].bound_s) / len(latency)
+            assert outcome.requests == asked and outcome.late == round(asked * share)
     assert any(found["priority"][name].late != found["time"][name].late for name in names)
 
 
@@ -223,3 +225,18 @@ def test_sharing_merged_blocks_has_its_price_and_quotas_none(planned, demands):
     )
     unlike = len(set(block_sizes(unit))) > 1
     assert merged == pytest.approx((1.08 if unlike else 1.04) * plain)
+
+
+def test_models_that_share_are_asked_over_the_same_time(demands):
+    """A rare one would otherwise be alone for most of its requests."""
+    assert in_one_time({"a": 1000, "b": 1000}, {"a": 8.0, "b": 1.0}) == {"a": 8000, "b": 1000}
+    assert in_one_time({"a": 1000, "b": 100}, {"a": 100.0, "b": 0.5}) == {"a": 10_000, "b": 50}
+    assert in_one_time({"a": 7}, {"a": 0.1}) == {"a": 7}
+    assert in_one_time({"a": 1000, "b": 100}, {"a": 1e9, "b": 1e-9}) == {"a": 10_000, "b": 1}
+    by_name = {demand.name: demand for demand in demands}
+    unit = Groups(demands, CLUSTER, "time").planned((0,), ("busy", "idle"))
+    trial = Trial(unit, by_name, drawn(by_name))
+    for factor in (1.0, 3.0):
+        busy, idle = (trial.requests(name, factor) for name in ("busy", "idle"))
+        assert len(busy) == 10_000 and busy[-1].arrival_s == pytest.approx(10_000 / 60 / factor, rel=0.1)
+        assert len(idle) == 83 and idle[-1].arrival_s == pytest.approx(busy[-1].arrival_s, rel=0.3)
