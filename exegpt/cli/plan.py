@@ -9,10 +9,9 @@ from exegpt.cli import INFEASIBLE, options
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
+    from exegpt.app.multimodel.plan_answer import PlanAnswer
     from exegpt.app.multimodel.planning import Proposal
-    from exegpt.plan import Plan
     from exegpt.price import Prices
-    from xsimulator.multimodel.call_replay import CallReplay
 
 
 def plan(
@@ -50,22 +49,16 @@ def plan(
 
     Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
-    from dataclasses import asdict
 
     from exegpt import document
     from exegpt.app.choices import check_choice
     from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.multimodel.beside_stages import ASSUMED, beside_stages
-    from exegpt.app.multimodel.demands import read_demands
-    from exegpt.app.multimodel.expected_calls import expected_calls
-    from exegpt.app.multimodel.model_frontier import Frontiers
-    from exegpt.app.multimodel.models_file import is_application, read_models
-    from exegpt.app.multimodel.plan_advice import advice_about, gains
-    from exegpt.app.multimodel.planning import METHODS, propose
+    from exegpt.app.multimodel.models_file import is_application
+    from exegpt.app.multimodel.plan_answer import answer
+    from exegpt.app.multimodel.planning import METHODS
     from exegpt.app.settings import set_threads, threads_of_device
     from exegpt.cli.plan_report import write_plan_report
-    from exegpt.duration import duration_text
-    from exegpt.price import price_per_hour, read_prices
+    from exegpt.price import read_prices
     from exegpt.report import output
 
     check_output(out)
@@ -82,81 +75,36 @@ def plan(
             option = "--advice" if advice else "--price"
             raise InputError(f"{option} is for budgets, but only stages are planned here: omit it.")
         return plan_stages(file, cluster, how, out, report, json)
-    demands = read_demands(file, cluster, **how)
-    expected = expected_calls(file, read_models(file))
-    if prices:
-        price_per_hour(prices, demands[0].setting.cluster)  # refused before a search, not after it
-    where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
-    frontiers = Frontiers()
-    proposals = propose(demands, where, methods, frontiers)
-    now = proposals[0].plan or proposals[0].near
-    if method == "best":
-        proposals = beside_stages(proposals, demands, file, cluster, **how)
-    best, budgets = proposals[0].found, proposals[0].plan
-    profiles = {demand.name: demand.setting.profile for demand in demands}
-    replay = expected.replayed(budgets, profiles) if budgets and expected else None
-    gained = gains(demands, where, methods, now, frontiers) if advice else []
-    assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
-    assumptions += simulated_alone(budgets)
-    assumptions += [ASSUMED] if any(proposal.stages for proposal in proposals) else []
-    if best and out:
-        document.write(out, best)
+    found = answer(file, cluster, method, advice, prices, **how)
+    if found.best and out:
+        document.write(out, found.best)
     if report:
-        write_plan_report(report, proposals, [gain.text(now) for gain in gained], prices, assumptions)
+        write_plan_report(report, found.proposals, found.advice, prices, found.assumptions)
     if json:
-        advised = [asdict(gain) | {"text": gain.text(now)} for gain in gained]
-        output.emit(_document(proposals, advised, prices, assumptions, replay))
-        return 0 if best else INFEASIBLE
-    output.notes(assumptions)
-    _print(proposals, prices)
-    if replay:
-        print(f"{len(replay.finish_s):,} calls of the application: done in {duration_text(replay.seconds)}.")
-    if gained:
-        output.listed(
-            "Advice about budgets:" if proposals[0].stages else "Advice:", [gain.text(now) for gain in gained]
-        )
-    elif advice:
-        output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
-    elif about := advice_about(demands, where):
-        print(f"The effect of {about}: --advice.")
-    if best and out:
-        print(f"Plan written to {out}.")
-    return 0 if best else INFEASIBLE
+        output.emit(_document(found, prices))
+    else:
+        _print(found, prices, advice)
+        if found.best and out:
+            print(f"Plan written to {out}.")
+    return 0 if found.best else INFEASIBLE
 
 
-def simulated_alone(best: "Plan | None") -> list[str]:
-    """Notes about parts of the best plan that are simulated but can't be run that way."""
-    if best is None:
-        return []
-    spatial = [model for model in best.models if model.share and model.share.by == "space"]
-    names = [model.name for model in spatial if best.cluster.is_cpu or len(model.devices) > 1]
-    if not names:
-        return []
-    return [
-        f"shares of multiprocessors ({', '.join(names)}) are simulated only: on CPUs, and on several devices at once, "
-        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for time sharing)"
-    ]
-
-
-def _document(
-    proposals: "list[Proposal]",
-    advice: list[dict[str, Any]],
-    prices: "Prices | None",
-    assumptions: list[str],
-    replay: "CallReplay | None",
-) -> dict[str, Any]:
+def _document(found: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]:
     """The object that `plan --json` prints."""
+    from dataclasses import asdict
+
     from exegpt.document import to_dict
     from exegpt.report import output
 
-    best = proposals[0].found
+    best, proposals, calls = found.best, found.proposals, found.calls
+    pairs = zip(found.gains, found.advice, strict=True)
     return {
         "plan": to_dict(best) if best else None,
         "methods": [_method(proposal, prices) for proposal in proposals],
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
-        "application": {"calls": len(replay.finish_s), "seconds": replay.seconds} if replay else None,
-        "advice": advice,
-        "assumptions": assumptions,
+        "application": {"calls": len(calls.finish_s), "seconds": calls.seconds} if calls else None,
+        "advice": [asdict(gain) | {"text": text} for gain, text in pairs],
+        "assumptions": found.assumptions,
         "provenance": output.provenance(),
     }
 
@@ -176,7 +124,24 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
     }
 
 
-def _print(proposals: "list[Proposal]", prices: "Prices | None") -> None:
+def _print(found: "PlanAnswer", prices: "Prices | None", advice: bool) -> None:
+    """Print the best plan, all methods' results, why the best one is best, and advice."""
+    from exegpt.duration import duration_text
+    from exegpt.report import output
+
+    output.notes(found.assumptions)
+    _print_methods(found.proposals, prices)
+    if calls := found.calls:
+        print(f"{len(calls.finish_s):,} calls of the application: done in {duration_text(calls.seconds)}.")
+    if found.gains:
+        output.listed("Advice about budgets:" if found.proposals[0].stages else "Advice:", found.advice)
+    elif advice:
+        output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
+    elif found.advice_about:
+        print(f"The effect of {found.advice_about}: --advice.")
+
+
+def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None:
     """Print the best plan's models, then all methods' results and why the best one is best."""
     from exegpt.cli.plan_tables import methods_table, print_plan, why_best
     from exegpt.report import output

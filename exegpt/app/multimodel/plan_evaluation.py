@@ -19,6 +19,8 @@ REQUESTS = 1000
 """Of each model with a rate, on average over a plan: all have theirs in the same time."""
 LEAST, MOST = 100, 10_000
 """Of each model."""
+MOST_BESIDE = 4000
+"""Of a model because another one on its devices is asked more rarely."""
 BOUNDS = 3
 """Requests arrive for so many times the longest bound at least."""
 BLOCK = 1000
@@ -60,12 +62,13 @@ def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
     return {name: Drawn(rates[name], seconds, least_s, seed) for seed, name in enumerate(demands) if name in rates}
 
 
-def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int = MOST) -> dict[str, int]:
+def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int) -> dict[str, int]:
     """Requests of models that share devices, all arriving in the same time: the longest that any of these counts takes
-    at its rate, but none has more than `most`. A model that is asked rarely would be alone for most of its requests
-    otherwise, and none would be late.
+    at its rate; but none has more than `most`, or its own count if that is higher. Otherwise a model that is asked
+    rarely would be alone for most of its requests, and those would not be late.
     """
-    seconds = min(max(count / rates[name] for name, count in counts.items()), most / max(rates.values()))
+    longest_s = max(count / rates[name] for name, count in counts.items())
+    seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
     return {name: max(1, round(rates[name] * seconds)) for name in counts}
 
 
@@ -89,7 +92,7 @@ class Trial:
     def _counts(self, factor: float) -> dict[str, int]:
         asked = {model.name: self.drawn[model.name] for model in self.unit}
         rates = {name: own.rate_seq_s for name, own in asked.items()}
-        return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates)
+        return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates, MOST_BESIDE)
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
         """The next requests behind so many, at the model's rate."""

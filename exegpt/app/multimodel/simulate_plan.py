@@ -29,7 +29,7 @@ from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_pl
 
 REQUESTS = 1000
 """Of each model, where neither a trace nor the plan says how many; more of one that shares devices with a rarer one."""
-MOST = 20_000
+MOST = 10_000
 """Of such a model."""
 MOST_SECONDS = 1e9
 """Of an arrival."""

@@ -7,7 +7,7 @@ import pytest
 
 from exegpt import document
 from exegpt.app.engines.planned_units import planned_units, read_plan
-from exegpt.cli.plan import simulated_alone
+from exegpt.app.multimodel.plan_answer import simulated_alone
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share

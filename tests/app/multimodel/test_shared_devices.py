@@ -229,14 +229,15 @@ def test_sharing_merged_blocks_has_its_price_and_quotas_none(planned, demands):
 
 def test_models_that_share_are_asked_over_the_same_time(demands):
     """A rare one would otherwise be alone for most of its requests."""
-    assert in_one_time({"a": 1000, "b": 1000}, {"a": 8.0, "b": 1.0}) == {"a": 8000, "b": 1000}
-    assert in_one_time({"a": 1000, "b": 100}, {"a": 100.0, "b": 0.5}) == {"a": 10_000, "b": 50}
-    assert in_one_time({"a": 7}, {"a": 0.1}) == {"a": 7}
-    assert in_one_time({"a": 1000, "b": 100}, {"a": 1e9, "b": 1e-9}) == {"a": 10_000, "b": 1}
+    assert in_one_time({"a": 1000, "b": 1000}, {"a": 8.0, "b": 1.0}, 9000) == {"a": 8000, "b": 1000}
+    assert in_one_time({"a": 1000, "b": 100}, {"a": 100.0, "b": 0.5}, 4000) == {"a": 4000, "b": 20}
+    assert in_one_time({"a": 6000, "b": 100}, {"a": 100.0, "b": 0.5}, 4000) == {"a": 6000, "b": 30}
+    assert in_one_time({"a": 7}, {"a": 0.1}, 1) == {"a": 7}
+    assert in_one_time({"a": 1000, "b": 100}, {"a": 1e9, "b": 1e-9}, 4000) == {"a": 4000, "b": 1}
     by_name = {demand.name: demand for demand in demands}
     unit = Groups(demands, CLUSTER, "time").planned((0,), ("busy", "idle"))
     trial = Trial(unit, by_name, drawn(by_name))
     for factor in (1.0, 3.0):
         busy, idle = (trial.requests(name, factor) for name in ("busy", "idle"))
-        assert len(busy) == 10_000 and busy[-1].arrival_s == pytest.approx(10_000 / 60 / factor, rel=0.1)
-        assert len(idle) == 83 and idle[-1].arrival_s == pytest.approx(busy[-1].arrival_s, rel=0.3)
+        assert len(busy) == 4000 and busy[-1].arrival_s == pytest.approx(4000 / 60 / factor, rel=0.1)
+        assert len(idle) == 33 and idle[-1].arrival_s == pytest.approx(busy[-1].arrival_s, rel=0.3)
