@@ -21,7 +21,9 @@ from exegpt.noun import Noun
 Model = TypeVar("Model")
 
 LOAD_BYTES_S = 0.87e9
-"""Of a GPU: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
+"""Of a GPU, the engine's start included: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
+CPU_START_S = 7.0
+"""Of an engine on CPUs, beside reading its weights: the machine of docs/measurements.md (`benchmarks.stages`)."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,16 @@ def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
     return replace(node, prompts=prompts, rounds=rounds)
 
 
-def reading_s(setting: Setting) -> float:
-    """How long one GPU takes to load all of a model's weights."""
-    return setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+def loading_s(setting: Setting, share: float = 1.0) -> float:
+    """How long a device takes to load a share of a model's weights, in seconds; on CPUs with the engine's start."""
+    start_s = CPU_START_S if setting.cluster.is_cpu else 0.0
+    return start_s + share * setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+
+
+def loading_text(cpu: bool) -> str:
+    """What loading times are assumed."""
+    start = f"{CPU_START_S:g} s to start an engine, " if cpu else ""
+    return f"{start}a {'device' if cpu else 'GPU'}'s weights at {LOAD_BYTES_S / 1e9:g} GB/s"
 
 
 def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
@@ -221,9 +230,9 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
         raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
     degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
     typed_s = parse_duration(entry.load) if entry.load is not None else None
-    read_s = reading_s(setting)
-    load_s = {tp: typed_s or read_s / tp for tp in degrees}
-    assumptions = [] if typed_s else [f"loading: a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s, {read_s:.0f} s on one"]
+    load_s = {tp: typed_s or loading_s(setting, 1 / tp) for tp in degrees}
+    how = f"loading: {loading_text(setting.cluster.is_cpu)}, {loading_s(setting):.0f} s on one"
+    assumptions = [] if typed_s else [how]
     costs = profiled_model(
         entry.name,
         setting.model,

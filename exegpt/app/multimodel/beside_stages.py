@@ -5,18 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.multimodel.application_file import LOAD_BYTES_S, read_application, reading_s
+from exegpt.app.multimodel.application_file import loading_s, loading_text, read_application
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.planning import Proposal
 from exegpt.app.multimodel.stage_planning import propose_stages
+from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import Plan
 from exegpt.schedule import Schedule
 
-ASSUMED = (
-    f"methods are compared with loading, a GPU's weights at {LOAD_BYTES_S / 1e9:g} GB/s: of budgets once, before a "
-    "model's requests, of stages each time that one starts a model"
-)
+
+def assumed(cluster: ClusterSpec) -> str:
+    """How loading counts where stages are compared with budgets."""
+    return (
+        f"methods are compared with loading, {loading_text(cluster.is_cpu)}: of budgets once, before a model's "
+        "requests, of stages each time that one starts a model"
+    )
 
 
 def beside_stages(
@@ -27,7 +31,7 @@ def beside_stages(
     """
     staged = _staged(file, cluster, options)
     if staged.stages:
-        proposals = [replace(p, loading_s=loading_s(p.plan, demands)) if p.plan else p for p in proposals]
+        proposals = [replace(p, loading_s=loading_of(p.plan, demands)) if p.plan else p for p in proposals]
     return sorted([*proposals, staged], key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
@@ -39,10 +43,10 @@ def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
     return Proposal(best.method, None, stages=best.plan)
 
 
-def loading_s(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
+def loading_of(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
     """How long each model's engine takes to load, as plans of stages count it: the device with the most layers last."""
     settings = {demand.name: demand.setting for demand in demands}
-    return {model.name: reading_s(settings[model.name]) * _most(model.schedule) for model in plan.models}
+    return {m.name: loading_s(settings[m.name], _most(m.schedule)) for m in plan.models}
 
 
 def _most(schedule: Schedule) -> float:

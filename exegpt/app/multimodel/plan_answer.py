@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.multimodel.beside_stages import ASSUMED, beside_stages
+from exegpt.app.multimodel.beside_stages import assumed, beside_stages
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.expected_calls import expected_calls
 from exegpt.app.multimodel.model_frontier import Frontiers
@@ -64,7 +64,7 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     assumptions += simulated_alone(budgets)
-    assumptions += [ASSUMED] if any(proposal.stages for proposal in proposals) else []
+    assumptions += [assumed(where)] if any(proposal.stages for proposal in proposals) else []
     return PlanAnswer(proposals, gained, now, advice_about(demands, where), calls, assumptions)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from exegpt import document
 from exegpt.app.multimodel import planning
-from exegpt.app.multimodel.beside_stages import beside_stages, loading_s
+from exegpt.app.multimodel.beside_stages import beside_stages, loading_of
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.planning import Proposal, propose
 from exegpt.plan import Plan
@@ -107,11 +107,11 @@ def test_the_device_with_the_most_layers_loads_longest(tmp_path):
     demands = read_demands(write(tmp_path, ONE), CLUSTER)
     (alone,) = (proposal.plan for proposal in propose(demands, demands[0].setting.cluster, ("spatial",)))
     (model,) = alone.models
-    assert loading_s(alone, demands)["one"] == pytest.approx(LOAD_S, rel=1e-3)
+    assert loading_of(alone, demands)["one"] == pytest.approx(LOAD_S, rel=1e-3)
     (stage,) = model.schedule.stages
     first, second = (replace(stage, decoder_layers=layers) for layers in ((0, 12), (12, 32)))
     piped = replace(model, schedule=replace(model.schedule, stages=(first, second)))
-    assert loading_s(replace(alone, models=(piped,)), demands)["one"] == pytest.approx(LOAD_S * 20 / 32, rel=1e-3)
+    assert loading_of(replace(alone, models=(piped,)), demands)["one"] == pytest.approx(LOAD_S * 20 / 32, rel=1e-3)
 
 
 def test_stages_come_before_a_method_without_a_plan():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exegpt import document
-from exegpt.app.multimodel.application_file import read_application
+from exegpt.app.multimodel.application_file import CPU_START_S, read_application
 from exegpt.app.multimodel.stage_planning import propose_stages
 from exegpt.errors import InputError
 from exegpt.stage_plan import StagePlan
@@ -39,6 +39,14 @@ def test_what_a_file_asks_for(file):
     assert degrees["chain"] == {1: 20.0, 2: 20.0}
     assert degrees["judge"] == {2: pytest.approx(69e9 * 2 / 0.87e9 / 2, rel=0.01)}, "70B don't fit on one"
     assert any(text.startswith("judge: loading: a GPU's weights at 0.87 GB/s") for text in asked.assumptions)
+
+
+def test_an_engine_on_cpus_takes_its_start_beside_its_weights(tmp_path):
+    node = {"name": "a", "model": "gpt2", "workload": "9/5", "requests": 3}
+    asked = read_application(write(tmp_path, nodes=[node], edges=[]), "local")
+    (degree,) = asked.table.models[0].degrees
+    assert degree.load_s == pytest.approx(CPU_START_S + 124.4e6 * 4 / 0.87e9, rel=0.01)
+    assert any("loading: 7 s to start an engine, a device's weights at 0.87 GB/s" in text for text in asked.assumptions)
 
 
 def test_the_search_is_no_later_than_the_heuristics(file):
