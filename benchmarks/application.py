@@ -81,6 +81,14 @@ def run(folder: Path, plan: Plan, asked: dict[str, Any], in_turn: bool = False) 
     )
 
 
+def print_medians(seconds: Mapping[str, Sequence[tuple[float, float]]], first: str) -> None:
+    """Print each way's median run, and how much longer it is than that of the `first`, measured and predicted."""
+    middle = {way: sorted(pairs)[len(pairs) // 2] for way, pairs in seconds.items()}
+    for way, (real, _) in middle.items():
+        gains = [other / own for other, own in zip(middle[way], middle[first], strict=True)]
+        print(f"{way}: {real:.1f} s; {gains[0]:.3f} times as long as {first}, predicted {gains[1]:.3f}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -110,10 +118,7 @@ def main() -> None:
                 seconds[way].append((real, expected))
                 off = f"{expected / real - 1:+.1%}"
                 print(f"round {number + 1}, {way}: {real:.1f} s, predicted {expected:.1f} s ({off})", flush=True)
-    middle = {way: sorted(pairs)[len(pairs) // 2] for way, pairs in seconds.items()}
-    for way, (real, _) in middle.items():
-        gains = [other / own for other, own in zip(middle[way], middle["together"], strict=True)]
-        print(f"{way}: {real:.1f} s; {gains[0]:.3f} times as long as together, predicted {gains[1]:.3f}")
+    print_medians(seconds, "together")
 
 
 if __name__ == "__main__":

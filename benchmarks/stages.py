@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.application import print_medians
 from exegpt import document
 from exegpt.app.multimodel.application_file import read_application
 from exegpt.app.multimodel.plan_run import PlanRunOptions
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="repetitions, in turns; the median counts")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[tuple[float, float]]] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ["EXEGPT_CACHE"] = name  # measured now: a profile of a busy machine may lie in the usual one
         folder = Path(name)
@@ -99,7 +100,7 @@ def main() -> None:
             for method, plan in plans.items():
                 ran = run(folder, plan)
                 expected = ran.predicted.seconds if ran.predicted else float("nan")
-                found.setdefault(method, []).append((ran.seconds, expected))
+                seconds.setdefault(method, []).append((ran.seconds, expected))
                 stops = sum(ran.stops(model) for model in SIZES)
                 print(
                     f"round {number + 1}, {method}: {ran.seconds:.1f} s, predicted {expected:.1f} s "
@@ -107,10 +108,7 @@ def main() -> None:
                     f"{len(ran.loadings)} starts of {load_s(ran):.1f} s, {stops} stops",
                     flush=True,
                 )
-    middle = {method: sorted(pairs)[len(pairs) // 2] for method, pairs in found.items()}
-    for method, (seconds, _) in middle.items():
-        gains = [other / own for other, own in zip(middle[method], middle["samullm"], strict=True)]
-        print(f"{method}: {seconds:.1f} s; {gains[0]:.3f} times as long as samullm, predicted {gains[1]:.3f}")
+    print_medians(seconds, "samullm")
 
 
 if __name__ == "__main__":
