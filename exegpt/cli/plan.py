@@ -75,36 +75,36 @@ def plan(
             option = "--advice" if advice else "--price"
             raise InputError(f"{option} is for budgets, but only stages are planned here: omit it.")
         return plan_stages(file, cluster, how, out, report, json)
-    found = answer(file, cluster, method, advice, prices, **how)
-    if found.best and out:
-        document.write(out, found.best)
+    answered = answer(file, cluster, method, advice, prices, **how)
+    if answered.best and out:
+        document.write(out, answered.best)
     if report:
-        write_plan_report(report, found.proposals, found.advice, prices, found.assumptions)
+        write_plan_report(report, answered.proposals, answered.advice, prices, answered.assumptions)
     if json:
-        output.emit(_document(found, prices))
+        output.emit(_document(answered, prices))
     else:
-        _print(found, prices, advice)
-        if found.best and out:
+        _print(answered, prices, advice)
+        if answered.best and out:
             print(f"Plan written to {out}.")
-    return 0 if found.best else INFEASIBLE
+    return 0 if answered.best else INFEASIBLE
 
 
-def _document(found: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]:
+def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]:
     """The object that `plan --json` prints."""
     from dataclasses import asdict
 
     from exegpt.document import to_dict
     from exegpt.report import output
 
-    best, proposals, calls = found.best, found.proposals, found.calls
-    pairs = zip(found.gains, found.advice, strict=True)
+    best, proposals, calls = answered.best, answered.proposals, answered.calls
+    pairs = zip(answered.gains, answered.advice, strict=True)
     return {
         "plan": to_dict(best) if best else None,
         "methods": [_method(proposal, prices) for proposal in proposals],
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
         "application": {"calls": len(calls.finish_s), "seconds": calls.seconds} if calls else None,
         "advice": [asdict(gain) | {"text": text} for gain, text in pairs],
-        "assumptions": found.assumptions,
+        "assumptions": answered.assumptions,
         "provenance": output.provenance(),
     }
 
@@ -124,21 +124,21 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
     }
 
 
-def _print(found: "PlanAnswer", prices: "Prices | None", advice: bool) -> None:
+def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> None:
     """Print the best plan, all methods' results, why the best one is best, and advice."""
     from exegpt.duration import duration_text
     from exegpt.report import output
 
-    output.notes(found.assumptions)
-    _print_methods(found.proposals, prices)
-    if calls := found.calls:
+    output.notes(answered.assumptions)
+    _print_methods(answered.proposals, prices)
+    if calls := answered.calls:
         print(f"{len(calls.finish_s):,} calls of the application: done in {duration_text(calls.seconds)}.")
-    if found.gains:
-        output.listed("Advice about budgets:" if found.proposals[0].stages else "Advice:", found.advice)
+    if answered.gains:
+        output.listed("Advice about budgets:" if answered.proposals[0].stages else "Advice:", answered.advice)
     elif advice:
         output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
-    elif found.advice_about:
-        print(f"The effect of {found.advice_about}: --advice.")
+    elif answered.advice_about:
+        print(f"The effect of {answered.advice_about}: --advice.")
 
 
 def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None:
