@@ -133,7 +133,7 @@ def predicted(
         loads = [replace(load, least=None) for load in loads]
     share = models[0].share
     assert share, "they share a device"
-    replay = replay_unit(loads, rule_of(share), overhead=overhead_of(models))
+    replay = replay_unit(loads, rule_of(share), overhead=overhead_of(models, profiles))
     return {
         name: _figures(
             [one.finish_s - one.arrival_s for one in served],

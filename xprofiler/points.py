@@ -22,6 +22,8 @@ class Points:
     """Cached tokens before a chunk of a prompt."""
     engine_batches: tuple[int, ...]
     """Sequences of the iterations of which the engine's own time is measured."""
+    other_bytes: tuple[int, ...]
+    """Weights of other models, after whose iterations one of this model's is measured."""
     passes: int
 
 
@@ -32,6 +34,7 @@ FULL = Points(
     lengths=(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
     pasts=(0, 32, 128, 512, 1024),
     engine_batches=(1, 4, 16, 64, 256),
+    other_bytes=(2**25, 2**26, 2**27, 2**28),
     passes=3,
 )
 FEW = Points(
@@ -41,6 +44,7 @@ FEW = Points(
     lengths=(1, 32, 256, 1024),
     pasts=(0, 128, 1024),
     engine_batches=(1, 16, 128),
+    other_bytes=(2**25, 2**26, 2**28),
     passes=1,
 )
 """Seconds instead of a minute: a run without a profile measures these first."""
@@ -63,6 +67,7 @@ def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
         Grid("embedding", ("tokens",), (points.tokens,)),
         Grid("head", ("rows",), (tuple(n for n in points.tokens if n <= 516),)),
         Grid("overhead", ("batch",), (points.engine_batches,)),
+        Grid("change", ("bytes",), (points.other_bytes,)),
     )
     remaining = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
     encoders = of_encoders if model.encoder_layers else ()

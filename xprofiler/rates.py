@@ -90,9 +90,14 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
     return replace(
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),
-        overhead=replace(profile.overhead, values=tuple(v * least for v in profile.overhead.values)),
+        overhead=_times(profile.overhead, least),
+        change=profile.change and _times(profile.change, slowdown.read),
         provenance=profile.provenance | {"scaled": said},
     )
+
+
+def _times(table: Table, factor: float) -> Table:
+    return replace(table, values=tuple(value * factor for value in table.values))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from exegpt.model import BYTES
 from exegpt.models import Model
 
 _MOST_BYTES = 2**27
-"""Longer distances change nothing that was measurable."""
+"""Of one model: longer distances change nothing that was measurable."""
 _CACHED_TOKENS = 256
 """Of each sequence, while layers are timed by tokens alone."""
 
@@ -43,6 +43,10 @@ class Reuse:
     def attention(self) -> Callable[[], object]:
         """Before one layer's attention: all weights, since the same layer's of the iteration before."""
         return self._reading(self._layers + self._head)
+
+    def others(self, size: int) -> Callable[[], object]:
+        """Before an iteration that follows those of other models with so many bytes of weights."""
+        return torch.ones(size // 4).sum
 
     def _reading(self, size: float) -> Callable[[], object]:
         memory = self._memory

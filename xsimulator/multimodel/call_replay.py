@@ -99,7 +99,7 @@ def _engines(
             submit[model.name] = _in_turn(replicas)
             continue
         tenants = [empty_tenant(load, records[load.name]) for load in loads_of(unit, profiles, {})]
-        shared = Unit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit))
+        shared = Unit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit, profiles))
         engines.append(shared)
         submit |= {tenant.name: partial(shared.submit, tenant) for tenant in tenants}
     return engines, submit

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import block_of, least_quota, shared_pools
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
+from exegpt.model import BYTES
 from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
 from exegpt.plan import Plan, PlannedModel, Share
@@ -83,7 +84,7 @@ def replay_models(
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
     loads = loads_of(unit, profiles, requests)
     rule = rule_of(unit[0].share or Share("time"))
-    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit))
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit, profiles))
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(
@@ -102,9 +103,13 @@ def rule_of(share: Share) -> Sharing:
     return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
 
 
-def overhead_of(unit: Items[PlannedModel]) -> float:
-    """How much longer iterations take because the models' caches lie in one memory."""
+def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
+    """How much longer iterations take because the models' caches lie in one memory: as published, unless it was
+    measured what a change of model takes here.
+    """
     assert unit[0].share is not None, "they share their devices"
+    if all(getattr(profiles[model.name], "change", None) for model in unit):
+        return 1.0
     schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
     return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
 
@@ -133,10 +138,22 @@ def loads_of(
 ) -> list[Load]:
     """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
     _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
-    return [
-        _load(model, pool, profiles[model.name], requests.get(model.name, ()))
-        for model, pool in zip(unit, pools, strict=True)
-    ]
+    read = {model.name: _read_bytes(model.schedule) for model in unit}
+    loads = []
+    for model, pool in zip(unit, pools, strict=True):
+        profile, others = profiles[model.name], sum(read.values()) - read[model.name]
+        load = _load(model, pool, profile, requests.get(model.name, ()))
+        if isinstance(profile, Profile) and model.share and model.share.by != "space":  # they run one after the other
+            load = replace(load, change_s=profile.change_seconds(others, model.schedule.stages[0].tp))
+        loads.append(load)
+    return loads
+
+
+def _read_bytes(schedule: Schedule) -> float:
+    """Bytes of weights that an iteration reads on each device: the head is whole there."""
+    spec, tp = schedule.model.spec, schedule.stages[0].tp
+    head = spec.vocab * spec.hidden * BYTES[schedule.dtype]
+    return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
 
 
 def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:

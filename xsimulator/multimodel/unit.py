@@ -32,6 +32,8 @@ class Unit:
     """Whether every iteration is followed alone: the same result, slower."""
     running: list[Job] = field(default_factory=list)
     now: float = 0.0
+    _last: Tenant | None = field(default=None, init=False)
+    """Whose job began last."""
     _settled: bool = field(default=False, init=False)
     """Whether the rule of sharing has started what can start now."""
     _quotas: QuotaAdaptation = field(init=False)
@@ -85,21 +87,26 @@ class Unit:
 
     def prefill(self, tenant: Tenant) -> None:
         """Start a model's prompts, unless none can be admitted."""
-        job = tenant.prefill(self.now, self._slowdown())
+        job = tenant.prefill(self.now, self._slowdown(), self._changes(tenant))
         if job:
             self._begin(job)
 
     def decode(self, tenant: Tenant, most: int | None = None) -> None:
         """Start a model's decoding, unless all of its sequences have been preempted."""
         limit = {"most": 1} if self.step_by_step else {} if most is None else {"most": most}
-        job = tenant.decode(self.now, self._slowdown(), **limit)
+        job = tenant.decode(self.now, self._slowdown(), self._changes(tenant), **limit)
         if job:
             self._begin(job)
 
     def _slowdown(self) -> float:
         return self.overhead * (self.contention if self.running else 1.0)
 
+    def _changes(self, tenant: Tenant) -> bool:
+        """Whether another model's job began last."""
+        return self._last is not None and self._last is not tenant
+
     def _begin(self, job: Job) -> None:
+        self._last = job.tenant
         if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't
             self.running[0].cut(self.now)
         self.running.append(job)

@@ -10,15 +10,17 @@ from exegpt.batching.shared_pool import least_quota
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
+from exegpt.model import BYTES
 from exegpt.plan import PlannedModel, Share
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import SpatialSharing, TimeSharing
+from exegpt.profile import Table
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 from tests.xsimulator.multimodel.test_iteration_cost import tables
 from tests.xsimulator.replay.test_event_simulator import MODEL, PROFILE, REQUESTS, plans, schedule, stages_of
 from xsimulator.multimodel.iteration_cost import TableCost
-from xsimulator.multimodel.plan_replay import _cost, loads_of, replay_alone, replay_models, rule_of
+from xsimulator.multimodel.plan_replay import _cost, loads_of, overhead_of, replay_alone, replay_models, rule_of
 from xsimulator.replay.event_simulator import replay
 
 MEASURED = IterationProfile(1, "m", "d", (tables(1.0, 1.0, 0.1),))
@@ -58,6 +60,27 @@ def test_loads_have_the_plans_shares_and_pools(share):
     merged = share.pool == "merged"
     assert of_a.pool.total == of_b.pool.total == (80 if merged else 40), "of both models' memory, or its own quota"
     assert of_a.least == of_b.least == (None if merged else least_quota(models[0].schedule))
+
+
+@pytest.mark.parametrize(
+    ("share", "counts"), [(Share("time"), True), (Share("priority", pool="merged"), True), (Share("space", 0.5), False)]
+)
+def test_what_a_change_of_model_takes_is_as_measured(share, counts):
+    """By the weights that the others read; instead of the published overhead of merged blocks."""
+    models = [sharing(name, share) for name in "abc"]
+    spec = models[0].schedule.model.spec
+    read = spec.vocab * spec.hidden * BYTES["fp32"] + spec.layers * spec.layer_bytes(1, "fp32")
+    measured = replace(PROFILE, change=Table(("bytes",), ((0.0, 4 * read),), (0.0, 8e-3)))
+    profiles = {
+        "a": measured,
+        "b": PROFILE,
+        "c": replace(PROFILE, change=Table(("bytes",), ((0.0, read),), (0.0, 1e-3))),
+    }
+    changes = [load.change_s for load in loads_of(models, profiles, {})]
+    assert changes == pytest.approx([4e-3, 0.0, 1e-3] if counts else [0.0] * 3)
+    published = 1.04 if share.pool == "merged" else 1.0
+    assert overhead_of(models, profiles) == published, "one of them doesn't know"
+    assert overhead_of(models, dict.fromkeys("abc", measured)) == 1.0
 
 
 def test_the_rule_is_the_shares():

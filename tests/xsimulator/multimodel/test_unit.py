@@ -32,7 +32,7 @@ class Cost:
         return self.scale * (0.02 + 0.001 * sequences + 0.0001 * contexts) * max(1.0, 0.4 / share)
 
 
-def loads(models, blocks=12, seqs=3):
+def loads(models, blocks=12, seqs=3, change_s=0.0):
     store = Store(blocks * len(models))
     return [
         Load(
@@ -41,6 +41,7 @@ def loads(models, blocks=12, seqs=3):
             [RequestLengths(i, o, a) for i, o, a in rows],
             QuotaPool(store, 1, BLOCK, blocks),
             Limits(seqs, 25, decode_share=share),
+            change_s=change_s * place,
         )
         for place, (rows, share) in enumerate(models)
     ]
@@ -109,7 +110,8 @@ FIRST_COME = FirstComeSharing()
 @settings(deadline=None, max_examples=100)
 @given(MODELS)
 def test_first_come_first_served_by_rows_is_iterations_one_by_one(models):
-    rows, single = replay_unit(loads(models), FIRST_COME), replay_unit(loads(models), FIRST_COME, step_by_step=True)
+    rows = replay_unit(loads(models, change_s=0.01), FIRST_COME)
+    single = replay_unit(loads(models, change_s=0.01), FIRST_COME, step_by_step=True)
     assert rows.preemptions == single.preemptions
     for name, one_by_one in times(single).items():
         assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
@@ -125,6 +127,21 @@ def test_who_decodes_next(turns):
     run = replay_unit(pair, rule, timeline=True)
     decoded = [span.stage for span in run.spans if span.phase == "decode" for _ in range(span.tokens)]
     assert decoded == ([1, 0] * 4 if turns else [1] * 4 + [0] * 4)
+
+
+def test_an_iteration_after_another_models_takes_longer():
+    """By turns every row's first does; not the very first, which is after nobody's."""
+    pair = [
+        Load(name, Cost(), [RequestLengths(4, output)], BlockPool(12, BLOCK), change_s=change_s)
+        for name, output, change_s in (("a", 3, 0.5), ("b", 5, 0.1))
+    ]
+    run, usual = replay_unit(pair, TimeSharing(in_order=False), timeline=True), Cost()
+    longer = []
+    for span in run.spans:
+        decode_s = usual.decode_seconds(1, 5.0, 1.0) * span.tokens
+        alone = usual.prefill_seconds([4], 1.0) if span.phase == "encode" else decode_s
+        longer.append((span.stage, round(span.end_s - span.start_s - alone, 2)))
+    assert longer == [(0, 0.0), (1, 0.1), (0, 0.5), (1, 0.1), (0, 0.5), (1, 0.1)], "the last row has three iterations"
 
 
 @pytest.mark.parametrize("strict", [True, False])
