@@ -18,6 +18,7 @@ from exegpt.app.engines.unit_options import UnitOptions
 from exegpt.errors import InputError
 from exegpt.plan import Plan
 from exegpt.report import output
+from exegpt.schedule import Schedule
 from exegpt.server.api import KINDS, make_api, resume_entries
 from exegpt.server.frontend import Frontend
 from exegpt.server.frontends import Frontends
@@ -99,7 +100,7 @@ class Supervisor:
         self._signals = 0
         self.code = 0
         frontends.drain = self.interrupt
-        frontends.follow_plan = self.follow if options.replan else None
+        frontends.follow_plan = self.follow_as_sent if options.replan else None
         self._replanning: Replanning | None = None
         if options.plan:
             watching = frontends.by_name, options.plan, options.replanning, self.follow, frontends.registry
@@ -183,6 +184,20 @@ class Supervisor:
         self._change(plan, units)
         if self._replanning:
             self._replanning.follows(plan)
+
+    def follow_as_sent(self, plan: Plan) -> None:
+        """The same for a plan that an administrator has sent: models that keep their engines follow its schedules, too,
+        whatever they have changed to.
+        """
+        kept = self._units
+        self.follow(plan)
+        for unit in kept:
+            schedule = unit.options.documents.get("--schedule")
+            if unit.options.follows not in self._wanted or not isinstance(schedule, Schedule):
+                continue
+            for frontend in unit.frontends:
+                if frontend.link.opened and frontend.link.opened.schedule != schedule:
+                    frontend.link.follow(schedule)
 
     @property
     def _has_opened(self) -> bool:

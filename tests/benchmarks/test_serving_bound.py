@@ -91,6 +91,7 @@ STEADY = 0.1
 """By how much the goodputs of two servers may differ that measure this machine one after the other."""
 
 
+@pytest.mark.slow  # the test above also asks whether a bound is kept
 @pytest.mark.alone
 @pytest.mark.timeout(500)
 def test_a_server_keeps_what_it_promises_under_load(tmp_path, monkeypatch):

@@ -184,6 +184,32 @@ def test_a_plan_whose_engines_can_not_be_started_is_left_for_the_one_before(
     assert "the plan before is followed again, and stays: the engine of broken can't be started" in printed
 
 
+def test_a_model_that_keeps_its_engine_returns_to_the_schedule_of_a_plan_that_is_sent(
+    model, tmp_path, made, monkeypatch
+):
+    """After another one, as of `POST /schedule`; it keeps that one where the server replans by itself."""
+    planned = FIRST.models[0].schedule
+    now, asked = replace(planned, kv_blocks=planned.kv_blocks + 1), []
+    kept = replace(unit("first"), documents={"--schedule": planned})
+    supervised = supervising(model, tmp_path, lambda plan: (kept,), FIRST)
+    supervised._units[0].options = kept
+    (frontend,) = supervised._frontends.each
+    monkeypatch.setattr(frontend.link, "follow", asked.append)
+
+    async def run():
+        supervised.follow_as_sent(FIRST)  # before its engine has opened, which will follow it
+        frontend.link.opened = SimpleNamespace(schedule=now)
+        supervised.follow(FIRST)
+        assert asked == []
+        supervised.follow_as_sent(FIRST)
+        frontend.link.opened = SimpleNamespace(schedule=planned)
+        supervised.follow_as_sent(FIRST)
+
+    asyncio.run(run())
+    assert asked == [planned]
+    assert supervised._frontends.follow_plan == supervised.follow_as_sent
+
+
 @pytest.mark.parametrize("error", [InputError("There is no mpirun."), OSError("no more processes")], ids=str)
 def test_a_plan_whose_engines_raise_an_error_is_left_too(model, tmp_path, made, monkeypatch, error, capsys):
     monkeypatch.setattr(Unit, "errors", {"broken": error})
