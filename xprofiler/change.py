@@ -5,12 +5,11 @@ its weights in the shared cache; where the core is busy half of the time, reques
 whose caches hold little of a model, it isn't measured.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from xprofiler.timing import Timing
+from xprofiler.timing import Timing, cpu_clock
 
 _ROUNDS = 3
 _CALLS = 4
@@ -21,18 +20,11 @@ def change_seconds(call: Callable[[], object], usual: Callable[[], object], othe
     """Seconds that `call` takes longer where before each call `other` is called too, and not `usual` alone; never
     negative.
     """
+    clocks = cpu_clock(call, usual), cpu_clock(call, lambda: (usual(), other()))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for before, kept in zip(((usual,), (usual, other)), times, strict=True):
-            kept += [_after(before, call) for _ in range(_CALLS)][1:]
+        for seconds, kept in zip(clocks, times, strict=True):
+            kept += [seconds() for _ in range(_CALLS)][1:]
     alone, changed = (float(np.median(kept)) for kept in times)
     low, high = np.percentile(times[1], [25, 75])
     return Timing(max(0.0, changed - alone), float((high - low) / changed))
-
-
-def _after(before: Sequence[Callable[[], object]], call: Callable[[], object]) -> float:
-    for each in before:
-        each()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

@@ -40,7 +40,7 @@ def timed(
     for _ in range(warm_ups):
         before()
         call()
-    clock = _clock(call, before) if device is None or device.type == "cpu" else _gpu_clock(call, device)
+    clock = cpu_clock(call, before) if device is None or device.type == "cpu" else _gpu_clock(call, device)
     times: list[float] = []
     end = time.perf_counter() + budget_s
     while len(times) < least or (time.perf_counter() < end and len(times) < most):
@@ -54,7 +54,9 @@ def of_times(times: list[float]) -> Timing:
     return Timing(float(median), float((high - low) / median) if median else 0.0)
 
 
-def _clock(call: Callable[[], object], before: Callable[[], None] = lambda: None) -> Callable[[], float]:
+def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
+    """What times one call on this thread, after `before`, untimed: seconds."""
+
     def seconds() -> float:
         before()
         start = time.perf_counter()
@@ -72,7 +74,7 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
 
     def queued() -> float:
         torch.cuda.synchronize(device)
-        return _clock(lambda: (call(), torch.cuda.synchronize(device)))()
+        return cpu_clock(lambda: (call(), torch.cuda.synchronize(device)))()
 
     calls = max(1, min(_CALLS, int(_GRAPH_S / queued())))
     graph = torch.cuda.CUDAGraph()
