@@ -196,7 +196,7 @@ class Profile(Noun):
     """Hardware and software that was measured, or the rates that were assumed."""
     host_copy: Table | None = None
     """[bytes]: from a device to pinned host memory, or back; None: as long as a send."""
-    change: Table | None = None
+    switch: Table | None = None
     """[bytes]: what an iteration on one device takes longer after other models', by the bytes of their weights there;
     None: not measured.
     """
@@ -237,6 +237,6 @@ class Profile(Noun):
         have = ", ".join(str(d.tp) for d in self.degrees)
         raise InputError(f"This profile has no tensor-parallel degree {tp}: it has {have}.")
 
-    def change_seconds(self, other_bytes: float, tp: int) -> float:
+    def switch_seconds(self, other_bytes: float, tp: int) -> float:
         """What an iteration on `tp` devices takes longer after other models with so many bytes of weights on each."""
-        return self.change.at(min(other_bytes, self.change.points[0][-1])) / tp if self.change else 0.0
+        return self.switch.at(min(other_bytes, self.switch.points[0][-1])) / tp if self.switch else 0.0

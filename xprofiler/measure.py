@@ -27,10 +27,10 @@ from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 from exegpt.schedule import BLOCK_SIZE
 from xprofiler import machine, store
 from xprofiler.attention import COLD_BYTES, AttentionProbe
-from xprofiler.change import change_seconds
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
+from xprofiler.model_switch import switch_seconds
 from xprofiler.points import FULL, Points, grids
 from xprofiler.recorder import Recorder
 from xprofiler.reuse import Reuse
@@ -38,7 +38,7 @@ from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
-_CHANGED_TOKENS = 4
+_SWITCHED_TOKENS = 4
 """Of the iterations that are timed after other models': mostly reading weights."""
 
 Progress = Callable[[str, int, int], None]
@@ -96,7 +96,7 @@ def measure_job(
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
     planned = [grid for tp in degrees for grid in grids(points, spec, tp).values()] + list(link_grids(ranks))
-    planned = [grid for grid in planned if grid.table != "change" or device == CPU]
+    planned = [grid for grid in planned if grid.table != "switch" or device == CPU]
     total = points.passes * sum(map(len, planned))
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
@@ -171,7 +171,7 @@ def _measure(
     send, send_between_nodes = sends(recorder, ranks)
     model = load(1)
     unsharded, overhead = _whole(model, recorder, points)
-    change = _change(model, recorder, points) if model.device == CPU else None
+    switch = _switch(model, recorder, points) if model.device == CPU else None
     tables = [unsharded]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp, reduce in reduces.items():
@@ -189,7 +189,7 @@ def _measure(
         send=send,
         send_between_nodes=send_between_nodes,
         provenance=facts | host_copy(recorder, ranks),
-        change=change,
+        switch=switch,
     )
     return Measured(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
@@ -210,16 +210,16 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
     return degree, recorder.compiled(grid)
 
 
-def _change(model: Model, recorder: Recorder, points: Points) -> Table:
+def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
     """What one of the model's iterations takes longer after other models'; nothing after none."""
-    layers, head, reuse = layer_pass(model, _CHANGED_TOKENS), head_pass(model, _CHANGED_TOKENS), Reuse(model)
-    usual, grid = reuse.layers(_CHANGED_TOKENS), grids(points, model.spec)["change"]
+    layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
+    usual, grid = reuse.layers(_SWITCHED_TOKENS), grids(points, model.spec)["switch"]
     for turn, size in itertools.product(range(points.passes), grid.points[0]):
         recorder.record(
-            "change",
+            "switch",
             (size,),
             turn,
-            lambda size=size: change_seconds(lambda: (layers(), head()), usual, reuse.others(size)),
+            lambda size=size: switch_seconds(lambda: (layers(), head()), usual, reuse.others(size)),
         )
     measured = recorder.compiled(grid, len(model.layers) / model.spec.layers)
     assert measured.spread, "measured tables have spreads"

@@ -67,7 +67,7 @@ def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
         Grid("embedding", ("tokens",), (points.tokens,)),
         Grid("head", ("rows",), (tuple(n for n in points.tokens if n <= 516),)),
         Grid("overhead", ("batch",), (points.engine_batches,)),
-        Grid("change", ("bytes",), (points.other_bytes,)),
+        Grid("switch", ("bytes",), (points.other_bytes,)),
     )
     remaining = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
     encoders = of_encoders if model.encoder_layers else ()

@@ -91,7 +91,7 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),
         overhead=_times(profile.overhead, least),
-        change=profile.change and _times(profile.change, slowdown.read),
+        switch=profile.switch and _times(profile.switch, slowdown.read),
         provenance=profile.provenance | {"scaled": said},
     )
 

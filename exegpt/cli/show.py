@@ -223,7 +223,7 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
         **{f"encoder_{name}": table for name, table in (vars(first.encoder) if first.encoder else {}).items()},
         "embedding": first.embedding,
         "head": first.head,
-        **{name: getattr(profile, name) for name in ("overhead", "send", "send_between_nodes", "host_copy", "change")},
+        **{name: getattr(profile, name) for name in ("overhead", "send", "send_between_nodes", "host_copy", "switch")},
     }
 
 
@@ -238,7 +238,7 @@ def _grid(table: "Table") -> str:
 _WITHOUT = {
     "mixed_attention": "prompts' attention and decoding's add up",
     "host_copy": "a copy to the host takes as long as a send",
-    "change": "models that share a device find their weights in its caches",
+    "switch": "a switch of model on a shared device takes no time",
 }
 
 

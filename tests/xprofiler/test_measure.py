@@ -41,7 +41,7 @@ def test_a_profile_has_every_table_positive_and_is_found_again(directory):
         assert min(table.values) > 0
         assert len(table.spread) == len(table.values)
     assert layer.decode_attention.covers(4, 48)  # the whole context
-    assert profile.change and profile.change.values[0] == 0.0 and profile.change.covers(2**28)
+    assert profile.switch and profile.switch.values[0] == 0.0 and profile.switch.covers(2**28)
     assert points[-1][1] == points[-1][2] == len(points)
     spec = ModelSpec.from_directory(directory)
     stored = store.find(spec, "fp32", machine.provenance())

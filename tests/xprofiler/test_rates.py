@@ -36,10 +36,10 @@ def test_a_machine_that_is_slower_throughout_takes_as_many_times_as_long(factor)
         assert scaled[name].values == pytest.approx([v * factor for v in table.values], rel=1e-9), name
 
 
-def test_a_change_of_model_takes_as_long_as_reading_its_weights():
-    measured = replace(PROFILE, change=Table(("bytes",), ((0.0, 64.0),), (0.0, 0.5)))
-    assert rates.rescaled(measured, SPEC, Slowdown(read=3.0)).change.values == (0.0, 1.5)
-    assert rates.rescaled(PROFILE, SPEC, Slowdown(read=3.0)).change is None
+def test_a_switch_of_model_takes_as_long_as_reading_its_weights():
+    measured = replace(PROFILE, switch=Table(("bytes",), ((0.0, 64.0),), (0.0, 0.5)))
+    assert rates.rescaled(measured, SPEC, Slowdown(read=3.0)).switch.values == (0.0, 1.5)
+    assert rates.rescaled(PROFILE, SPEC, Slowdown(read=3.0)).switch is None
 
 
 @given(st.tuples(FACTORS, FACTORS, FACTORS))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,10 +105,10 @@ def rule_of(share: Share) -> Sharing:
 
 def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
     """How much longer iterations take because the models' caches lie in one memory: as published, unless it was
-    measured what a change of model takes here.
+    measured what a switch of model takes here.
     """
     assert unit[0].share is not None, "they share their devices"
-    if all(getattr(profiles[model.name], "change", None) for model in unit):
+    if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
         return 1.0
     schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
     return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
@@ -138,15 +138,11 @@ def loads_of(
 ) -> list[Load]:
     """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
     _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
-    read = {model.name: _read_bytes(model.schedule) for model in unit}
-    loads = []
-    for model, pool in zip(unit, pools, strict=True):
-        profile, others = profiles[model.name], sum(read.values()) - read[model.name]
-        load = _load(model, pool, profile, requests.get(model.name, ()))
-        if isinstance(profile, Profile) and model.share and model.share.by != "space":  # they run one after the other
-            load = replace(load, change_s=profile.change_seconds(others, model.schedule.stages[0].tp))
-        loads.append(load)
-    return loads
+    read = [_read_bytes(model.schedule) for model in unit]
+    return [
+        _load(model, pool, profiles[model.name], requests.get(model.name, ()), sum(read) - own)
+        for model, pool, own in zip(unit, pools, read, strict=True)
+    ]
 
 
 def _read_bytes(schedule: Schedule) -> float:
@@ -156,11 +152,18 @@ def _read_bytes(schedule: Schedule) -> float:
     return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
 
 
-def _load(model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths]) -> Load:
+def _load(
+    model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths], other_bytes: float
+) -> Load:
     cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
     limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
     least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
-    return Load(model.name, cost, requests, pool, limits, order, (known,) * len(requests) if known else (), least)
+    in_turn = model.share is not None and model.share.by != "space"
+    switch_s = 0.0
+    if in_turn and isinstance(profile, Profile):
+        switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
+    hints = (known,) * len(requests) if known else ()
+    return Load(model.name, cost, requests, pool, limits, order, hints, least, switch_s)
 
 
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:

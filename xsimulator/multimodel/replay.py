@@ -43,7 +43,7 @@ class Load:
     """What the order must know of each request."""
     least: int | None = None
     """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
-    change_s: float = 0.0
+    switch_s: float = 0.0
     """How much longer its iteration takes after another model's."""
 
 
@@ -99,7 +99,7 @@ def _tenant(load: Load, record: Record) -> Tenant:
 def empty_tenant(load: Load, record: Record) -> Tenant:
     """A model before any request of its load has come."""
     ledger = Ledger(load.pool, load.order, admission="grow")
-    return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.change_s)
+    return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:

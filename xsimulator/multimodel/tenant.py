@@ -65,7 +65,7 @@ class Tenant:
     record: Recorder
     least: int | None = None
     """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
-    change_s: float = 0.0
+    switch_s: float = 0.0
     """How much longer its iteration takes after another model's."""
     job: Job | None = None
     """What it runs now."""
@@ -103,20 +103,20 @@ class Tenant:
         """Whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
-    def prefill(self, now: float, slowdown: float, changed: bool) -> Job | None:
-        """Start prompts that wait, as many as fit; None where none does. `changed`: after another model's job."""
+    def prefill(self, now: float, slowdown: float, switched: bool) -> Job | None:
+        """Start prompts that wait, as many as fit; None where none does. `switched`: after another model's job."""
         step = self.limits.next_step(self.ledger, now, "encode")
         if step is None:
             return None
         self.record.start(step, now)
         seconds = self.cost.prefill_seconds([count for _, count in step.encode], self.limits.prefill_share)
-        ends = np.array([now + slowdown * (seconds + changed * self.change_s)])
+        ends = np.array([now + slowdown * (seconds + switched * self.switch_s)])
         self.job = Job(self, step, "encode", self.limits.prefill_share, now, ends)
         return self.job
 
-    def decode(self, now: float, slowdown: float, changed: bool, most: int = ENDLESS) -> Job | None:
+    def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> Job | None:
         """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted.
-        `changed`: after another model's job.
+        `switched`: after another model's job.
         """
         step = self.limits.next_step(self.ledger, now, "decode")
         if step is None:
@@ -129,7 +129,7 @@ class Tenant:
         # Rounded as iterations one by one: what ends together then does so in a row too.
         contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
-        seconds[0] += changed * self.change_s
+        seconds[0] += switched * self.switch_s
         ends = np.cumsum(np.concatenate(([now], slowdown * seconds)))[1:]
         self.job = Job(self, step, "decode", self.limits.decode_share, now, ends)
         return self.job

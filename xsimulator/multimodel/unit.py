@@ -87,21 +87,21 @@ class Unit:
 
     def prefill(self, tenant: Tenant) -> None:
         """Start a model's prompts, unless none can be admitted."""
-        job = tenant.prefill(self.now, self._slowdown(), self._changes(tenant))
+        job = tenant.prefill(self.now, self._slowdown(), self._switches(tenant))
         if job:
             self._begin(job)
 
     def decode(self, tenant: Tenant, most: int | None = None) -> None:
         """Start a model's decoding, unless all of its sequences have been preempted."""
         limit = {"most": 1} if self.step_by_step else {} if most is None else {"most": most}
-        job = tenant.decode(self.now, self._slowdown(), self._changes(tenant), **limit)
+        job = tenant.decode(self.now, self._slowdown(), self._switches(tenant), **limit)
         if job:
             self._begin(job)
 
     def _slowdown(self) -> float:
         return self.overhead * (self.contention if self.running else 1.0)
 
-    def _changes(self, tenant: Tenant) -> bool:
+    def _switches(self, tenant: Tenant) -> bool:
         """Whether another model's job began last."""
         return self._last is not None and self._last is not tenant
 

@@ -65,19 +65,19 @@ def test_loads_have_the_plans_shares_and_pools(share):
 @pytest.mark.parametrize(
     ("share", "counts"), [(Share("time"), True), (Share("priority", pool="merged"), True), (Share("space", 0.5), False)]
 )
-def test_what_a_change_of_model_takes_is_as_measured(share, counts):
+def test_what_a_switch_of_model_takes_is_as_measured(share, counts):
     """By the weights that the others read; instead of the published overhead of merged blocks."""
     models = [sharing(name, share) for name in "abc"]
     spec = models[0].schedule.model.spec
     read = spec.vocab * spec.hidden * BYTES["fp32"] + spec.layers * spec.layer_bytes(1, "fp32")
-    measured = replace(PROFILE, change=Table(("bytes",), ((0.0, 4 * read),), (0.0, 8e-3)))
+    measured = replace(PROFILE, switch=Table(("bytes",), ((0.0, 4 * read),), (0.0, 8e-3)))
     profiles = {
         "a": measured,
         "b": PROFILE,
-        "c": replace(PROFILE, change=Table(("bytes",), ((0.0, read),), (0.0, 1e-3))),
+        "c": replace(PROFILE, switch=Table(("bytes",), ((0.0, read),), (0.0, 1e-3))),
     }
-    changes = [load.change_s for load in loads_of(models, profiles, {})]
-    assert changes == pytest.approx([4e-3, 0.0, 1e-3] if counts else [0.0] * 3)
+    switches = [load.switch_s for load in loads_of(models, profiles, {})]
+    assert switches == pytest.approx([4e-3, 0.0, 1e-3] if counts else [0.0] * 3)
     published = 1.04 if share.pool == "merged" else 1.0
     assert overhead_of(models, profiles) == published, "one of them doesn't know"
     assert overhead_of(models, dict.fromkeys("abc", measured)) == 1.0

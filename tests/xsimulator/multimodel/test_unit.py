@@ -32,7 +32,7 @@ class Cost:
         return self.scale * (0.02 + 0.001 * sequences + 0.0001 * contexts) * max(1.0, 0.4 / share)
 
 
-def loads(models, blocks=12, seqs=3, change_s=0.0):
+def loads(models, blocks=12, seqs=3, switch_s=0.0):
     store = Store(blocks * len(models))
     return [
         Load(
@@ -41,7 +41,7 @@ def loads(models, blocks=12, seqs=3, change_s=0.0):
             [RequestLengths(i, o, a) for i, o, a in rows],
             QuotaPool(store, 1, BLOCK, blocks),
             Limits(seqs, 25, decode_share=share),
-            change_s=change_s * place,
+            switch_s=switch_s * place,
         )
         for place, (rows, share) in enumerate(models)
     ]
@@ -110,8 +110,8 @@ FIRST_COME = FirstComeSharing()
 @settings(deadline=None, max_examples=100)
 @given(MODELS)
 def test_first_come_first_served_by_rows_is_iterations_one_by_one(models):
-    rows = replay_unit(loads(models, change_s=0.01), FIRST_COME)
-    single = replay_unit(loads(models, change_s=0.01), FIRST_COME, step_by_step=True)
+    rows = replay_unit(loads(models, switch_s=0.01), FIRST_COME)
+    single = replay_unit(loads(models, switch_s=0.01), FIRST_COME, step_by_step=True)
     assert rows.preemptions == single.preemptions
     for name, one_by_one in times(single).items():
         assert np.allclose(times(rows)[name], one_by_one, rtol=1e-9)
@@ -132,8 +132,8 @@ def test_who_decodes_next(turns):
 def test_an_iteration_after_another_models_takes_longer():
     """By turns every row's first does; not the very first, which is after nobody's."""
     pair = [
-        Load(name, Cost(), [RequestLengths(4, output)], BlockPool(12, BLOCK), change_s=change_s)
-        for name, output, change_s in (("a", 3, 0.5), ("b", 5, 0.1))
+        Load(name, Cost(), [RequestLengths(4, output)], BlockPool(12, BLOCK), switch_s=switch_s)
+        for name, output, switch_s in (("a", 3, 0.5), ("b", 5, 0.1))
     ]
     run, usual = replay_unit(pair, TimeSharing(in_order=False), timeline=True), Cost()
     longer = []

@@ -7,7 +7,7 @@ import pytest
 from exegpt.profile import Table
 from tests.exegpt.nouns import profile
 from tests.xprofiler.test_rates import SPEC
-from xprofiler.change import change_seconds
+from xprofiler.model_switch import switch_seconds
 
 
 @pytest.mark.parametrize(("colder_s", "expected"), [(0.5, 0.5), (-0.5, 0.0)])
@@ -22,14 +22,14 @@ def test_the_difference_of_calls_in_a_row(monkeypatch, colder_s, expected):
         calls.append(cold[0])
         cold[0] = False
 
-    timing = change_seconds(call, lambda: None, lambda: cold.__setitem__(0, True))
+    timing = switch_seconds(call, lambda: None, lambda: cold.__setitem__(0, True))
     assert timing.seconds == pytest.approx(expected) and timing.spread == 0.0
     assert sum(calls) == len(calls) / 2, "as many of each kind"
 
 
 def test_a_profile_knows_it_between_its_points_and_not_beyond():
     measured = Table(("bytes",), ((0.0, 100.0, 200.0),), (0.0, 4.0, 6.0))
-    knows = profile(SPEC).__class__(**{**vars(profile(SPEC)), "change": measured})
-    assert [knows.change_seconds(b, 1) for b in (0.0, 50.0, 150.0, 200.0, 1e9)] == [0.0, 2.0, 5.0, 6.0, 6.0]
-    assert knows.change_seconds(100.0, 2) == 2.0, "each device has half of the weights"
-    assert profile(SPEC).change_seconds(100.0, 1) == 0.0
+    knows = profile(SPEC).__class__(**{**vars(profile(SPEC)), "switch": measured})
+    assert [knows.switch_seconds(b, 1) for b in (0.0, 50.0, 150.0, 200.0, 1e9)] == [0.0, 2.0, 5.0, 6.0, 6.0]
+    assert knows.switch_seconds(100.0, 2) == 2.0, "each device has half of the weights"
+    assert profile(SPEC).switch_seconds(100.0, 1) == 0.0

@@ -1,4 +1,4 @@
-"""Change of model: how much longer an iteration takes after other models' on the same device.
+"""Switch of model: how much longer an iteration takes after other models' on the same device.
 
 Two models of 30 and 66 MB that take turns on a core decode 23 to 31 % slower than each one alone, as each finds less of
 its weights in the shared cache; where the core is busy half of the time, requests take 20 % longer by it. On a GPU,
@@ -16,7 +16,7 @@ _CALLS = 4
 """In a row; the first, which finds what the other kind has left, doesn't count."""
 
 
-def change_seconds(call: Callable[[], object], usual: Callable[[], object], other: Callable[[], object]) -> Timing:
+def switch_seconds(call: Callable[[], object], usual: Callable[[], object], other: Callable[[], object]) -> Timing:
     """Seconds that `call` takes longer where before each call `other` is called too, and not `usual` alone; never
     negative.
     """
@@ -25,6 +25,6 @@ def change_seconds(call: Callable[[], object], usual: Callable[[], object], othe
     for _ in range(_ROUNDS):
         for seconds, kept in zip(clocks, times, strict=True):
             kept += [seconds() for _ in range(_CALLS)][1:]
-    alone, changed = (float(np.median(kept)) for kept in times)
+    alone, switched = (float(np.median(kept)) for kept in times)
     low, high = np.percentile(times[1], [25, 75])
-    return Timing(max(0.0, changed - alone), float((high - low) / changed))
+    return Timing(max(0.0, switched - alone), float((high - low) / switched))
