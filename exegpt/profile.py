@@ -136,6 +136,16 @@ def _broadcast(*arrays: Array) -> list[Array]:
     return full
 
 
+def _check_axes(noun: Noun, **axes: int) -> None:
+    """InputError unless the tables of these names that a noun has are over so many axes each."""
+    for name, count in axes.items():
+        table = getattr(noun, name)
+        if table and len(table.axes) != count:
+            raise InputError(
+                f"A profile's table '{name}' has axes {', '.join(table.axes)}: their number must be {count}."
+            )
+
+
 @dataclass(frozen=True)
 class LayerTables(Noun):
     """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
@@ -160,6 +170,10 @@ class LayerTables(Noun):
     cross_projection: Table | None = None
     """[tokens]: an encoder-decoder's decoder layer makes the keys and values of `tokens` encoded tokens, once."""
 
+    def __post_init__(self) -> None:
+        attention = {"encode_attention": 2, "chunk_attention": 2, "decode_attention": 2, "mixed_attention": 4}
+        _check_axes(self, rest=1, cross_projection=1, **attention)
+
 
 @dataclass(frozen=True)
 class DegreeTables(Noun):
@@ -172,6 +186,9 @@ class DegreeTables(Noun):
     head: Table
     """[rows]: final norm, output head and sampling for `rows` sequences."""
     encoder: LayerTables | None = None
+
+    def __post_init__(self) -> None:
+        _check_axes(self, embedding=1, head=1)
 
 
 @dataclass(frozen=True)
@@ -217,6 +234,7 @@ class Profile(Noun):
             raise InputError(
                 f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
             )
+        _check_axes(self, overhead=1, send=1, send_between_nodes=1, host_copy=1, switch=1)
         if not self.degrees or min(tables.tp for tables in self.degrees) < 1:
             raise InputError("A profile needs the tables of at least one tensor-parallel degree, of 1 or more.")
         if self.dtype not in BYTES:

@@ -1,5 +1,7 @@
 """Tables interpolate exactly on their grid, linearly between, and say when they are asked beyond."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from exegpt.errors import InputError
 from exegpt.profile import Table
+from tests.exegpt import nouns
 
 AXIS = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True).map(sorted)
 
@@ -70,6 +73,25 @@ def test_covers_is_false_outside_the_grid():
 def test_a_broken_table_is_refused(points, values, message):
     with pytest.raises(InputError, match=message):
         Table(("tokens",), points, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("switch", "profile"),
+        ("overhead", "profile"),
+        ("head", "degree"),
+        ("rest", "layer"),
+        ("decode_attention", "layer"),
+    ],
+)
+def test_a_table_of_another_number_of_axes_is_refused(name, where):
+    """As in a profile that was edited by hand, instead of a traceback in the midst of a simulation."""
+    profile = nouns.profile(nouns.schedule("orca").model.spec)
+    noun = {"profile": profile, "degree": profile.degrees[0], "layer": profile.degrees[0].decoder}[where]
+    cube = Table(("x", "y", "z"), ((1.0,), (1.0,), (1.0,)), (0.0,))
+    with pytest.raises(InputError, match=f"table '{name}' has axes x, y, z: their number must be [12]"):
+        replace(noun, **{name: cube})
 
 
 def test_a_value_that_completes_the_rectangle_is_not_covered():

@@ -136,7 +136,7 @@ def _columns(names: Sequence[str], path: Path) -> Columns:
         columns = None
     if columns is None or "model" not in names:
         missing = [name for name in _NEEDED if name not in names]
-        raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}.")
+        raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}, in CSV.")
     return columns
 
 
