@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
-from exegpt.app.multimodel import planning
+from exegpt.app.multimodel import plan_answer, planning
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.model_frontier import ModelFrontier
 from exegpt.app.multimodel.planning import make_plan, propose
@@ -150,7 +150,7 @@ def test_no_table_where_no_method_has_a_plan(tmp_path, capsys):
 
 @pytest.mark.parametrize("prices", ["models: 7", "A40: 1", "A100-80GB: cheap", "7"])
 def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(planning, "propose", lambda *asked: pytest.fail("it has searched"))
+    monkeypatch.setattr(plan_answer, "propose", lambda *asked: pytest.fail("it has searched"))
     file = tmp_path / "prices.yaml"
     file.write_text(prices)
     command = ["plan", str(write(tmp_path, CHAT)), "-c", "4xA100-80GB", "--price", str(file)]
