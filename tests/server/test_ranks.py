@@ -14,15 +14,11 @@ import pytest
 
 from exegpt import document
 from exegpt.schedule import Stage
+from tests.mpi import launcher_environment
 from tests.server.conftest import STARTS_S, Server, free_port, schedule_for, serving
 from tests.server.test_faults import ask, check_all, prompts, under_load
 
 pytest.importorskip("mpi4py")
-LAUNCHER = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +57,10 @@ def launched(model, schedule, directory, *options, program="exegpt"):
     port, log = free_port(), directory / "log"
     mpirun = [f"{os.path.dirname(sys.executable)}/mpirun", "-n", "2", "--bind-to", "none"]
     command = [sys.executable, "-m", program, "serve", "-m", str(model), "-s", str(schedule), "--port", str(port)]
+    environment = os.environ | launcher_environment(directory)
     with log.open("w") as written:
         process = subprocess.Popen(
-            [*mpirun, *command, "--threads", "1", *options], stdout=written, stderr=written, env=os.environ | LAUNCHER
+            [*mpirun, *command, "--threads", "1", *options], stdout=written, stderr=written, env=environment
         )
     server, until = Server(process, port, log), time.monotonic() + STARTS_S
     try:

@@ -1,7 +1,7 @@
 """Measuring with few points: for tests in this process, and, run as a program, for the ranks of a test's job.
 
-As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:POINT ends
-that rank by an exception at its so-manieth point, ALONE=1 gives every rank a node of its own, DIRECT=1 moves data as
+As a program it is `exegpt`, whose ranks can't pickle what they send each other. By environment: FAIL=RANK:TABLE ends
+that rank by an exception at the table's first point, ALONE=1 gives every rank a node of its own, DIRECT=1 moves data as
 between GPUs, with gloo in NCCL's place.
 """
 
@@ -40,14 +40,12 @@ def _measured(real: Callable[..., Any], *given: Any) -> Any:
     return real(*given)
 
 
-def _fail(rank: int, point: int) -> None:
-    real, count = measure.Recorder.record, 0
+def _fail(rank: int, table: str) -> None:
+    real = measure.Recorder.record
 
     def record(self: Any, *args: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == point and self._ranks.rank == rank:
-            raise RuntimeError(f"broken at {args[0]}")
+        if args[0] == table and self._ranks.rank == rank:
+            raise RuntimeError(f"broken at {table}")
         real(self, *args)
 
     measure.Recorder.record = record  # type: ignore[method-assign]
@@ -77,7 +75,8 @@ if __name__ == "__main__":
 
     shrink(setattr)
     if "FAIL" in os.environ:
-        _fail(*map(int, os.environ["FAIL"].split(":")))
+        rank, table = os.environ["FAIL"].split(":")
+        _fail(int(rank), table)
     if "DIRECT" in os.environ:
         measure.make_links = _direct
     if "ALONE" in os.environ:

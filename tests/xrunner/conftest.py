@@ -1,19 +1,19 @@
 """Tiny models, and jobs of several ranks."""
 
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from exegpt.models.create import create_model
+from tests.mpi import MPIRUN, launcher_environment
 
 from .cells import SIZES
 
 ROOT = Path(__file__).parents[2]
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +33,9 @@ def mpi():
         pytest.skip("there is no mpirun: pip install -e '.[mpi]'")
 
 
-def launch(programs, environment):
+def launch(programs, root, environment):
     """Starts Python as the ranks of a job: pairs of how many, and their arguments."""
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
+    variables = {"OMP_NUM_THREADS": "1"} | launcher_environment(tempfile.mkdtemp(dir=root))
     line = [MPIRUN]
     for ranks, arguments in programs:
         line += [":"] * (len(line) > 1) + ["-n", str(ranks), sys.executable, *map(str, arguments)]
@@ -59,9 +54,10 @@ def finish(process, timeout):
 
 
 @pytest.fixture(scope="session")
-def start(mpi):
+def start(mpi, tmp_path_factory):
     """Starts Python as the ranks of a job, and gives its process."""
-    return lambda ranks, *arguments, **environment: launch([(ranks, arguments)], environment)
+    root = tmp_path_factory.mktemp("jobs")
+    return lambda ranks, *arguments, **environment: launch([(ranks, arguments)], root, environment)
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +67,7 @@ def job(start):
 
 
 @pytest.fixture(scope="session")
-def start_each(mpi):
+def start_each(mpi, tmp_path_factory):
     """Runs a job of two ranks with arguments for each."""
-    return lambda first, second: finish(launch([(1, first), (1, second)], {}), 110)
+    root = tmp_path_factory.mktemp("jobs")
+    return lambda first, second: finish(launch([(1, first), (1, second)], root, {}), 110)

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from exegpt.errors import InputError
 DRAIN_LIMIT_S = 3.0
 """How long an engine that was told to drain may take, if nobody waits for its requests."""
 _KILL_AFTER_S = 3.0
+_SESSION_FILES = "PRTE_MCA_prte_tmpdir_base"
+"""Where Open MPI's launcher puts its session's files."""
 _KILLS = 100
 """Looks for a process that is still there: one that waits for a disk or a device doesn't end before that."""
 
@@ -32,6 +35,10 @@ class EngineProcess:
     told: bool = False
     """Whether it was told to drain."""
     _process: asyncio.subprocess.Process | None = None
+    _session_files: tempfile.TemporaryDirectory[str] | None = None
+    """Of mpirun, which names them after its process ID, leaves them if it is killed, and doesn't start where a process
+    with that ID has left some.
+    """
 
     @property
     def command(self) -> list[str]:
@@ -45,8 +52,8 @@ class EngineProcess:
     async def start(self) -> None:
         """Start it; InputError where there is no mpirun for several ranks."""
         environment = {**os.environ, **self.environment}
-        if self.ranks > 1 and os.geteuid() == 0:  # who has started the server as root has decided so
-            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if self.ranks > 1:
+            environment |= self._launcher_environment()
         command = self.command
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -84,6 +91,17 @@ class EngineProcess:
                 if not signal_session(self._process.pid, signal.SIGKILL):
                     break
                 await asyncio.sleep(0.01)  # other engines' requests go on
+        if self._session_files:
+            self._session_files.cleanup()
+
+    def _launcher_environment(self) -> dict[str, str]:
+        """Open MPI's variables."""
+        base = os.environ.get(_SESSION_FILES)
+        self._session_files = tempfile.TemporaryDirectory(prefix="exegpt-mpi-", dir=base, ignore_cleanup_errors=True)
+        variables = {_SESSION_FILES: self._session_files.name}
+        if os.geteuid() == 0:  # who has started the server as root has decided so
+            variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return variables
 
 
 def signal_session(session: int, number: int) -> bool:

@@ -27,8 +27,8 @@ from exegpt.request import Result
 from exegpt.served import Served
 from exegpt.stage_plan import ExecutionStage, StagedNode, StagePlan
 from tests.cli.conftest import run_command
+from tests.mpi import MPIRUN
 from tests.server.test_completions import expected
-from tests.xrunner.conftest import MPIRUN
 from xrunner.core.results import read_results
 
 NODES = """
