@@ -1,4 +1,4 @@
-"""FasterTransformer, the paper's baseline (section 7.1; docs/theory.md), and the latency bounds that it gives.
+"""FasterTransformer, the paper's baseline (section 7.1; docs/theory.md), and the latency bounds derived from it.
 
 Static batches: tensor parallelism over a node's devices, a pipeline over nodes with as many micro-batches as stages, no
 early termination, no padding of inputs, memory reserved for the greatest lengths.
@@ -15,26 +15,26 @@ from xscheduler.allocation import uniform_stages
 from xsimulator.steady import static
 
 STEP = 4
-"""Batch sizes are its multiples."""
+"""Step between batch sizes."""
 PERCENTILES = (10, 30, 70)
-"""Of the latencies over all batch sizes: the bounds, beside infinity."""
+"""Percentiles of the latencies over all batch sizes: the bounds, beside infinity."""
 
 
 @dataclass(frozen=True)
 class StaticBatch:
-    """One batch size."""
+    """Latency and throughput at one batch size."""
 
     batch: int
     latency_s: float
     """For the greatest output length."""
     throughput_seq_s: float
-    """A batch runs to the mean of its longest output."""
+    """Over the mean of a batch's longest output."""
 
 
 def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
-    """All batch sizes that memory holds, rising; iterations are counted as the paper does, D(S) = S.
+    """All batch sizes within memory, in rising order; iterations as in the paper, D(S) = S.
 
-    Raises InputError where not even the smallest fits.
+    Raises InputError if even the smallest exceeds memory.
     """
     stages = uniform_stages(setup.model, setup.cluster, setup.cluster.devices_per_node)
     scenario = setup.scenario(stages, form="paper")
@@ -60,6 +60,6 @@ def bounds(batches: tuple[StaticBatch, ...]) -> tuple[float | None, ...]:
 
 
 def best_under(batches: tuple[StaticBatch, ...], bound_s: float | None) -> StaticBatch:
-    """The batch of most throughput that meets a bound, which the smallest batch must."""
+    """The batch of highest throughput within a bound; the smallest batch must meet it."""
     meeting = [batch for batch in batches if bound_s is None or batch.latency_s <= bound_s]
     return max(meeting, key=lambda batch: batch.throughput_seq_s)

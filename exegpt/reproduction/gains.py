@@ -1,5 +1,5 @@
-"""Figures 6 and 8: ExeGPT's throughput over FasterTransformer's, all scenarios under their four bounds; and what
-today's policies and replicas add.
+"""Figures 6 and 8: ExeGPT's throughput over FasterTransformer's in all scenarios, each under four bounds; and the
+further gain of later policies and replicas.
 """
 
 import os
@@ -54,19 +54,19 @@ class Row:
     waa: Reached | None
     """The better of WAA-C and WAA-M."""
     waa_counts: bool
-    """Whether the paper ran WAA here."""
+    """The paper ran WAA in this scenario."""
     gain: float
     """The better of RRA and, where it counts, WAA over FT."""
     gain_with_waa: float
-    """With WAA wherever it fits."""
+    """The same, with WAA wherever memory holds it."""
     today: Reached | None
     today_over_paper: float
-    """Throughput of all of today's policies and replicas over that of the better of RRA and WAA."""
+    """Throughput with all policies and replicas over that of the better of RRA and WAA."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means are arithmetic, over (model, task, bound)."""
+    """Arithmetic means over (model, task, bound)."""
 
     name: str
     pairs: int
@@ -84,7 +84,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Gains:
-    """What the figures show."""
+    """All rows, and their summaries by figure."""
 
     rows: tuple[Row, ...]
     summaries: tuple[Summary, ...]
@@ -96,9 +96,9 @@ def reproduce(
     task: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Gains:
-    """Search every scenario of the figures, or only those of a model or a task.
+    """Search all scenarios of the figures, or those of one model or task alone.
 
-    Raises InputError where no scenario has these.
+    Raises InputError if no scenario matches.
     """
     cases = scenarios(figures, model, task)
     rows: list[Row] = []
@@ -116,7 +116,7 @@ def reproduce(
 
 
 def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> list[tuple[str, str, str, str]]:
-    """(figure, model, cluster, task) of each scenario that is asked for."""
+    """(figure, model, cluster, task) of each matching scenario."""
     all_cases = [(f, m, c, t) for f in figures for m, c in FIGURES[f][0] for t in FIGURES[f][1]]
     cases = [case for case in all_cases if model in (None, case[1]) and task in (None, case[3])]
     if not cases:
@@ -132,7 +132,7 @@ def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> li
 
 
 def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
-    """The rows of every scenario in order; several are searched side by side."""
+    """Rows of all scenarios, in order; scenarios are searched in parallel."""
     if len(cases) == 1:
         yield scenario_rows(cases[0])
         return
@@ -141,7 +141,7 @@ def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
 
 
 def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
-    """One scenario under its four bounds."""
+    """Rows of one scenario under its four bounds."""
     name, *asked = case
     where = setup(*asked)
     batches = static_batches(where)
@@ -173,7 +173,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row
 
 
 def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
-    """The figures that the paper's text quotes."""
+    """The statistics quoted in the paper's text."""
     gains = [row.gain for row in rows]
     ahead: dict[str, list[bool]] = {}
     for row in rows:
@@ -200,7 +200,7 @@ def _ahead(row: Row) -> bool:
 
 
 def sections(gains: Gains) -> list[Section]:
-    """Drawings, the scenarios, and the means beside the paper's."""
+    """Charts, the scenarios, and our means beside the paper's."""
     rendered = []
     for gain in gains.summaries:
         rows = [row for row in gains.rows if row.figure == gain.name]

@@ -1,4 +1,4 @@
-"""How far SamuLLM's cost model is from the iterations that it was made of."""
+"""Errors of SamuLLM's cost model on its own measured iterations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ Errors = tuple[float, float]
 
 @dataclass(frozen=True)
 class PointErrors:
-    """Errors of iterations, relative to what was timed; of repeats a token apart the lesser time counts."""
+    """Errors of iterations, relative to measured times; of repeats one token apart the faster counts."""
 
     prefill_points: int
     decode_points: int
     prefill: Errors
     decode: Errors
     between: Errors
-    """Decode iterations between the extremes that lines go through."""
+    """Decode iterations between the extremes of each fitted line."""
     left_out: Errors
     """Every second batch left out, and interpolated."""
 
 
 def point_errors(folder: Path) -> PointErrors:
-    """Of all timed iterations of all models."""
+    """Errors over all measured iterations of all models."""
     table, points = samullm_costs(folder), read_points(folder)
     prefill, decode, between, left_out = [], [], [], []
     for model in table.models:
@@ -52,7 +52,7 @@ def point_errors(folder: Path) -> PointErrors:
 
 
 def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:
-    """Of measurements a token apart the one that took least: the others waited for something."""
+    """The fastest of measurements one token apart: the others waited for something."""
     kept: list[TimedIteration] = []
     for point in sorted(points, key=lambda p: (p.batch, p.total)):
         if kept and kept[-1].batch == point.batch and point.total - kept[-1].total <= 1:
@@ -63,7 +63,7 @@ def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:
 
 
 def _with_extremes(points: list[TimedIteration]) -> Iterable[tuple[TimedIteration, bool]]:
-    """Points, each with whether it is the shortest or the longest of its batch."""
+    """Points, each with a flag: the shortest or the longest of its batch."""
     for point in points:
         totals = [other.total for other in points if other.batch == point.batch]
         yield point, point.total in (min(totals), max(totals))

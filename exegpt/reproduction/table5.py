@@ -1,4 +1,4 @@
-"""Table 5: how often a control variable breaks the monotonicity of throughput and latency, GPT-3 39B on 2x8 A40s.
+"""Table 5: violations of monotonicity of throughput and latency by control variable, GPT-3 39B on 2x8 A40s.
 
 One variable is swept with the others fixed, for all combinations of the others on a thinned grid. RRA's stages and
 WAA's decoding ones are laid out with T_P from all devices to none; WAA-C's encoding devices all stand in groups.
@@ -26,9 +26,9 @@ TOLERANCES = (0.02, 0.05, 0.10)
 ENCODE_BATCHES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
-"""N_D and B_m fall, so that throughput and latency are expected to rise (docs/theory.md)."""
+"""N_D and B_m in falling order, which makes throughput and latency rise (docs/theory.md)."""
 VARIABLES = {"rra": ("T_P", "B_E", "N_D"), "waa-c": ("T_P", "B_E", "B_m")}
-"""In the order of a grid's axes; T_P is the devices in groups, falling."""
+"""By policy, in the order of a grid's axes; T_P counts devices in tensor-parallel groups, in falling order."""
 PAPER = {  # (task, tolerance): RRA's B_E and N_D, WAA's B_E, T_P and B_m, each (latency, throughput) in percent
     ("S", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
     ("S", 0.05): ((0.6, 0.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.5, 0.0)),
@@ -42,7 +42,7 @@ _COLUMNS = (("rra", "B_E"), ("rra", "N_D"), ("waa-c", "B_E"), ("waa-c", "T_P"), 
 
 @dataclass(frozen=True)
 class Cell:
-    """Shares of the points that are not monotone along one variable."""
+    """Shares of non-monotone points along one variable."""
 
     task: str
     tolerance: float
@@ -63,15 +63,15 @@ class Table5:
 
 
 def non_monotone(figures: Array, axis: int, tolerance: float) -> tuple[int, int]:
-    """How many points lie more than `tolerance` below an earlier one along `axis`, and how many points there are.
-    NaN: not a point.
+    """Number of points more than `tolerance` below an earlier one along `axis`, and number of all points; NaN is no
+    point.
     """
     highest = np.fmax.accumulate(figures, axis=axis)
     return int(np.sum(figures < highest * (1 - tolerance))), int(np.sum(~np.isnan(figures)))
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table5:
-    """Simulate the grids of both policies and tasks, and count."""
+    """Simulate the grids of both policies and tasks, and count violations."""
     asked = [(task, policy) for task in ("S", "T") for policy in VARIABLES]
     cells: list[Cell] = []
     for done, (task, policy) in enumerate(asked, 1):
@@ -96,7 +96,7 @@ def _cells(task: str, policy: str, grids: list[Array]) -> Iterator[Cell]:
 
 def grids(where: Setup, policy: str) -> Iterator[Array]:
     """A grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2]: latency in seconds, sequences per second; NaN
-    where memory doesn't hold it.
+    beyond memory.
     """
     per_node = where.cluster.devices_per_node
     degrees = sorted(tables.tp for tables in where.profile.degrees)
@@ -137,7 +137,7 @@ def _waa_scenario(where: Setup, encode: Layout, decode: Layout) -> Scenario:
 
 
 def encoding_devices(where: Setup, degree: int) -> int:
-    """The devices that WAA-C gives to encoding, its share of the computing time, in groups of `degree`."""
+    """WAA-C's encoding devices: encoding's share of the computing time, in groups of `degree`."""
     speed, groups = layer_speeds(where.workload, where.profile)[1], where.cluster.devices // degree
     return degree * min(max(1, round(groups * speed.encode / (speed.encode + speed.decode))), groups - 1)
 
@@ -147,7 +147,7 @@ def _scenario(where: Setup, stages: tuple[Stage, ...]) -> Scenario:
 
 
 def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
-    """Shares of the points that are monotone in latency and in throughput, over the cells that the paper has too."""
+    """Shares of points monotone in latency and in throughput, over the cells also in the paper."""
     cells = [cell for cell in table.cells if cell.tolerance == tolerance and cell.paper]
     points = sum(cell.points for cell in cells)
     broken = (sum(getattr(cell, kind) * cell.points for cell in cells) for kind in ("latency", "throughput"))
@@ -156,7 +156,7 @@ def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
 
 
 def sections(table: Table5) -> list[Section]:
-    """The table as the paper has it, ours beside."""
+    """The paper's table with our figures beside it."""
     columns = list(dict.fromkeys((cell.policy, cell.variable) for cell in table.cells))
     rows = []
     for task, tolerance in dict.fromkeys((cell.task, cell.tolerance) for cell in table.cells):

@@ -1,7 +1,7 @@
-"""Tables 6 and 7: OPT-13B on four A40s, task S, at the paper's own four schedules, then what a search finds.
+"""Tables 6 and 7: OPT-13B on four A40s, task S, at the paper's four schedules, then the best schedules found.
 
-The paper's schedules are counted as the paper counts, with no allowance for variation (docs/theory.md). WAA's fit two
-encoding devices as one stage and two decoding devices as another.
+The paper's schedules are simulated by its own formulas, without allowance for variation (docs/theory.md). WAA has one
+stage of two encoding devices and one of two decoding devices.
 """
 
 from collections.abc import Callable
@@ -43,19 +43,19 @@ PAPER = (
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a schedule comes to here."""
+    """Simulated figures of a schedule."""
 
     latency_s: float
     throughput_seq_s: float
     encode_s: float
-    """A batch's encoding: RRA's phase through the pipeline, WAA's encoding stage."""
+    """Encoding of one batch: RRA's phase through the pipeline, WAA's encoding stage."""
     decode_iteration_s: float
     """Mean over a phase (RRA), or over an encoding period (WAA)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The paper's row, ours at the same schedule with its deviation, and what searches find under its bound."""
+    """The paper's row, ours at the same schedule, their deviation, and the best schedules under the row's bound."""
 
     paper: Published
     simulated: Simulated
@@ -85,7 +85,7 @@ def scenario(where: Setup, policy: str) -> Scenario:
 
 
 def simulate(where: Setup, row: Published) -> Simulated:
-    """A row of the table at its own schedule."""
+    """Simulate a row's own schedule."""
     at = scenario(where, row.policy)
     result = outcome(at, row.policy, row.controls)
     batch = row.controls["encode_batch"]
@@ -101,7 +101,7 @@ def simulate(where: Setup, row: Published) -> Simulated:
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table6:
-    """Every row, simulated and searched."""
+    """Simulate and search all rows."""
     where = setup("opt-13b", "4xA40", "S")
     rows = []
     for done, row in enumerate(PAPER, 1):
@@ -116,7 +116,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 
 
 def sections(table: Table6) -> list[Section]:
-    """The schedules, their phases, and what searches find."""
+    """Schedules, their phases, and the best schedules found."""
     return [
         _section(
             "table6: OPT-13B on 4xA40, task S, at the paper's schedules",

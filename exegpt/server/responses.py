@@ -1,4 +1,4 @@
-"""What clients get, as /openapi.json describes it: tests hold the answers to these."""
+"""Response bodies, as described by /openapi.json; tests validate all responses against them."""
 
 from typing import Any, Literal
 
@@ -8,13 +8,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class Returned(BaseModel):
-    """Base: no other keys are returned."""
+    """Base of all bodies: no further keys."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Error(Returned):
-    """Why a request can't be answered."""
+    """Reason of a failed request."""
 
     message: str
     type: str
@@ -39,7 +39,7 @@ class ModelCard(Returned):
 
 
 class ModelList(Returned):
-    """The models that are served."""
+    """All served models."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -74,7 +74,7 @@ class TextChoice(Returned):
 
 
 class TopLogprob(Returned):
-    """A token that might have come."""
+    """A candidate token."""
 
     token: str
     logprob: float
@@ -82,7 +82,7 @@ class TopLogprob(Returned):
 
 
 class TokenLogprob(TopLogprob):
-    """A token that has come."""
+    """A generated token."""
 
     top_logprobs: list[TopLogprob]
 
@@ -113,14 +113,14 @@ class ChatChoice(Returned):
 
 
 class Delta(Returned):
-    """What comes to a message: its role with the first token, nothing with the reason."""
+    """An addition to a message: its role with the first token, nothing with the reason."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
 
 
 class ChatDelta(Returned):
-    """What comes to one answer."""
+    """An addition to one answer."""
 
     index: int
     delta: Delta
@@ -130,7 +130,7 @@ class ChatDelta(Returned):
 
 
 class Made(Returned):
-    """Base of what is generated."""
+    """Base of generated completions."""
 
     id: str
     created: int
@@ -139,7 +139,7 @@ class Made(Returned):
 
 
 class TextCompletion(Made):
-    """The answer of `POST /v1/completions`; streamed, without `usage` unless it is asked for."""
+    """The answer of `POST /v1/completions`; streamed, `usage` only on request."""
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
@@ -198,7 +198,7 @@ class Draining(Returned):
 
 
 class PredictedState(Returned):
-    """What a schedule is expected to give."""
+    """Predictions for a schedule."""
 
     steady_state: dict[str, Any] | None = Field(description="Throughput and latencies; null until it is computed.")
     batch_size: dict[str, float] = Field(description="Sequences of a micro-batch, by phase.")
@@ -207,19 +207,19 @@ class PredictedState(Returned):
 class EnforcedSchedule(Returned):
     """The answer of `GET /schedule`."""
 
-    schedule: dict[str, Any] = Field(description="What is enforced.")
+    schedule: dict[str, Any] = Field(description="The enforced schedule.")
     goodput_seq_s: float | None = Field(description="Requests/s within the bound, as predicted.")
     assumptions: list[str]
     predicted: PredictedState
-    observed: dict[str, Any] = Field(description="What the last minute came to.")
+    observed: dict[str, Any] = Field(description="Observations of the last minute.")
 
 
 class FollowedPlan(Returned):
     """The answer of `GET /plan`."""
 
-    plan: dict[str, Any] = Field(description="What is followed.")
+    plan: dict[str, Any] = Field(description="The followed plan.")
     watched_seq_s: dict[str, float] | None = Field(
-        description="Rates by model, from which popularity may drift; null where the plan stays, whatever comes."
+        description="Rates by model against which drift is measured; null for a fixed plan."
     )
-    replans: dict[str, int] = Field(description="Searches for another plan, by what came of them.")
-    last: str | None = Field(description="What came of the last one.")
+    replans: dict[str, int] = Field(description="Number of replanning searches by outcome.")
+    last: str | None = Field(description="Outcome of the last search.")

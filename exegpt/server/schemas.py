@@ -1,4 +1,4 @@
-"""What clients may ask for: the bodies of completions and chat completions. `null` is the same as absent."""
+"""Request bodies of completions, chat completions and tokenization. `null` is the same as absent."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ UNSUPPORTED = (
     "tools tool_choice functions function_call audio modalities prediction suffix best_of use_beam_search"
     " length_penalty parallel_tool_calls web_search_options reasoning_effort verbosity chat_template"
 ).split()
-"""Keys of OpenAI's or vLLM's API that this server doesn't have."""
+"""Keys of OpenAI's or vLLM's API without support in this server."""
 _INT64 = 2**63
 _NAMED = {
     "extra_forbidden": "is not known to this server",
@@ -22,7 +22,7 @@ _NAMED = {
 
 
 def _whole(value: Any) -> Any:
-    """1.0 is an integer of JSON, too."""
+    """JSON's 1.0 as the integer 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -32,7 +32,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Document(BaseModel):
-    """Base: values have the type that is documented, and unknown keys are refused."""
+    """Base of all bodies: values of the documented types, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,14 +55,14 @@ class JsonSchema(Document):
 
 
 class ResponseFormat(Document):
-    """Which texts may come: any, a JSON object, or JSON of a schema."""
+    """Constraint on the output: any text, a JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Sampled(Document):
-    """What completions and chat completions share."""
+    """Keys common to completions and chat completions."""
 
     model: str | None = Field(None, max_length=1024)
     max_tokens: Whole | None = Field(None, ge=0, lt=2**31)
@@ -121,7 +121,7 @@ class Message(Document):
     @model_validator(mode="before")
     @classmethod
     def _drop_null(cls, data: Any) -> Any:
-        """Clients send messages back as they got them, with nulls for what this server doesn't have."""
+        """Drop nulls: clients return messages as received, with null for unsupported keys."""
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
@@ -129,7 +129,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
 
 
 class Conversation(Document):
-    """What makes a prompt of messages."""
+    """Messages, and how a prompt is rendered from them."""
 
     messages: Messages
     add_generation_prompt: bool | None = None
@@ -170,15 +170,15 @@ class DetokenizeRequest(Document):
 
 
 class ScheduleToFollow(RootModel[Schedule]):
-    """The body of `POST /schedule`: a file that `exegpt tune` writes. Only described by this; read as files are."""
+    """The body of `POST /schedule`: a file written by `exegpt tune`. For /openapi.json alone; read as files are."""
 
 
 class PlanToFollow(RootModel[Plan]):
-    """The body of `POST /plan`: a file that `exegpt plan` writes. Likewise."""
+    """The body of `POST /plan`: a file written by `exegpt plan`. Likewise."""
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
-    """A body as a `kind`; ApiError names the first key that is wrong, and never repeats its value."""
+    """A body as a `kind`; ApiError names the first wrong key, and never repeats its value."""
     unsupported = next((key for key in UNSUPPORTED if data.get(key) is not None), None)
     if unsupported and not (unsupported == "tool_choice" and data[unsupported] == "none"):
         raise invalid(f"'{unsupported}' is not supported by this server.", unsupported, "unsupported_parameter")
