@@ -16,9 +16,12 @@ import numpy as np
 from exegpt.columns import Columns, find_columns, unit_of
 from exegpt.document import check_file, parse_json, read_lines
 from exegpt.errors import InputError
+from exegpt.quantity import figure_text
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 MAX_ROWS = 5_000_000
+MAX_SECONDS = 1e9
+"""From the first arrival to the last."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 Row = tuple[int, dict[str, Any]]
@@ -88,10 +91,38 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
     where one is at fault, the column, the row and the value.
     """
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
-    rows = _READERS[path.suffix](path)
+    return _read(_rows(path), columns, Path(path), note)[1]
+
+
+def read_model_trace(
+    path: str | Path, models: Iterable[str], columns: dict[str, str] | None = None, note: Note = silent
+) -> dict[str, list[RequestLengths]]:
+    """The requests of each of several models in a trace with a column `model`; otherwise like `read_trace`. InputError
+    names a row of another model.
+    """
+    names, of_rows = sorted(models), []
+
+    def rows() -> Iterator[Row]:
+        for number, row in _rows(path):
+            if "model" not in row:
+                raise InputError(f"'{path}' has no column 'model': name each row's in it, out of {', '.join(names)}.")
+            if row["model"] not in names:
+                where = f"'{path}', row {number}, column 'model': {reprlib.repr(row['model'])}"
+                raise InputError(f"{where} is none of the models: write one of {', '.join(names)}.")
+            of_rows.append(row["model"])
+            yield number, row
+
+    served, requests = _read(rows(), columns, Path(path), note)
+    of_models: dict[str, list[RequestLengths]] = {}
+    for place, request in zip(served, requests, strict=True):
+        of_models.setdefault(of_rows[place], []).append(request)
+    return of_models
+
+
+def _read(
+    rows: Iterable[Row], columns: dict[str, str] | None, path: Path, note: Note
+) -> tuple[list[int], list[RequestLengths]]:
+    """The places of the rows with an output, and their requests."""
     lengths, moments, names = _lengths(rows, columns or {}, path)
     served = [i for i, (_, output) in enumerate(lengths) if output]
     if not names or not served:
@@ -103,19 +134,23 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
         lengths = [lengths[i] for i in served]
         moments = [moments[i] for i in served] if moments else []
     if not moments:
-        return [RequestLengths(*pair) for pair in lengths]
+        return served, [RequestLengths(*pair) for pair in lengths]
     seconds = _seconds(moments, names, path)
-    first = min(seconds)
-    return [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
+    first, last = min(seconds), max(seconds)
+    if last - first > MAX_SECONDS:
+        raise InputError(
+            f"'{path}', column '{names.arrival}': its arrivals are up to {figure_text(last - first)} seconds apart, at "
+            f"most {MAX_SECONDS:,.0f} are allowed: correct them, or take a part."
+        )
+    return served, [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
 
 
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """What a trace says of whose its requests are, in the order of `read_trace`: of each `client` and `application`, a
     text, and `deadline_s`, seconds after its arrival, as far as it has them. InputError for a deadline that is none.
     """
-    path = Path(path)
-    rows = list(_READERS[path.suffix](path))
-    lengths, _, _ = _lengths(rows, columns or {}, path)
+    rows = list(_rows(path))
+    lengths, _, _ = _lengths(rows, columns or {}, Path(path))
     labels = []
     for (number, row), (_, output) in zip(rows, lengths, strict=True):
         own: dict[str, Any] = {n: str(row[n]) for n in ("client", "application") if row.get(n) not in (None, "")}
@@ -124,6 +159,15 @@ def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list
         if output:
             labels.append(own)
     return labels
+
+
+def _rows(path: str | Path) -> Iterator[Row]:
+    path = Path(path)
+    if path.is_dir():
+        check_file(path, "trace file")
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
+    return _READERS[path.suffix](path)
 
 
 def _deadline(value: Any, where: str) -> float:

@@ -8,13 +8,14 @@ from exegpt.errors import InputError
 if TYPE_CHECKING:
     from exegpt.app.multimodel.plan_run import ModelRun, PlanRun
 
-_OWN = "plan model requests application in_turn out resume seed device attention threads json".split()
+_OWN = "plan model requests application in_turn out resume seed device attention threads json columns".split()
 """Options that a run of a plan takes."""
 _UNSET = (None, False, "inf")
 
 
 def run_plan(typed: dict[str, Any]) -> None:
     """Run and print; InputError for options that the plan determines."""
+    from exegpt.app.choices import check_columns
     from exegpt.app.engines.planned_units import has_stages
     from exegpt.app.multimodel.plan_run import PlanRunOptions
     from exegpt.app.multimodel.plan_run import run_plan as run
@@ -26,6 +27,7 @@ def run_plan(typed: dict[str, Any]) -> None:
         raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
     if typed["resume"] and typed["out"] is None:
         raise InputError("--resume needs --out: it continues that file.")
+    check_columns(typed["columns"], typed["requests"])
     if ranks_started() > 1:
         raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
     typed = typed | {"directories": options.directories(typed["model"])}

@@ -93,19 +93,23 @@ def simulate(
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
     """Print the predicted performance of a plan's models; InputError for options that the plan determines."""
+    from exegpt.app.choices import check_columns
     from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
+    from exegpt.columns import parse_columns
     from exegpt.errors import InputError
     from exegpt.quantity import counted
     from exegpt.report import output
 
-    own = {"plan", "replay", "timeline", "json", "threads", "profile"}
+    own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
         raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
     typed = asked["profile"].split(",") if asked["profile"] else ()
     profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}
-    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles)
+    check_columns(asked["columns"], asked["replay"])
+    columns = parse_columns(asked["columns"]) if asked["columns"] else None
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles, columns)
     if asked["json"]:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

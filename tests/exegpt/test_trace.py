@@ -282,3 +282,33 @@ def test_rows_and_columns_that_may_mean_two_things_are_refused(tmp_path, text, m
 
 def test_an_empty_value_after_the_last_column_means_nothing(tmp_path):
     assert trace.read_trace(write_csv(tmp_path / "t.csv", "input,output\n12,20,\n")) == [RequestLengths(12, 20)]
+
+
+def test_rows_name_their_models(tmp_path):
+    text = "model,input_tokens,output,arrival_ms\nb,3,7,3000\na,4,9,500\nb,5,0,1\nb,6,1,1500\n"
+    notes = []
+    requests = trace.read_model_trace(write_csv(tmp_path / "t.csv", text), ["a", "b", "c"], note=notes.append)
+    assert requests == {"b": [RequestLengths(3, 7, 2.5), RequestLengths(6, 1, 1.0)], "a": [RequestLengths(4, 9, 0.0)]}
+    assert len(notes) == 1 and "1 of 4 rows have no output" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("model,input,output\nother,1,1\n", "row 2, column 'model': 'other' is none of the models: write one of a, b"),
+        ("model,input,output\na,1,1\n,1,1\n", "row 3, column 'model': '' is none of the models"),
+        ("input,output\n1,1\n", "has no column 'model': name each row's in it, out of a, b"),
+        ("model,input,output\na,1,few\n", "row 2, column 'output': 'few' is not a length"),
+        ("model,input,output\n", "has no requests"),
+    ],
+)
+def test_a_row_of_no_model_is_refused(text, sentence, tmp_path):
+    with pytest.raises(InputError, match=sentence):
+        trace.read_model_trace(write_csv(tmp_path / "t.csv", text), ["b", "a"])
+
+
+def test_arrivals_of_a_lifetime_are_refused(tmp_path):
+    text = "input,output,arrival\n1,1,0\n1,1,1\n1,1,2\n1,1,{}\n"
+    with pytest.raises(InputError, match=r"column 'arrival': .* up to .* seconds apart, at most 1,000,000,000"):
+        trace.read_trace(write_csv(tmp_path / "t.csv", text.format("2e9")))
+    assert len(trace.read_trace(write_csv(tmp_path / "t.csv", text.format("1e9")))) == 4

@@ -6,22 +6,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.multimodel.simulate_plan import read_model_trace
 from exegpt.app.request_lists import grammar_check, load_tokenizer
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
-from xrunner.core.requests import check_request, random_requests, read_entry, request_lines, request_of
+from exegpt.trace import Note, read_model_trace, silent
+from xrunner.core.requests import check_request, is_trace, random_requests, read_entry, request_lines, request_of
 
 
-def read_plan_requests(source: str, plan: Plan, seed: int) -> dict[str, list[Request]]:
-    """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a CSV trace with
-    lengths alone, as `simulate --plan --replay` reads it. InputError names the first request that is wrong.
+def read_plan_requests(
+    source: str, plan: Plan, seed: int, columns: dict[str, str] | None = None, note: Note = silent
+) -> dict[str, list[Request]]:
+    """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a trace (lengths
+    alone) with its columns' names and notes as in `exegpt.trace.read_trace`. InputError names the first wrong request.
     """
-    if Path(source).suffix == ".csv":
+    if is_trace(source, columns):
         of_models = {model.name: model for model in plan.models}
-        lengths = read_model_trace(Path(source), plan)
+        lengths = read_model_trace(source, of_models, columns, note)
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
+    if columns:
+        raise InputError(f"--columns names the columns of a trace, and '{source}' is none: leave it out.")
     readers = {model.name: _Reader.of(model) for model in plan.models}
     requests: dict[str, list[Request]] = {}
     seen: set[str] = set()

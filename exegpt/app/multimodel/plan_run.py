@@ -14,6 +14,7 @@ from exegpt.app.multimodel.application_calls import ApplicationCalls
 from exegpt.app.multimodel.asking import Asking, together
 from exegpt.app.multimodel.plan_requests import read_plan_requests
 from exegpt.app.multimodel.planned_application import plan_application
+from exegpt.columns import parse_columns
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
 from exegpt.plan import Plan
@@ -45,6 +46,8 @@ class PlanRunOptions:
     threads: int | None
     in_turn: bool = False
     """An application's models one after the other, for comparison."""
+    columns: str | None = None
+    """Of a trace, as typed."""
 
     @property
     def flags(self) -> list[str]:
@@ -134,7 +137,8 @@ def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
     assert options.requests is not None, "one of them is given"
     if options.in_turn:
         raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
-    return Requests(plan, read_plan_requests(options.requests, plan, options.seed))
+    columns = parse_columns(options.columns) if options.columns else None
+    return Requests(plan, read_plan_requests(options.requests, plan, options.seed, columns, output.note))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """`simulate --plan`: what the requests of a plan's models will experience, one by one."""
 
-import csv
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +11,10 @@ from exegpt import document
 from exegpt.app import rooflines
 from exegpt.app.engines.planned_units import check_models, check_schedule, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
-from exegpt.app.multimodel.models_file import MOST_REQUESTS, check_requests
+from exegpt.app.multimodel.models_file import check_requests
 from exegpt.app.multimodel.plan_evaluation import in_one_time, in_time
 from exegpt.app.profiles import find_profile
 from exegpt.app.settings import fit_context
-from exegpt.columns import Columns, find_columns
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
@@ -24,17 +22,14 @@ from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import NOTHING, figure_text, percent_text
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
-from exegpt.workload import MAX_TOKENS, RequestLengths, Workload
+from exegpt.trace import read_model_trace
+from exegpt.workload import RequestLengths, Workload
 from xsimulator.multimodel.plan_replay import AnyProfile, ModelReplay, replay_plan
 
 REQUESTS = 1000
 """Of each model, where neither a trace nor the plan says how many; more of one that shares devices with a rarer one."""
 MOST = 10_000
 """Of such a model."""
-MOST_SECONDS = 1e9
-"""Of an arrival."""
-_NEEDED = ("model", "input", "output")
-_TRACE = "model, input, output and arrival"
 COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
 
 
@@ -49,10 +44,14 @@ class PlanPrediction:
 
 
 def simulate_plan(
-    path: Path, trace: Path | None, timeline: Path | None, given: Mapping[str, Path] = MappingProxyType({})
+    path: Path,
+    trace: Path | None,
+    timeline: Path | None,
+    given: Mapping[str, Path] = MappingProxyType({}),
+    columns: dict[str, str] | None = None,
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
-    `given`: files of profiles, of layers or of iterations, by model.
+    `given`: files of profiles, of layers or of iterations, by model; `columns`: of the trace.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
@@ -62,9 +61,13 @@ def simulate_plan(
     if unknown:
         known = ", ".join(model.name for model in plan.models)
         raise InputError(f"--profile {unknown[0]}={given[unknown[0]]} is of no model of the plan: it has {known}.")
-    requests = read_model_trace(trace, plan) if trace else _drawn(plan)
+    assumptions: list[str] = []
+    if trace:
+        requests = read_model_trace(trace, [model.name for model in plan.models], columns, assumptions.append)
+    else:
+        requests = _drawn(plan)
     profiles: dict[str, AnyProfile] = {}
-    assumptions = _fit_contexts(requests, plan)
+    assumptions += _fit_contexts(requests, plan)
     for model in plan.models:
         profiles[model.name], assumed = _profile(model, given.get(model.name))
         assumptions.append(f"{model.name}: {assumed}")
@@ -86,37 +89,6 @@ def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
     document.write_text(path, document.dumps(trace, indent=None))
 
 
-def read_model_trace(path: Path, plan: Plan) -> dict[str, list[RequestLengths]]:
-    """The requests of every model in a CSV file with the columns model, input, output and arrival (seconds; may be
-    missing), arrivals from the first on. InputError for a line that can't be read, or names no model of the plan.
-    """
-    names = {model.name for model in plan.models}
-    requests: dict[str, list[RequestLengths]] = {}
-    document.check_file(path, "trace file")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            columns = _columns(rows.fieldnames or _NEEDED, path)  # an empty file has no requests
-            for number, row in enumerate(rows, 2):
-                if number > MOST_REQUESTS:
-                    raise InputError(f"'{path}' has over {MOST_REQUESTS:,} requests: take a part of it.")
-                if row.get("model") not in names:
-                    known = ", ".join(sorted(names))
-                    raise InputError(
-                        f"Line {number} of '{path}' is for model '{row.get('model')}': write one of {known}."
-                    )
-                requests.setdefault(str(row["model"]), []).append(_request(row, columns, f"Line {number} of '{path}'"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"The trace '{path}' can't be read: {error}.") from None
-    if not requests:
-        raise InputError(f"The trace '{path}' has no requests: write lines of {_TRACE}.")
-    first = min(request.arrival_s for of_model in requests.values() for request in of_model)
-    return {
-        name: [replace(request, arrival_s=request.arrival_s - first) for request in of_model]
-        for name, of_model in requests.items()
-    }
-
-
 def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan) -> list[str]:
     """Scale the lengths of each model's requests to its context where they don't fit it; sentences that say so."""
     notes = []
@@ -126,32 +98,6 @@ def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan) -> list
             requests[model.name] = list(fit.requests or ())
             notes += [f"{model.name}: {text}" for text in scaling]
     return notes
-
-
-def _columns(names: Sequence[str], path: Path) -> Columns:
-    """Where lengths and arrivals are, by the names that other traces have for them."""
-    try:
-        columns = find_columns([name for name in names if name != "model"], {}, path)
-    except InputError:
-        columns = None
-    if columns is None or "model" not in names:
-        missing = [name for name in _NEEDED if name not in names]
-        raise InputError(f"'{path}' has no column {', '.join(missing)}: its columns must be {_TRACE}, in CSV.")
-    return columns
-
-
-def _request(row: dict[str, str], columns: Columns, where: str) -> RequestLengths:
-    arrival = (row.get(columns.arrival) if columns.arrival else None) or "0"
-    try:
-        arrival_s = float(arrival) * (columns.unit_s or 1.0)
-        request = RequestLengths(int(row[columns.input]), int(row[columns.output]), arrival_s)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{where} has no whole numbers of input and output, and seconds of arrival.") from None
-    if not abs(request.arrival_s) < MOST_SECONDS:  # nan isn't either
-        raise InputError(f"{where} arrives at {arrival}: write seconds, below {MOST_SECONDS:,.0f}.")
-    if not (1 <= request.input <= MAX_TOKENS and 1 <= request.output <= MAX_TOKENS):
-        raise InputError(f"{where} asks for {request.input} and {request.output} tokens: from 1 to {MAX_TOKENS:,}.")
-    return request
 
 
 def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:

@@ -9,10 +9,8 @@ from exegpt import document
 from exegpt.app.engines.planned_units import read_plan_file
 from exegpt.app.multimodel import simulate_plan as simulating
 from exegpt.app.multimodel.planning import make_plan
-from exegpt.app.multimodel.simulate_plan import read_model_trace, simulate_plan
+from exegpt.app.multimodel.simulate_plan import simulate_plan
 from exegpt.cli import main
-from exegpt.errors import InputError
-from exegpt.workload import RequestLengths
 from tests.app.multimodel.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
 
 
@@ -56,12 +54,19 @@ def test_a_traces_requests_are_replayed(path, tmp_path):
     assert facts["idle"]["seconds"] > 1.5  # from the first arrival on
 
 
-@pytest.mark.parametrize("arrival", ["arrived_at", "timestamp", "arrival_ms"])
-def test_a_traces_columns_may_have_any_of_their_usual_names(arrival, path, tmp_path):
-    trace, scale = tmp_path / "trace.csv", 1000 if arrival == "arrival_ms" else 1
-    trace.write_text(f"model,input_tokens,Output Tokens,{arrival}\nidle,100,20,{3 * scale}\nbusy,50,10,{5 * scale}\n")
-    requests = read_model_trace(trace, read_plan_file(path))
-    assert requests == {"idle": [RequestLengths(100, 20, 0.0)], "busy": [RequestLengths(50, 10, 2.0)]}
+def test_a_trace_may_have_columns_of_other_names_and_another_form(path, tmp_path, capsys):
+    rows = [("idle", 100, 20, 5.0), ("busy", 50, 10, 4.5), ("idle", 80, 30, 6.0)]
+    usual, other = tmp_path / "usual.csv", tmp_path / "other.jsonl"
+    usual.write_text("model,input,output,arrival\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    names = ("model", "asked", "answered", "when")
+    other.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    models = []
+    for trace in ([usual], [other, "--columns", "input=asked,output=answered,arrival_s=when"]):
+        assert main(["simulate", "--plan", str(path), "--json", "--replay", *map(str, trace)]) == 0
+        models.append(json.loads(capsys.readouterr().out)["models"])
+    assert models[0] == models[1]
+    assert main(["simulate", "--plan", str(path), "--columns", "input=asked,output=answered"]) == 2
+    assert "names the columns of a trace, and there is none" in capsys.readouterr().err
 
 
 def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model_are(path, tmp_path):
@@ -75,27 +80,6 @@ def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model
     fits = simulate_plan(path, trace, None)
     assert fits.facts["models"] == prediction.facts["models"]
     assert not any("context" in text for text in fits.assumptions)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("model,input,output\nother,1,1\n", "Line 2 of .* is for model 'other': write one of busy, idle, rare"),
-        ("model,input,output\nbusy,1,few\n", "Line 2 of .* has no whole numbers of input and output"),
-        ("model,input,output\nbusy,0,1\n", "asks for 0 and 1 tokens: from 1 to"),
-        ("model,input,output,arrival\nbusy,1,1,nan\n", "arrives at nan: write seconds"),
-        ("input,output\n1,1\n", "has no column model: its columns must be model, input, output and arrival"),
-        ("model,input,output\n", "has no requests"),
-        ("", "has no requests"),
-    ],
-)
-def test_a_bad_trace_is_refused_in_one_sentence(text, sentence, path, tmp_path):
-    from exegpt.plan import Plan
-
-    trace = tmp_path / "trace.csv"
-    trace.write_text(text)
-    with pytest.raises(InputError, match=sentence):
-        read_model_trace(trace, document.read(Plan, path))
 
 
 def test_options_that_a_plan_says_itself_are_refused(path, capsys):
