@@ -42,9 +42,13 @@ class GraphNode(Noun):
         if self.prompt < 0 or any(tokens < 0 for tokens in self.prompts):
             raise InputError(f"Node '{self.name}' has a prompt of fewer than 0 tokens.")
         if self.rounds and (len(self.rounds) != len(self.prompts) or min(self.rounds) < 1):
-            raise InputError(f"Node '{self.name}' needs a number of rounds, at least 1, for each of its prompts.")
-        if self.times < 1 or (self.longest_output is not None and self.longest_output < 1):
-            raise InputError(f"Node '{self.name}' must ask each call at least once, for at least one token.")
+            raise InputError(
+                f"Node '{self.name}' has {len(self.rounds)} numbers of rounds, the smallest {min(self.rounds)}, for "
+                f"{len(self.prompts)} prompts: each prompt needs one, at least 1."
+            )
+        for key, value in (("times", self.times), ("longest_output", self.longest_output)):
+            if value is not None and value < 1:
+                raise InputError(f"Node '{self.name}' has {key} of {value}: at least 1.")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class CallGraph(Noun):
         unknown = sorted({name for edge in self.edges for name in (edge.source, edge.target)} - set(names))
         if unknown:
             raise InputError(f"Edges name {', '.join(unknown)}, which is no node: the nodes are {', '.join(names)}.")
+        pairs = [(edge.source, edge.target) for edge in self.edges]
+        twice = next((pair for pair in pairs if pairs.count(pair) > 1), None)
+        if twice:
+            raise InputError(f"Two edges lead from '{twice[0]}' to '{twice[1]}': leave one of them out.")
         for node in self.nodes:
             self._check_node(node)
         self.in_order()

@@ -38,6 +38,8 @@ class LoggedCall(Noun):
             raise InputError(f"a call of '{self.unit}' on an LLM needs input_tokens and output_tokens")
         if not self.on_llm and self.seconds is None:
             raise InputError(f"a call of '{self.unit}' on '{self.backend}' needs seconds")
+        if self.backend is None and None not in (self.input_tokens, self.seconds):
+            raise InputError(f"a call of '{self.unit}' has tokens and seconds: leave one of them out, or add a backend")
 
     @property
     def on_llm(self) -> bool:

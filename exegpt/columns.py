@@ -129,7 +129,7 @@ def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object
         known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
         raise InputError(
             f"'{path}' has no {key} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
-            f"--columns {key}=NAME, or rename it."
+            f"--columns {key}=NAME (columns: {key}=NAME in a models file), or rename it."
         )
     return name
 

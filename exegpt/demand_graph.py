@@ -44,8 +44,9 @@ class Unit(Noun):
                 f"is an LLM's, else seconds alone (got {len(lists[0])}, {len(lists[1])}, {len(lists[2])} and "
                 f"{len(self.seconds)})."
             )
-        if min((*self.input_tokens, *self.output_tokens, 0)) < 0 or min((*self.parallel, 1)) < 1:
-            raise InputError(f"Unit '{self.name}' has negative tokens, or a call of no requests: remove that sample.")
+        for key, least in (("input_tokens", 0), ("output_tokens", 0), ("parallel", 1)):
+            if (lowest := min(getattr(self, key), default=least)) < least:
+                raise InputError(f"Unit '{self.name}' has {key} of {lowest}, below {least}: remove that sample.")
         if max((*self.input_tokens, *self.output_tokens, *self.parallel, 0)) > MAX_TOKENS:
             raise InputError(f"Unit '{self.name}' has a sample above {MAX_TOKENS:,}: remove it.")
         if not all(0 <= s < math.inf for s in self.seconds):

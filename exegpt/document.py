@@ -95,7 +95,10 @@ def _problem(error: dict[str, Any]) -> str:
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
     if form:
-        return form.format(where=where, value=value)
+        quotes = (
+            ": put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], bool | int) else ""
+        )
+        return form.format(where=where, value=value) + quotes
     return f"{where} {error['msg'].replace('Input should be', 'must be')} (got {value})"
 
 

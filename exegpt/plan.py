@@ -1,5 +1,6 @@
 """Plan: several models on one cluster, each with its devices and its schedule."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +67,14 @@ class PlannedModel(Noun):
             )
         if self.requests is not None and self.requests < 1:
             raise InputError(f"Model '{self.name}' of the plan has {self.requests} requests: at least 1.")
+        if self.rate_seq_s is not None and self.requests is not None:
+            raise InputError(f"Model '{self.name}' of the plan has a rate and a number of requests: plan again.")
+        if self.attainment is not None and not 0 <= self.attainment <= 1:
+            raise InputError(f"Model '{self.name}' of the plan has an attainment of {self.attainment:g}: from 0 to 1.")
+        for key in ("goodput_seq_s", "seconds", "normalised_latency"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"Model '{self.name}' of the plan has {key} of {value:g}: at least 0.")
 
     @property
     def headroom(self) -> float | None:

@@ -48,7 +48,9 @@ def parse_rate(text: str) -> float:
     """Requests per second in `5/s` or `90/m`; InputError for another form or a rate of zero."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*/\s*(s|m)", text.strip())
     if not match or not 0 < float(match[1]) < math.inf:
-        raise InputError(f"'{text}' is not a rate of arrival: write a positive number per second or minute, like 5/s.")
+        raise InputError(
+            f"'{text}' is not a rate of arrival: write a positive number per second or minute, like 5/s or 300/m."
+        )
     return float(match[1]) / (1 if match[2] == "s" else 60)
 
 

@@ -9,9 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from exegpt.errors import Infeasible, InputError
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
@@ -34,9 +37,13 @@ class _Ending:
         if hasattr(self, "_before"):
             signal.signal(signal.SIGTERM, self._before)
 
-    def _terminate(self, *_: object) -> None:
+    def _terminate(self, number: int, frame: "FrameType | None") -> None:
         self.code = TERMINATED
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is being left on disk isn't torn by a second one
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):  # an event loop's own, which ends its tasks in order
+            interrupt(signal.SIGINT, frame)
+            return
         raise KeyboardInterrupt
 
     def say(self) -> int:

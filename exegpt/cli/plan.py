@@ -127,17 +127,19 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
 def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> None:
     """Print the best plan, all methods' results, why the best one is best, and advice."""
     from exegpt.duration import duration_text
+    from exegpt.quantity import counted
     from exegpt.report import output
 
     output.notes(answered.assumptions)
     _print_methods(answered.proposals, prices)
     if calls := answered.calls:
-        print(f"{len(calls.finish_s):,} calls of the application: done in {duration_text(calls.seconds)}.")
+        done = f"done in {duration_text(calls.seconds)}, each begun after those that it reads"
+        print(f"{counted(len(calls.finish_s), 'call')} of the application: {done}; the table has all there at once.")
     if answered.gains:
         output.listed("Advice about budgets:" if answered.proposals[0].stages else "Advice:", answered.advice)
     elif advice:
         output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
-    elif answered.advice_about:
+    elif answered.advice_about and (answered.best or answered.now):
         print(f"The effect of {answered.advice_about}: --advice.")
 
 

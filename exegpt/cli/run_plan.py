@@ -24,7 +24,7 @@ def run_plan(typed: dict[str, Any]) -> None:
 
     others = [name for name, value in typed.items() if name not in _OWN and value not in _UNSET]
     if others:
-        raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
+        raise InputError(f"--{others[0].replace('_', '-')} is for runs without --plan: leave one of the two out.")
     if typed["resume"] and typed["out"] is None:
         raise InputError("--resume needs --out: it continues that file.")
     check_columns(typed["columns"], typed["requests"])
@@ -70,7 +70,7 @@ def _print(result: "PlanRun") -> None:
     output.table(columns, rows, f"{result.plan.method}: {ran}")
     count = sum(len(model.measured) for model in result.models)
     predicted = result.predicted_seconds
-    beside = "" if predicted is None else f", {duration_text(predicted)} as predicted"
+    beside = "" if predicted is None else f"; predicted: {duration_text(predicted)}"
     print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
         output.note(f"· no prediction: {counted(result.resumed, 'request')} done before this run")

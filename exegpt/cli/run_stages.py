@@ -61,7 +61,7 @@ def _print(result: "StageRun") -> None:
         print_plan(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
     output.table(_COLUMNS, [_row(result, model) for model in result.models], "models")
     predicted = result.predicted
-    beside = f", {duration_text(predicted.seconds)} as predicted for these outputs" if predicted else ""
+    beside = f"; predicted for these outputs: {duration_text(predicted.seconds)}" if predicted else ""
     count = sum(len(model.measured) for model in result.models)
     planned = f"planned: {duration_text(plan.seconds)}"
     print(f"{counted(count, 'call')} in {duration_text(result.seconds)}{beside}; {planned}.")

@@ -180,17 +180,16 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     flags, order = [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], [model.name for model in plan.models]
     directories = {model.name: str(model.directory) for model in plan.models}
 
-    def units_of(asked: "Plan") -> "tuple[UnitOptions, ...]":
-        """Of a plan for these models."""
-        ours = sorted(asked.models, key=lambda model: order.index(model.name))
-        return planned_units(
-            with_directories(replace(asked, models=tuple(ours)), directories, "The plan"), flags, typed["threads"]
-        )
+    def placed(asked: "Plan") -> "tuple[Plan, tuple[UnitOptions, ...]]":
+        """A plan for these models with the directories in use, and its engines."""
+        followed = with_directories(asked, directories, "The plan")
+        ours = sorted(followed.models, key=lambda model: order.index(model.name))
+        return followed, planned_units(replace(followed, models=tuple(ours)), flags, typed["threads"])
 
     units = planned_units(plan, flags, typed["threads"])
     # engines that are new to a machine measure it: on the cores of one, each would measure the others
     starts = 1 if plan.cluster.is_cpu else len(units)
-    return {"units": units, "starts": starts, "plan": plan, "replan": units_of, "replanning": _replanning(typed)}
+    return {"units": units, "starts": starts, "plan": plan, "replan": placed, "replanning": _replanning(typed)}
 
 
 def _replanning(typed: dict[str, Any]) -> "ReplanOptions | None":

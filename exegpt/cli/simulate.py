@@ -103,7 +103,9 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
-        raise InputError(f"The plan determines --{others[0].replace('_', '-')}: leave that or --plan out.")
+        raise InputError(
+            f"--{others[0].replace('_', '-')} is for simulations without --plan: leave one of the two out."
+        )
     replay = Path(asked["replay"]) if asked["replay"] else None
     typed = asked["profile"].split(",") if asked["profile"] else ()
     profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}

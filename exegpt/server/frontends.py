@@ -1,5 +1,6 @@
 """Frontends: the models of one server, and the routing of requests to them."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ class Frontends:
                 raise invalid(f"'model' is missing: {has}", "model")
             return self.only
         if name not in self._by_name:
-            raise ApiError(404, f"The model does not exist: {has}", "model_not_found", "model")
+            raise ApiError(404, f"The model {reprlib.repr(name)} does not exist: {has}", "model_not_found", "model")
         return self._by_name[name]
 
     def unfinished(self, frontend: Frontend) -> list[Entry]:

@@ -45,7 +45,7 @@ class ServerOptions:
     """Engines that may start at once."""
     plan: Plan | None
     """The plan of its models; None: the server has no plan."""
-    replan: Callable[[Plan], tuple[UnitOptions, ...]] | None
+    replan: Callable[[Plan], tuple[Plan, tuple[UnitOptions, ...]]] | None
     """Returns the engines of another plan for the same models; None: the server has no plan."""
     replanning: ReplanOptions | None
     """None: the plan is never replaced by a search."""
@@ -178,7 +178,7 @@ class Supervisor:
     def follow(self, plan: Plan) -> None:
         """Switch to another plan for the same models; InputError for an impossible one."""
         assert self._options.replan, "a server of a plan"
-        units = self._options.replan(plan)
+        plan, units = self._options.replan(plan)
         if any(unit.follows not in self._wanted for unit in units) and self._has_opened:
             self._before = self._plan
         self._change(plan, units)
@@ -214,7 +214,7 @@ class Supervisor:
             return False
         assert self._options.replan, "a server of a plan"
         try:
-            units = self._options.replan(plan)
+            plan, units = self._options.replan(plan)
         except InputError:
             return False
         if unit.options.follows in [options.follows for options in units]:
@@ -242,7 +242,8 @@ class Supervisor:
                 self._running.pop(unit).cancel()
             await asyncio.gather(*(unit.give_up() for unit in gone))
             moved = [model for unit in gone for model in unit.frontends]
-            output.note(f"another plan: {', '.join(f.model.name for f in moved) or 'no model'} moves", event="plan")
+            renewed = ", ".join(frontend.model.name for frontend in moved) or "no model"
+            output.note(f"another plan: new engines for {renewed}", event="plan")
             for options in units:
                 if options.follows not in staying:
                     unit = self._unit(options)

@@ -91,7 +91,7 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
     [
         (("--order", "srtf"), "--order srtf needs the length of each output before the run, and request 'a' may end"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
-        (("--order", "learned", "--ranker", "no.npz"), "There is no ranker 'no.npz'"),
+        (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
         (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
         (("--starvation-guard", "--adapt"), "--adapt searches schedules for first come, first served"),
     ],

@@ -31,6 +31,7 @@ def node(name, *prompts, **options):
         ),
         ((node("a", 1, rounds=(2,)),), (), "needs an edge to itself"),
         ((node("a", 1), node("b", 1)), (("a", "b", "separate"),), "separate calls"),
+        ((node("a", 1), node("b")), (("a", "b"), ("a", "b", "final")), "Two edges lead from 'a' to 'b'"),
     ],
 )
 def test_what_is_no_application(nodes, edges, message):
@@ -38,9 +39,17 @@ def test_what_is_no_application(nodes, edges, message):
         CallGraph(nodes, tuple(GraphEdge(*edge) for edge in edges))
 
 
-@pytest.mark.parametrize("options", [{"rounds": (1, 2)}, {"rounds": (0,)}, {"times": 0}, {"longest_output": 0}])
-def test_what_is_no_node(options):
-    with pytest.raises(InputError, match="'a'"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": (1, 2)}, "'a' has 2 numbers of rounds, the smallest 1, for 1 prompts"),
+        ({"rounds": (0,)}, "'a' has 1 numbers of rounds, the smallest 0"),
+        ({"times": 0}, "'a' has times of 0"),
+        ({"longest_output": 0}, "'a' has longest_output of 0"),
+    ],
+)
+def test_what_is_no_node(options, message):
+    with pytest.raises(InputError, match=message):
         node("a", 5, **options)
 
 

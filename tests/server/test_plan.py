@@ -143,7 +143,7 @@ def test_every_path_takes_a_model(several):
         status, _, data = several.post(path, body | {"model": "other"})
         error = json.loads(data)["error"]
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-        assert error["message"] == "The model does not exist: this server has 'tiny', 'wide', 'deep'."
+        assert error["message"] == "The model 'other' does not exist: this server has 'tiny', 'wide', 'deep'."
         status, _, data = several.post(path, body)
         error = json.loads(data)["error"]
         assert (status, error["code"], error["param"]) == (400, "invalid_value", "model")
@@ -292,7 +292,7 @@ def test_an_engine_is_replaced_while_others_go_on(several, want, lost):
     assert f"the engine of {', '.join(lost)} has ended (exit code -9): it is started again" in several.log.read_text()
 
 
-def moved(plan, directories, place):
+def moved(plan, directories, place, directory=None):
     """The same models elsewhere: `place` has their device, and those on the same one share it."""
     alone = {name for name in NAMES if list(place.values()).count(place[name]) == 1}
     share = Share("time", pool="merged")
@@ -302,7 +302,7 @@ def moved(plan, directories, place):
             devices=(place[model.name],),
             share=None if model.name in alone else share,
             schedule=replace(model.schedule, kv_blocks=64 if model.name in alone else BLOCKS),
-            directory=str(directories[model.name]),
+            directory=directory or str(directories[model.name]),
         )
         for model in plan.models
     ]
@@ -322,7 +322,7 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
             every = [(name, i) for _ in range(3) for name in NAMES for i in range(6)]
             asked = [(name, i, pool.submit(ask, several, name, prompts(6)[i])) for name, i in every]
             until_accepted(several, [answer for *_, answer in asked], NAMES)
-            assert follow(several, moved(plan, directories, place))[0] == 202
+            assert follow(several, moved(plan, directories, place, "of another machine"))[0] == 202
             while several.get("/ready")[0] == 200:
                 time.sleep(0.01)
             while several.get("/ready")[0] == 503:
@@ -336,7 +336,7 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
 
 
 def test_the_plan_that_is_followed_is_shown(several, plan, directories):
-    """The one that was posted last, which stays, as it is pinned."""
+    """The one that was posted last, with the directories in use; it stays, as it is pinned."""
     shown = json.loads(several.get("/plan")[2])
     assert shown["plan"] == to_dict(moved(plan, directories, {"tiny": 0, "wide": 1, "deep": 1}))
     assert (shown["watched_seq_s"], shown["last"]) == (None, None)

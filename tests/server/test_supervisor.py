@@ -87,9 +87,11 @@ def unit(follows):
 
 
 def supervising(model, tmp_path, plans=None, plan=None):
-    """Of a model that follows plan "first"; others by name."""
+    """Of a model that follows plan "first"; others by name, whose engines `plans` gives."""
     (frontend,) = frontends(model, EngineLink())
-    plans, host = {"replan": plans, "plan": plan, "replanning": None}, {"host": "here", "port": 1}
+    of_plan = plans
+    placed = plans and (lambda plan: (plan, of_plan(plan)))
+    plans, host = {"replan": placed, "plan": plan, "replanning": None}, {"host": "here", "port": 1}
     options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **plans, **host)
     supervised = Supervisor(Frontends([frontend]), options, tmp_path)
     return supervised

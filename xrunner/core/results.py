@@ -95,7 +95,10 @@ def check_left(path: Path, resume: bool) -> None:
     if not resume and _partial(path).exists():
         raise InputError(f"'{_partial(path)}' is left of an interrupted run: pass --resume to go on, or remove it.")
     if resume and path.exists() and not _partial(path).exists():
-        raise InputError(f"'{path}' has all results of a run that ended: nothing is left to resume.")
+        raise InputError(
+            f"'{path}' has the results of a run that ended, which can't be resumed: leave --resume out to replace "
+            "them, or name another file."
+        )
 
 
 def read_results(path: str | Path) -> list[Result]:

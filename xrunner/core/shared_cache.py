@@ -33,7 +33,7 @@ def shared_caches(
     merged, pools = shared_pools(schedules, pool)
     need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # for rows that only fill up
     what = f"The memory for the KV blocks of {len(schedules)} models"
-    check_memory(device, ranks, what, need, "plan with a smaller --memory-fraction")
+    check_memory(device, ranks, what, need, "plan with a smaller --gpu-memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)
     memory.zero_()  # so that the system maps it now and not during a run
     return [SharedCache(_view(memory, schedule), own) for schedule, own in zip(schedules, pools, strict=True)]

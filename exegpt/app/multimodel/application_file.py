@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from exegpt import document
-from exegpt.app.multimodel.models_file import ModelsFile, check_requests, workload_beside
+from exegpt.app.multimodel.models_file import ModelsFile, check_requests, check_units, workload_beside
 from exegpt.app.settings import Setting, find_setting
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import ClusterSpec
@@ -55,6 +55,8 @@ class ApplicationNode(Noun):
         fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
         if fewest is not None and fewest < 1:
             raise InputError(f"Node '{self.name}' has rounds of {fewest}: at least 1.")
+        if self.load is not None and parse_duration(self.load) is None:
+            raise InputError(f"Node '{self.name}' has a load of {self.load}: write how long it takes, like 30s.")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class ApplicationFile(Noun):
 
     def __post_init__(self) -> None:
         if self.linked is not None and self.linked < 1:
-            raise InputError(f"An application has {self.linked} linked GPUs: at least 1.")
+            raise InputError(f"An application has linked of {self.linked}: at least 1 GPU.")
 
 
 def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
@@ -114,8 +116,16 @@ def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge])
 
 
 def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
-    """The model by which a node is called, or which it names; InputError, which begins with `without`, for none."""
-    model = by_name.get(entry.name) or by_name.get(entry.model)
+    """The model by which a node is called, or which it names; InputError for none, which begins with `without`, and for
+    two.
+    """
+    called, named = by_name.get(entry.name), by_name.get(entry.model)
+    if called and named and called is not named:
+        raise InputError(
+            f"Node '{entry.name}' has the name of one model, and names another one, '{entry.model}': give it another "
+            "name."
+        )
+    model = called or named
     if model is None:
         raise InputError(f"{without}: call it one of {', '.join(by_name)}.")
     return model
@@ -139,6 +149,7 @@ class Asked:
 def read_application_file(path: Path) -> ApplicationFile:
     """What was typed; a models file all of whose models have requests is an application without edges."""
     data = document.read_yaml(path, "application")
+    check_units(data, "nodes", {"load": "s"}, path)
     if isinstance(data, dict) and "models" in data:
         return _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"), path)
     return document.from_dict(ApplicationFile, data, f"'{path}'")

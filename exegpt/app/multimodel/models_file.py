@@ -1,5 +1,6 @@
 """A models file: which models one cluster is shared out to, and what each is asked for."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from exegpt.errors import InputError
 from exegpt.noun import Noun
 
 MOST_MODELS = 100
+MOST_LETTERS = 200
+"""Of a name."""
 MOST_REQUESTS = 1_000_000
 """Of one model: each is drawn."""
 
@@ -28,13 +31,17 @@ class ModelEntry(Noun):
     """Of arrival, like 5/s; or `requests`, that are there from the beginning."""
     requests: int | None = None
     latency_bound: str | None = None
+    columns: str | None = None
+    """Of the workload's trace, like input=NAME,output=NAME."""
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.requests is not None:
             raise InputError(_EITHER.format(self.name))
-        if not self.name or not self.name.isprintable() or set(self.name) & set("=,"):
+        plain = self.name.isprintable() and self.name.strip() == self.name and not set(self.name) & set("=,")
+        if not plain or not 1 <= len(self.name) <= MOST_LETTERS:
             raise InputError(
-                f"A model has the name {self.name!r}: --model NAME=DIR needs a text without '=', ',' and line ends."
+                f"A model has the name {reprlib.repr(self.name)}: --model NAME=DIR needs 1 to {MOST_LETTERS} letters, "
+                "without '=', ',' and line ends, and no space around them."
             )
         check_requests(f"Model '{self.name}'", self.requests)
 
@@ -58,13 +65,12 @@ class ModelsFile(Noun):
             self.check({})
         names = [entry.name for entry in self.models]
         twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or not 1 <= len(names) <= MOST_MODELS:
-            what = (
-                f"names {', '.join(map(repr, twice))} twice"
-                if twice
-                else f"has {len(names)} models, of 1 to {MOST_MODELS}"
+        if twice:
+            raise InputError(
+                f"A models file names {', '.join(map(repr, twice))} twice: each model needs a name of its own."
             )
-            raise InputError(f"A models file {what}: each model needs a name of its own.")
+        if not 1 <= len(names) <= MOST_MODELS:
+            raise InputError(f"A models file has {len(names)} models: name 1 to {MOST_MODELS}.")
 
     def check(self, called: Mapping[str, object]) -> None:
         """InputError for a model without requests, or with such beside those that an application makes of it."""
@@ -91,22 +97,19 @@ def read_models(path: Path) -> ModelsFile:
     data = document.read_yaml(path, "models")
     if is_application(data):
         raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
-    _check_units(data, path)
+    check_units(data, "models", {"rate": "/s", "latency_bound": "s"}, path)
     return document.from_dict(ModelsFile, data, f"'{path}'")
 
 
-_UNITS = {"rate": "/s", "latency_bound": "s"}
-
-
-def _check_units(data: Any, path: Path) -> None:
-    """InputError for a bare number where one with a unit is needed."""
-    entries = data.get("models") if isinstance(data, dict) else None
+def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) -> None:
+    """InputError for a bare number where an entry of the list `listed` needs one with a unit, by key."""
+    entries = data.get(listed) if isinstance(data, dict) else None
     for place, entry in enumerate(entries if isinstance(entries, list) else ()):
-        for key, unit in _UNITS.items() if isinstance(entry, dict) else ():
+        for key, unit in units.items() if isinstance(entry, dict) else ():
             value = entry.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 raise InputError(
-                    f"'{path}': models.{place}.{key} is {value}, without a unit: write 5{unit}, for example."
+                    f"'{path}': {listed}.{place}.{key} is {value}, without a unit: write 5{unit}, for example."
                 )
 
 

@@ -9,7 +9,7 @@ from exegpt.app.multimodel.demands import Demand
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import PlannedModel, Share
-from exegpt.quantity import figure_text
+from exegpt.quantity import counted, figure_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from exegpt.served import summarise
 
@@ -37,7 +37,7 @@ def place_together(
     placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
     placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
     if placement is None:
-        raise no_room_together(popular, cluster)
+        raise no_room_together(demands, cluster)
     by_name = {demand.name: demand for demand in demands}
     planned = {
         model.name: model
@@ -47,12 +47,17 @@ def place_together(
     return [planned[demand.name] for demand in demands]
 
 
-def no_room_together(popular: "Sequence[Popular]", cluster: ClusterSpec) -> Infeasible:
+def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasible:
     """That no placement has room for all models."""
-    needed = figure_text(sum(model.weight_bytes for model in popular) / 1e9)
+    weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
+    usable, other = (
+        figure_text(size / 1e9)
+        for size in (cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    )
     return Infeasible(
-        f"The models don't fit {cluster.name} together: their weights alone have {needed} GB; "
-        "name more devices, or fewer models.",
+        f"The models don't fit {cluster.name} together: their weights have {weights} GB, KV blocks come on top, and "
+        f"each of {counted(cluster.devices, 'device')} has {usable} GB for models, {other} GB of them for other uses "
+        "than these two; name more devices, a larger --gpu-memory-fraction, or fewer models.",
         None,
     )
 

@@ -51,7 +51,7 @@ def place_in_groups(
     nodes = (cluster.nodes, cluster.devices_per_node)
     placed = place_in_stages(services, *nodes, groups.have_room, groups.outcomes, replicas=False, progress=progress)
     if placed is None:
-        raise no_room_together(list(groups.popular.values()), cluster)
+        raise no_room_together(demands, cluster)
     units = [groups.planned(group.devices, group.services) for group in placed.groups if group.services]
     planned = {model.name: model for unit in units for model in unit}
     return [planned[demand.name] for demand in demands]

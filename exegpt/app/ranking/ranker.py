@@ -59,7 +59,7 @@ class Ranker:
     def load(path: Path) -> "Ranker":
         """Read a saved one; InputError for another file. Nothing in it is executed."""
         if not path.is_file():
-            raise InputError(f"There is no ranker '{path}': train one with `exegpt rank train`.")
+            raise InputError(f"There is no ranker file '{path}': train one with `exegpt rank train`.")
         try:
             with np.load(path, allow_pickle=False) as archive:
                 version = int(archive["version"])
@@ -67,8 +67,10 @@ class Ranker:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise InputError(f"'{path}' is not a ranker: train one with `exegpt rank train`.") from None
         ranker = Ranker(*arrays)
-        if version != VERSION or not ranker._fits():
-            raise InputError(f"'{path}' is a ranker of another version ({version}): train it anew.")
+        if version != VERSION:
+            raise InputError(f"'{path}' is a ranker of version {version}, this exegpt's is {VERSION}: train it anew.")
+        if not ranker._fits() or not all(np.isfinite(array).all() for array in arrays):
+            raise InputError(f"'{path}' has arrays of no ranker, of another shape or not finite: train it anew.")
         return ranker
 
     def _fits(self) -> bool:

@@ -135,7 +135,7 @@ def test_requests_reach_the_models_that_they_name(folder, tmp_path):
 def test_each_call_reads_what_the_models_before_it_wrote(folder, tmp_path):
     done = run(folder, "--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
     assert done.code == 0, done.err
-    assert "as predicted" in done.out and done.out.count("predicted") == 4
+    assert "; predicted: " in done.out and done.out.count("predicted") == 4
     results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
     application = plan_application(folder / "application.yaml", read_plan(folder), 5)
     assert len(results) == Calls(application, False, read_plan(folder)).total == 7 + 8 + 4
@@ -232,16 +232,17 @@ def test_an_engine_that_ends_is_replaced(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_run_that_was_interrupted_goes_on(folder, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
+def test_a_run_that_was_interrupted_goes_on(folder, tmp_path, number, code):
     application, out = tmp_path / "long.yaml", tmp_path / "out.jsonl"
     application.write_text(
         APPLICATION.replace("requests: 4", "requests: 40").replace("[3, 1, 2, 1]", "3").replace("6}", "30}", 1)
     )
     process = start(folder, "--application", application, "--out", out)
     until_some(tmp_path / "out.jsonl.partial", process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert process.returncode == code and "Traceback" not in errors, errors
     left = (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n")
     done = run(folder, "--application", application, "--out", out, "--resume", "--json")
     assert done.code == 0, done.err
@@ -271,8 +272,8 @@ def test_a_trace_names_the_models(folder, tmp_path):
 
 REFUSED = {
     "neither": ([], "pass one of --requests and --application"),
-    "schedule": (["--schedule", "s.json"], "The plan determines --schedule"),
-    "policy": (["--policy", "orca"], "The plan determines --policy"),
+    "schedule": (["--schedule", "s.json"], "--schedule is for runs without --plan"),
+    "policy": (["--policy", "orca"], "--policy is for runs without --plan"),
     "resume": (["--requests", "r.jsonl", "--resume"], "--resume needs --out"),
     "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
     "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),
@@ -281,6 +282,12 @@ REFUSED = {
     "models": (["--requests", "models.jsonl"], "line 1 is for model ['tiny']: write one of tiny, wide, deep"),
     "twice": (["--requests", "twice.jsonl"], "Request 'r0' (line 2) has the id of an earlier one"),
     "node": (["--application", "other.yaml"], "Node 'n' of"),
+    "two models": (
+        ["--application", "two.yaml"],
+        "Node 'tiny' has the name of one model, and names another one",
+    ),
+    "load": (["--application", "load.yaml"], "nodes.0.load is 5, without a unit: write 5s"),
+    "endless load": (["--application", "endless.yaml"], "Node 'tiny' has a load of inf: write how long it takes"),
     "prompts": (["--application", "no-prompts.yaml"], "There is no file"),
     "long": (["--application", "long.yaml"], "Call tiny/0/0 has a prompt of 200 tokens"),
 }
@@ -298,6 +305,10 @@ def test_what_a_run_of_a_plan_refuses(folder, tmp_path, monkeypatch, case):
     (tmp_path / "other.yaml").write_text("nodes: [{name: n, model: huge, workload: 3/3, requests: 1}]")
     (tmp_path / "no-prompts.yaml").write_text("nodes: [{name: tiny, model: t, workload: 3/3, prompts: gone.jsonl}]")
     (tmp_path / "long.yaml").write_text("nodes: [{name: tiny, model: t, workload: 200/3, requests: 1}]")
+    (tmp_path / "two.yaml").write_text("nodes: [{name: tiny, model: deep, workload: 3/3, requests: 1}]")
+    for name, load in (("load", "5"), ("endless", "inf")):
+        node = f"{{name: tiny, model: t, workload: 3/3, requests: 1, load: {load}}}"
+        (tmp_path / f"{name}.yaml").write_text(f"nodes: [{node}]")
     options, words = REFUSED[case]
     done = run(folder, *options)
     assert done.code == 2 and words in done.err and done.err.count("\n") < 8, done.err

@@ -63,6 +63,30 @@ def test_a_plan_round_trips(plan, tmp_path):
         replace(plan, models=twice)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("chat", {"requests": 5}, "has a rate and a number of requests"),
+        ("chat", {"attainment": 7.0}, "has an attainment of 7: from 0 to 1"),
+        ("chat", {"goodput_seq_s": -3.0}, "has goodput_seq_s of -3: at least 0"),
+        ("batch", {"seconds": -1.0}, "has seconds of -1: at least 0"),
+    ],
+)
+def test_a_plan_with_impossible_figures_is_refused(plan, name, change, message):
+    (model,) = (model for model in plan.models if model.name == name)
+    with pytest.raises(InputError, match=f"Model '{name}' of the plan {message}"):
+        replace(model, **change)
+
+
+def test_a_models_file_names_its_traces_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("asked,answered\n30,7\n50,9\n")
+    entry = CHAT | {"workload": "t.csv"}
+    with pytest.raises(InputError, match=r"has no input column .* \(columns: input=NAME in a models file"):
+        read_demands(write(tmp_path, entry), "4xA100-80GB")
+    (demand,) = read_demands(write(tmp_path, entry | {"columns": "input=asked,output=answered"}), "4xA100-80GB")
+    assert demand.setting.workload.input.mean == 40 and demand.setting.workload.output.mean == 8
+
+
 def test_a_plans_file_is_shown(plan, tmp_path, capsys):
     document.write(tmp_path / "plan.json", plan)
     assert main(["show", str(tmp_path / "plan.json")]) == 0
@@ -176,7 +200,7 @@ def test_bad_prices_are_refused_before_a_search(prices, tmp_path, capsys, monkey
         ([BATCH | {"requests": 10**20}], "has 100,000,000,000,000,000,000 requests: at least 1, at most 1,000,000"),
         ([BATCH | {"requests": 10**9}], "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
         ([CHAT | {"name": ""}], "A model has the name ''"),
-        ([CHAT | {"name": "a=b"}], "A model has the name 'a=b': --model NAME=DIR needs a text without '='"),
+        ([CHAT | {"name": "a=b"}], "A model has the name 'a=b': --model NAME=DIR needs 1 to 200 letters, without '='"),
         ([CHAT | {"name": "a\nb"}], r"A model has the name 'a\nb'"),
         ([CHAT | {"rate": 5}], "models.0.rate is 5, without a unit: write 5/s"),
         ([CHAT | {"latency_bound": 2.5}], "models.0.latency_bound is 2.5, without a unit: write 5s"),

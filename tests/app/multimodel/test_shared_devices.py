@@ -158,7 +158,7 @@ def test_what_cant_share_is_named(tmp_path, demands):
         make_plan(demands_of(tmp_path, BUSY, offline), CLUSTER, "muxserve")
     big, one = IDLE | {"model": "opt-30b"}, parse_cluster("1xA100-80GB")
     for method in ("muxserve", "seallm", "alpaserve"):
-        with pytest.raises(Infeasible, match="don't fit 1xA100-80GB together: their weights alone have"):
+        with pytest.raises(Infeasible, match=r"don't fit 1xA100-80GB together: their weights have \d+ GB"):
             make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, method)
     three = demands_of(tmp_path, *(IDLE | {"name": name} for name in "abc"), cluster="1xA100-80GB")
     with pytest.raises(

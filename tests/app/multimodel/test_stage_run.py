@@ -182,7 +182,7 @@ def test_a_models_file_is_planned_and_run(folder, tmp_path):
     out = tmp_path / "out.jsonl"
     done = run_command("run", "--plan", plan, "--application", file, "--out", out, "--threads", 1)
     assert done.code == 0, done.err
-    assert "6 calls in" in done.out and "as predicted for these outputs" in done.out and "planned: " in done.out
+    assert "6 calls in" in done.out and "predicted for these outputs: " in done.out and "planned: " in done.out
     lengths = {result.id: (result.prompt_tokens, len(result.output_ids)) for result in read_results(out)}
     assert lengths == {f"{name}/{i}/0": (9, 5) for name in ("CHAIN", "DEEP") for i in range(3)}
 

@@ -88,6 +88,25 @@ def test_other_files_are_no_rankers(tmp_path, content):
         Ranker.load(path)
 
 
+def test_arrays_that_are_no_rankers_are_refused(tmp_path):
+    from exegpt.app.ranking.ranker import BUCKETS, DENSE
+
+    shapes = {"embedding": (BUCKETS, 2), "first": (2 + DENSE, 3), "first_bias": (3,), "last": (3, 1), "last_bias": (1,)}
+    arrays = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+    path = tmp_path / "r.npz"
+
+    def refused(sentence, version=1, **changed):
+        np.savez(path, version=np.int64(version), **(arrays | changed))
+        with pytest.raises(InputError, match=sentence):
+            Ranker.load(path)
+
+    refused("is a ranker of version 2, this exegpt's is 1: train it anew", version=2)
+    refused("of another shape or not finite", last_bias=np.array([np.nan]))
+    refused("of another shape or not finite", embedding=arrays["embedding"][1:])
+    np.savez(path, version=np.int64(1), **arrays)
+    assert Ranker.load(path).last_bias.shape == (1,)
+
+
 @pytest.mark.parametrize("tau", [0.55, 0.62, 0.9])
 def test_noise_leaves_the_tau_that_is_asked_for(tau):
     """On skewed lengths, for which the formula of log-normal ones is off."""

@@ -69,7 +69,7 @@ def test_a_first_start_may_be_a_resuming_one(tmp_path):
         assert not file.done
         file.append(result("a"))
     assert read_results(path) == [result("a")]
-    with pytest.raises(InputError, match="nothing is left to resume"):
+    with pytest.raises(InputError, match="of a run that ended, which can't be resumed"):
         ResultFile(path, "run1", resume=True)
     assert read_results(path) == [result("a")]
 
