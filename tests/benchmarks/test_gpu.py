@@ -221,7 +221,7 @@ def test_every_kernel_compiles_for_a_gpu(capability, shared_kib, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "compiled.json").read_text())["compiled"]
     attention = {"_attend_prefill", "_attend_decode"}
-    assert attention | {"_norm", "_gate", "_rotate", "_copy", "_sample"} == {row["kernel"] for row in rows}
+    assert attention | {"_norm", "_gate", "_rotate", "_copy", "_edit", "_sample"} == {row["kernel"] for row in rows}
     for row in rows:
         assert row["spilled_bytes"] <= (0 if capability >= 90 or row["kernel"] == "_attend_decode" else 400), row
         assert row["shared_bytes"] <= shared_kib * 1024 and row["resident"] >= 1, row

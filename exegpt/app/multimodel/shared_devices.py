@@ -158,8 +158,8 @@ def planned_on(
     mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, share: Share
 ) -> list[PlannedModel]:
     """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
-    and sizes (MuxServe's quotas; of merged blocks it is what they come to). `share`: how they do, if they are several;
-    by space each decodes on its own share of the multiprocessors.
+    and sizes (MuxServe's quotas; of merged blocks it is what they come to), at most what its sequences use. `share`:
+    how they do, if they are several; by space each decodes on its own share of the multiprocessors.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)
@@ -167,6 +167,7 @@ def planned_on(
     for occupant in mesh.occupants:
         popular, demand = occupant.popular, demands[occupant.popular.name]
         part = popular.least_bytes + rest * popular.rate_seq_s * popular.kv_token_bytes / wanted
+        part = min(part, MAX_NUM_SEQS * popular.least_bytes)
         blocks = math.floor(part / (BLOCK_SIZE * popular.kv_token_bytes))
         schedule = _schedule(demand, cluster, len(mesh.devices), blocks)
         own = replace(share, decode=occupant.decode_share) if share.by == "space" else share

@@ -73,6 +73,15 @@ def test_memory_of_a_unit_is_not_given_twice(plan):
         assert weights + sum(blocks) < len(unit[0].devices) * device
 
 
+def test_a_model_takes_no_more_memory_than_its_sequences_can_use(plan):
+    given = {}
+    for model in plan.models:
+        schedule, lengths = model.schedule, model.schedule.workload
+        blocks = -(-(lengths.input.max + lengths.output.max) // schedule.block_size) + 1
+        given[model.name] = schedule.kv_blocks / (schedule.max_num_seqs * blocks)
+    assert max(given.values()) == 1, "the busy model's sequences can use all that it has"
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_device_of_a_unit_has_room_for_what_all_its_models_need(devices, demands):
     unit = share_unit(demands, CLUSTER, devices, "time", 1.0)

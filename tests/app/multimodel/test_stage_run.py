@@ -32,6 +32,7 @@ from tests.server.test_completions import expected
 from xrunner.core.results import read_results
 
 NODES = """
+linked: 1  # no plan splits layers, whatever this machine's times are
 nodes:
   - {name: chain, model: CHAIN, workload: 12/6, requests: 4, rounds: [3, 1, 2, 1], longest_output: 6, load: 3s}
   - {name: deep, model: DEEP, workload: 7/110, requests: 6, load: 3s}
