@@ -35,12 +35,35 @@ from xrunner.multimodel.unit import Unit
 from xsimulator.multimodel.plan_replay import loads_of, overhead_of, rule_of
 from xsimulator.multimodel.replay import replay_unit
 
-SIZES = {
-    "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},
-    "deep": {"layers": 8, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 688, "vocab": 8000, "context": 512},
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, and its requests."""
+
+    sizes: Mapping[str, int]
+    prompt: int
+    """Mean; lengths are uniform between half of it and one and a half."""
+    output: int
+    rate: float
+    """Requests/s at an even load."""
+
+
+def _sizes(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> dict[str, int]:
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    return dict(zip(names, (layers, hidden, heads, kv_heads, ffn, vocab), strict=True)) | {"context": 512}
+
+
+MODELS = {
+    "usual": {
+        "wide": Shape(_sizes(4, 512, 8, 8, 1376, 8000), 64, 48, 2.5),
+        "deep": Shape(_sizes(8, 256, 4, 2, 688, 8000), 128, 96, 1.2),
+    },
+    "other": {
+        "wide": Shape(_sizes(2, 768, 12, 4, 2048, 4000), 96, 32, 2.0),
+        "deep": Shape(_sizes(6, 320, 5, 5, 864, 16000), 48, 80, 1.5),
+    },
 }
-LENGTHS = {"wide": (64, 48), "deep": (128, 96)}
-"""Mean prompt and output; both uniform between half of it and one and a half."""
+"""The costs of sharing were found on the usual ones; on the others they are looked at alone."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +80,14 @@ class Figures:
     preemptions: int
 
 
-def requests(name: str, num: int, rate: float, seed: int) -> list[Request]:
+def requests(name: str, shape: Shape, num: int, rate: float, seed: int) -> list[Request]:
     """Random prompts at Poisson arrivals."""
-    draw, (prompt, output) = np.random.default_rng([seed, len(name)]), LENGTHS[name]
+    draw, prompt, output = np.random.default_rng([seed, len(name)]), shape.prompt, shape.output
     arrivals = random_arrivals(rate, num, (seed, ord(name[0])))
     return [
         Request(
             f"{name}-{i}",
-            tuple(draw.integers(3, SIZES[name]["vocab"], draw.integers(prompt // 2, 3 * prompt // 2)).tolist()),
+            tuple(draw.integers(3, shape.sizes["vocab"], draw.integers(prompt // 2, 3 * prompt // 2)).tolist()),
             int(draw.integers(output // 2, 3 * output // 2)),
             ignore_eos=True,
             arrival_s=float(arrival),
@@ -73,14 +96,15 @@ def requests(name: str, num: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def planned(directories: Mapping[str, Path], share: Share, blocks: Mapping[str, int]) -> list[PlannedModel]:
-    """Both models on device 0."""
+def planned(
+    directories: Mapping[str, Path], shapes: Mapping[str, Shape], share: Share, blocks: int
+) -> list[PlannedModel]:
+    """Both models on device 0, with so many KV blocks each."""
     unknown = summarise((), 0.0, "p99-queries")
     models = []
     for name, directory in directories.items():
-        schedule = replace(
-            orca(directory, 64), workload=Workload.fixed(*LENGTHS[name]), kv_blocks=blocks[name], admission="grow"
-        )
+        workload = Workload.fixed(shapes[name].prompt, shapes[name].output)
+        schedule = replace(orca(directory, 64), workload=workload, kv_blocks=blocks, admission="grow")
         models.append(PlannedModel(name, (0,), schedule, unknown, 1.0, share=share))
     return models
 
@@ -162,21 +186,25 @@ def print_both(what: str, real: Mapping[str, Figures], expected: Mapping[str, Fi
 
 
 def one_round(
-    directories: Mapping[str, Path], asked: argparse.Namespace, rates: Mapping[str, float]
+    directories: Mapping[str, Path], shapes: Mapping[str, Shape], asked: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Measure both models' layers, then run and replay them at an even and at a skewed load; each figure's measured
     value over the predicted one, by what it is of.
     """
     profiles = {n: measured_profile(d, "fp32", Ranks(), CPU, "triton").profile for n, d in directories.items()}
-    todo = {name: requests(name, asked.requests, rate, 1) for name, rate in rates.items()}
+    rates = asked.rates or [shape.rate for shape in shapes.values()]
+    todo = {
+        name: requests(name, shape, asked.requests, rate, asked.seed)
+        for (name, shape), rate in zip(shapes.items(), rates, strict=True)
+    }
     ratios: dict[str, list[float]] = {}
     for share in (Share("time"), Share("priority", pool="merged")):
-        models = planned(directories, share, dict.fromkeys(SIZES, 1000))
+        models = planned(directories, shapes, share, 1000)
         real, expected = measured(models, directories, profiles, todo), predicted(models, profiles, todo)
         print_both(f"shared by {share.by}, measured / predicted", real, expected)
-        ratios |= {f"share, by {share.by}": [real[n].share / expected[n].share for n in SIZES]}
-        ratios |= {f"mean latency, by {share.by}": [real[n].latency_s / expected[n].latency_s for n in SIZES]}
-    return ratios | under_skewed_load(directories, asked, profiles)
+        ratios |= {f"share, by {share.by}": [real[n].share / expected[n].share for n in shapes]}
+        ratios |= {f"mean latency, by {share.by}": [real[n].latency_s / expected[n].latency_s for n in shapes]}
+    return ratios | under_skewed_load(directories, shapes, asked, profiles)
 
 
 MEMORY = {"fixed quotas": ("quotas", True), "quotas": ("quotas", False), "merged blocks": ("merged", False)}
@@ -184,13 +212,19 @@ MEMORY = {"fixed quotas": ("quotas", True), "quotas": ("quotas", False), "merged
 
 
 def under_skewed_load(
-    directories: Mapping[str, Path], asked: argparse.Namespace, profiles: Mapping[str, Profile]
+    directories: Mapping[str, Path],
+    shapes: Mapping[str, Shape],
+    asked: argparse.Namespace,
+    profiles: Mapping[str, Profile],
 ) -> dict[str, list[float]]:
     """Run and replay more requests of one model than its quota has room for, and a few of the other."""
-    todo = {"wide": requests("wide", asked.skewed, asked.skewed_rate, 2), "deep": requests("deep", 4, 0.5, 2)}
+    todo = {
+        name: requests(name, shapes[name], num, rate, asked.seed + 1)
+        for name, num, rate in (("wide", asked.skewed, asked.skewed_rate), ("deep", 4, 0.5))
+    }
     ends: dict[str, tuple[float, float]] = {}
     for memory, (pool, fixed) in MEMORY.items():
-        models = planned(directories, Share("time", pool=pool), dict.fromkeys(SIZES, asked.blocks))
+        models = planned(directories, shapes, Share("time", pool=pool), asked.blocks)
         real = measured(models, directories, profiles, todo, fixed)
         expected = predicted(models, profiles, todo, fixed)
         print_both(f"skewed load, {memory}, measured / predicted", real, expected)
@@ -204,28 +238,34 @@ def under_skewed_load(
     return ratios
 
 
+def _rates(text: str) -> list[float]:
+    return [float(rate) for rate in text.split(",")]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="each with layers measured anew")
     parser.add_argument("--requests", type=int, default=60, help="of each model")
-    parser.add_argument("--rates", default="2.5,1.2", help="requests/s of both at an even load")
+    parser.add_argument("--models", choices=MODELS, default="usual", help="which two")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests")
+    parser.add_argument("--rates", type=_rates, help="requests/s of both at an even load, like 2.5,1.2")
     parser.add_argument("--skewed", type=int, default=480, help="requests of the first under skewed load")
     parser.add_argument("--skewed-rate", type=float, default=60.0, help="and how many of them arrive per second")
     parser.add_argument("--blocks", type=int, default=100, help="KV blocks of each model under skewed load")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rates = dict(zip(SIZES, map(float, asked.rates.split(",")), strict=True))
+    shapes = MODELS[asked.models]
     began, rounds = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
-        directories = {name: Path(folder) / name for name in SIZES}
-        for number, (name, sizes) in enumerate(SIZES.items()):
-            create_model(directories[name], "llama", **sizes, seed=number)
+        directories = {name: Path(folder) / name for name in shapes}
+        for number, (name, shape) in enumerate(shapes.items()):
+            create_model(directories[name], "llama", **shape.sizes, seed=number)
         for number in range(asked.rounds):
             os.environ["EXEGPT_CACHE"] = f"{folder}/{number}"  # measured now: the machine changes its speed in minutes
             print(f"round {number + 1}")
-            rounds.append(one_round(directories, asked, rates))
-    print(f"median of {asked.rounds} rounds, measured over predicted, of {', '.join(SIZES)}:")
+            rounds.append(one_round(directories, shapes, asked))
+    print(f"median of {asked.rounds} rounds, measured over predicted, of {', '.join(shapes)}:")
     for what in rounds[0]:
         each = zip(*(ratios[what] for ratios in rounds), strict=True)
         print(f"  {what}: {', '.join(f'{statistics.median(one):.2f}' for one in each)}")

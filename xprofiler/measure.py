@@ -213,13 +213,13 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
 def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
     """What one of the model's iterations takes longer after other models'; nothing after none."""
     layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
-    usual, grid = reuse.layers(_SWITCHED_TOKENS), grids(points, model.spec)["switch"]
+    grid = grids(points, model.spec)["switch"]
     for turn, size in itertools.product(range(points.passes), grid.points[0]):
         recorder.record(
             "switch",
             (size,),
             turn,
-            lambda size=size: switch_seconds(lambda: (layers(), head()), usual, reuse.others(size)),
+            lambda size=size: switch_seconds(lambda: (layers(), head()), reuse.others(size)),
         )
     measured = recorder.compiled(grid, len(model.layers) / model.spec.layers)
     assert measured.spread, "measured tables have spreads"

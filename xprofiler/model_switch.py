@@ -1,8 +1,8 @@
 """Switch of model: how much longer an iteration takes after other models' on the same device.
 
-Two models of 30 and 66 MB that take turns on a core decode 23 to 31 % slower than each one alone, as each finds less of
-its weights in the shared cache; where the core is busy half of the time, requests take 20 % longer by it. On a GPU,
-whose caches hold little of a model, it isn't measured.
+Two models of 30 to 75 MB that take turns on a core decode 25 to 50 % slower than each one alone, as each finds less of
+its weights in the shared cache. Its caches recover within some ten iterations of its own, and are as cold as they get
+after some five turns. On a GPU, whose caches hold little of a model, it isn't measured.
 """
 
 from collections.abc import Callable
@@ -11,20 +11,20 @@ import numpy as np
 
 from xprofiler.timing import Timing, cpu_clock
 
-_ROUNDS = 3
-_CALLS = 4
-"""In a row; the first, which finds what the other kind has left, doesn't count."""
+_RECOVERS, _COOLS = 12, 6
+"""Calls after which the caches are as they stay, with the other models' calls between and without."""
+_KEPT = 6
+"""Calls after these, which count."""
 
 
-def switch_seconds(call: Callable[[], object], usual: Callable[[], object], other: Callable[[], object]) -> Timing:
-    """Seconds that `call` takes longer where before each call `other` is called too, and not `usual` alone; never
-    negative.
-    """
-    clocks = cpu_clock(call, usual), cpu_clock(call, lambda: (usual(), other()))
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_ROUNDS):
-        for seconds, kept in zip(clocks, times, strict=True):
-            kept += [seconds() for _ in range(_CALLS)][1:]
-    alone, switched = (float(np.median(kept)) for kept in times)
-    low, high = np.percentile(times[1], [25, 75])
-    return Timing(max(0.0, switched - alone), float((high - low) / switched))
+def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> Timing:
+    """Seconds that `call` takes longer where `other` is called before each call; never negative."""
+    alone = float(np.median(_row(cpu_clock(call), _RECOVERS)))
+    switched = _row(cpu_clock(call, other), _COOLS)
+    low, median, high = np.percentile(switched, [25, 50, 75])
+    return Timing(max(0.0, float(median) - alone), float((high - low) / median))
+
+
+def _row(clock: Callable[[], float], left_out: int) -> list[float]:
+    """Seconds of the calls that count, in a row."""
+    return [clock() for _ in range(left_out + _KEPT)][left_out:]

@@ -12,19 +12,20 @@ from xprofiler.model_switch import switch_seconds
 
 @pytest.mark.parametrize(("colder_s", "expected"), [(0.5, 0.5), (-0.5, 0.0)])
 def test_the_difference_of_calls_in_a_row(monkeypatch, colder_s, expected):
-    """The first call of each kind, which finds what the other kind left, doesn't count; nothing is ever negative."""
+    """The first calls of each kind, whose caches change, don't count; nothing is ever negative."""
     now, cold, calls = [0.0], [False], []
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def call():
-        first = not calls or calls[-1] != cold[0]
-        now[0] += 1.0 + cold[0] * colder_s + 10 * first
+        warm_ups = 12 if not cold[0] else 6
+        changes = calls.count(cold[0]) < warm_ups
+        now[0] += 1.0 + cold[0] * colder_s + 10 * changes
         calls.append(cold[0])
         cold[0] = False
 
-    timing = switch_seconds(call, lambda: None, lambda: cold.__setitem__(0, True))
+    timing = switch_seconds(call, lambda: cold.__setitem__(0, True))
     assert timing.seconds == pytest.approx(expected) and timing.spread == 0.0
-    assert sum(calls) == len(calls) / 2, "as many of each kind"
+    assert calls == [False] * 18 + [True] * 12
 
 
 def test_a_profile_knows_it_between_its_points_and_not_beyond():
