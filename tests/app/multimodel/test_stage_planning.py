@@ -104,7 +104,7 @@ def test_a_models_file_of_requests_alone(tmp_path):
         ),
         ({"nodes": [CHAT | {"requests": 10**8}]}, CLUSTER, "'chat' has 100,000,000 requests: at least 1, at most"),
         ({"nodes": [CHAIN | {"rounds": -1}]}, CLUSTER, "'chain' has rounds of -1: at least 1"),
-        ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has 0 linked GPUs: at least 1"),
+        ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has linked of 0: at least 1 GPU"),
         ({"nodes": [CHAT], "linked": 3}, CLUSTER, "linked in groups of 3"),
         ({"models": [CHAT | {"requests": None, "rate": "5/s", "load": None}]}, CLUSTER, "not known"),
         ({"models": [{k: CHAT[k] for k in ("name", "model", "workload")} | {"rate": "5/s"}]}, CLUSTER, "has a rate"),
